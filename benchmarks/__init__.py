@@ -1,1 +1,1 @@
-"""Speed as ratios to named peers, measured side by side in one run."""
+"""Benchmarks that report the speed of dpca relative to other libraries (the peers), timed in turn in one run."""

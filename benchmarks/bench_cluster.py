@@ -1,7 +1,7 @@
-"""Costs and failures of a cluster.
+"""Benchmarks of sums and releases on a Dask cluster: fixed costs, scaling and recovery from failures.
 
-The cases are empty rounds, more rows, more workers, a killed worker, and the cost of privacy. The bars are defined in
-this file, next to the numbers they judge. Absolute times depend on the machine, and are larger on a busy one.
+The cases are sums over no rows, more rows, more workers, a killed worker, and the cost of privacy. Each bar (the bound
+that a result must meet) is a constant in this file. Absolute times depend on the machine, and are larger on a busy one.
 """
 
 import os
@@ -49,7 +49,7 @@ BITS = 14
 COMPONENTS = 5
 WORKERS = 2
 BASE_ROWS, TIMES = 1_000_000, (1, 2, 4, 8)
-ITERATIONS = 24  # passes over the dense input, so that the job takes ten seconds
+ITERATIONS = 24  # `bench_overhead` makes this number of passes over its dense rows, which takes about ten seconds
 EPSILON, DELTA, BUDGET = 1.0, 1e-9, 100.0
 OVER_BARE = 1.3
 MEMORY_RATIO = 1.1
@@ -61,20 +61,20 @@ RECOVERY_FACTOR, RECOVERY_SECONDS = 2.0, 3.0
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def dense(*, toy: bool) -> sparse.csr_array:
-    """Make 200,000 dense rows of 500 columns."""
+    """Generate 200,000 dense rows of 500 columns."""
     return DENSE.rows(toy=toy)
 
 
 @pytest.fixture(scope="module")
 def stored(dense: sparse.csr_array, ledger: Ledger, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Ingest the dense rows and open a budget."""
+    """Ingest the rows of the fixture `dense`, open a budget for them, and return the dataset."""
     found = ingested_rows(dense, DENSE, ledger, tmp_path_factory.mktemp("dense"))
     ledger.open_budget(DENSE.name, epsilon=BUDGET, delta=DELTA)
     return found
@@ -82,14 +82,14 @@ def stored(dense: sparse.csr_array, ledger: Ledger, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start local workers of one thread each."""
+    """Start a local Dask cluster whose workers have one thread each."""
     with _workers(WORKERS, tmp_path_factory.mktemp("scratch")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[Client]:
-    """Connect to the local workers."""
+    """Connect a client to the local Dask cluster."""
     with connect(address) as connected:
         assert connected is not None
         yield connected
@@ -99,10 +99,10 @@ def client(address: str) -> Iterator[Client]:
 def bench_empty_round(
     columns: int, client: Client, measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, toy: bool
 ) -> None:
-    """Sum no rows, in turn with bare Dask tasks that do nothing, merged by a tree and unmerged.
+    """Time an exact sum over no rows, compared with the same number of Dask tasks that do nothing.
 
-    The client merges totals as small as these. The sum is also timed with the merge tree, which gives it the same tasks
-    as bare Dask.
+    By default the client itself adds totals of this size. The sum is also timed with all merges on the workers, so that
+    it has the same task graph as the Dask tasks with a merge tree.
     """
     query: RowSum = _product(784, columns) if columns else _moment(7, 1.0)
     nothing, kept = ArrayBlocks(np.empty((0, query.n_features))), Residency()
@@ -137,7 +137,7 @@ def bench_empty_round(
 def bench_scaling(
     ledger: Ledger, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, measure: Measurement, *, toy: bool
 ) -> None:
-    """Sum n, 2n, 4n and 8n rows on fresh workers; measure the time per row and the peak memory of a worker."""
+    """Sum n, 2n, 4n and 8n rows on fresh workers, and measure the time per row and the peak memory of a worker."""
     rows = A9A_LIKE.make(BASE_ROWS // 1_000 if toy else BASE_ROWS)
     query = _moment(A9A_LIKE.n_features, A9A_LIKE.clip_norm)
     seconds, peaks = {}, {}
@@ -155,7 +155,10 @@ def bench_scaling(
 
 
 def bench_killed_worker(stored: Dataset, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Kill a worker during a sum, which must give the same bits in less than twice the time plus three seconds."""
+    """Kill a worker during a sum, and compare the time with the same sum on undisturbed workers.
+
+    The sum must have the same bits, and take less than twice the undisturbed time plus three seconds.
+    """
     query = _moment(DENSE.n_features, DENSE.clip_norm)
     calm, shaken = [], []
     with _workers(WORKERS, tmp_path) as started, connect(started) as client:
@@ -180,7 +183,10 @@ def bench_killed_worker(stored: Dataset, tmp_path: Path, measure: Measurement, *
 
 
 def bench_over_numpy(dense: sparse.csr_array, release: Callable[..., Any], compare: Comparison) -> None:
-    """Release five components of dense rows, compared with the bare product and eigenvectors of rows in memory."""
+    """Time a release of five components of dense rows, compared with NumPy on the same rows in memory.
+
+    NumPy computes only the product ``X.T @ X`` and its eigenvectors, without privacy.
+    """
     matrix = dense.toarray()
     results = compare(
         release,
@@ -193,7 +199,10 @@ def bench_over_numpy(dense: sparse.csr_array, release: Callable[..., Any], compa
 def bench_overhead(
     stored: Dataset, client: Client, release: Callable[..., Any], compare: Comparison, *, toy: bool
 ) -> None:
-    """Release by many passes, compared with the same passes without noise, plan, reservation, storing or publishing."""
+    """Time a release that makes many passes over the rows, compared with the same passes alone.
+
+    The passes alone have no noise, no plan, no reservation of budget, and no storing or publishing.
+    """
     iterations = 2 if toy else ITERATIONS
     problem = Problem(n_features=DENSE.n_features, clip_norm=DENSE.clip_norm)
 
@@ -214,7 +223,7 @@ def bench_overhead(
 
 @pytest.fixture
 def release(stored: Dataset, address: str) -> Callable[..., Any]:
-    """Return a function that makes one more release of the dense rows on a warm cluster."""
+    """Return a function that makes a new release of the dense rows on the running cluster at each call."""
     assert stored.n_blocks > 0
 
     def released(**requested: Any) -> NDArray[np.float64]:
@@ -253,7 +262,7 @@ def _product(n_features: int, width: int) -> MomentProduct:
 
 
 def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, rounds: int) -> tuple[float, float]:
-    """Return the median seconds of a sum on fresh workers, and the peak bytes of a worker."""
+    """Start workers, compute a sum several times, and return its median seconds and a worker's peak bytes."""
     with _workers(workers, scratch) as started, connect(started) as client:
         assert client is not None
         exact_sum(snapshot, query, client=client)
@@ -263,7 +272,7 @@ def _cost(snapshot: Dataset, query: RowSum, workers: int, scratch: Path, *, roun
 
 
 def _bare_round(client: Client, *, merged: bool) -> None:
-    """Run a no-op task for every partition, with or without a tree of merges over them."""
+    """Run a Dask task that does nothing for every partition, with or without a tree of merge tasks above them."""
     run = next(_numbers)
     tasks: dict[str, Any] = {f"fold-{run}-{at}": (_nothing,) for at in range(PARTITIONS_PER_WORKER * WORKERS)}
     keys = [*tasks]
@@ -280,5 +289,5 @@ def _nothing(*_: Any) -> None:
 
 
 def _warmed(snapshot: Dataset, query: RowSum) -> None:
-    """Load the code that a restarted worker has not yet loaded."""
+    """Compute the query on one block, so that a restarted worker loads its code before the measurement."""
     query.map(query.grid(snapshot.read(0)))

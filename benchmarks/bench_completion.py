@@ -1,6 +1,7 @@
-"""A round of private alternating least squares: its processor time, and the growth with the number of ratings.
+"""Processor time of a round of private alternating least squares, and its growth with the number of ratings.
 
-`implicit` is compared if it is installed; it is not one of the locked peers.
+If the library `implicit` is installed, its alternating least squares is timed too. `implicit` is not in the lock file
+of the peers.
 """
 
 import importlib.util
@@ -29,10 +30,10 @@ LINEAR = 1.5
 
 
 def bench_completion_round(measure: Measurement, *, toy: bool) -> None:
-    """Run one private round in this process, with users, exact statistics, noise, projection and items."""
+    """Time one private round in this process: user factors, exact statistics, noise, projection, item factors."""
     users = USERS // TOY if toy else USERS
     rows = _ratings(users)
-    _run(_ratings(100), rank=RANK)  # loads the compiled loops
+    _run(_ratings(100), rank=RANK)  # load the compiled loops before the measurement
     taken, result = _processor_seconds(lambda: _run(rows, rank=RANK))
     assert result.factors is not None
     assert result.factors.shape == (ITEMS, RANK)
@@ -43,7 +44,10 @@ def bench_completion_round(measure: Measurement, *, toy: bool) -> None:
 
 
 def bench_completion_growth(measure: Measurement, *, toy: bool) -> None:
-    """Time rounds of 10^6 and 10^7 ratings, minus the cost of a round without users (noise and items)."""
+    """Time rounds with 10^6 and 10^7 ratings, and subtract the time of a round without users from both.
+
+    A round without users still draws noise and computes item factors, which does not depend on the number of ratings.
+    """
     users = 1_000_000 // RATED // (TOY if toy else 1)
     _run(_ratings(100), rank=RANK)
     empty, _ = _processor_seconds(lambda: _run(_ratings(0), rank=RANK))

@@ -1,7 +1,7 @@
-"""The fixed cost of a release, from the ledger, durable files and publishing, on SQLite without a cluster.
+"""The fixed cost of a release on SQLite without a cluster: ledger, durable files and publishing.
 
-There are few rows, so the sum and the noise take almost no time. The bars are defined in this file, next to the numbers
-they judge.
+The dataset has few rows, so the sum and the noise take almost no time. Each bar (the bound that a result must meet) is
+a constant in this file.
 """
 
 import os
@@ -32,12 +32,12 @@ from storage.ledger.ledger import Ledger
 ROWS, COLUMNS = 100, 7
 ROUNDS = 25
 MILLISECONDS = 60.0
-CONNECTIONS = 2  # one for all stages, and a read-only one for reading what they wrote
+CONNECTIONS = 2  # one database connection for all stages of a release, and a read-only one for reading its records
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a separate home, with a budget and a few rows."""
+    """Open a ledger in a temporary home folder, ingest a few rows, and open a budget for them."""
     path = tmp_path / "rows.npy"
     np.save(path, np.random.default_rng(1).standard_normal((ROWS, COLUMNS)))
     with own_ledger(tmp_path / "home") as opened:
@@ -48,7 +48,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @pytest.mark.usefixtures("ledger")
 def bench_fixed_cost(measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, toy: bool) -> None:
-    """Release a few rows, and count wall and processor milliseconds, database operations and syncs."""
+    """Release a few rows; measure wall and processor time, and count database operations and file syncs."""
     numbers = count(1)
 
     def release() -> None:
@@ -84,7 +84,7 @@ def bench_fixed_cost(measure: Measurement, monkeypatch: pytest.MonkeyPatch, *, t
 
 @contextmanager
 def _counting(*events: str) -> Iterator[Counter[str]]:
-    """Count events of every database engine."""
+    """Count the named SQLAlchemy events of every database engine while the context is open."""
     counted: Counter[str] = Counter()
     listeners = {event: partial(_count, counted, event) for event in events}
     for event, listener in listeners.items():

@@ -1,4 +1,7 @@
-"""Ingest of a source on disk; unlike a peer's file, the stored rows can be read one block at a time."""
+"""Ingest of files on disk, compared with libraries that read the same file and store the matrix.
+
+Rows stored by dpca can be read one block at a time; the files written by the peers cannot.
+"""
 
 import statistics
 import time
@@ -29,25 +32,25 @@ from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
 TRIPLETS_BAR = 3.0
-CORE_MB = 200.0  # of svmlight text, per second
+CORE_MB = 200.0  # bar: megabytes of svmlight text ingested per second of processor time
 
 
 @pytest.fixture(params=[SYN], ids=lambda source: source.name)
 def declared(request: pytest.FixtureRequest) -> Input:
-    """Provide an input."""
+    """Return an input on which the benchmark runs."""
     source: Input = request.param
     return source
 
 
 @pytest.fixture
 def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
-    """Provide the rows of the input in memory."""
+    """Return all rows of the input as a sparse matrix in memory."""
     return declared.rows(toy=toy)
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
@@ -74,7 +77,7 @@ def bench_copy_svmlight(rows: sparse.csr_array, ledger: Ledger, tmp_path: Path, 
 
 @pytest.mark.parametrize("written", spine_inputs(), ids=lambda source: source.name)
 def bench_ingest_per_core(written: Input, ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Measure the processor time of the whole ingest, and of its parser alone."""
+    """Measure the processor time of a whole ingest of svmlight text, and of the svmlight parser alone."""
     rows, source = written.rows(toy=toy), tmp_path / "rows.svm"
     dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(source), zero_based=False)
     options, size = IngestOptions(features=written.n_features), source.stat().st_size / 1e6

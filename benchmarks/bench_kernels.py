@@ -1,7 +1,7 @@
-"""The kernels on rows in memory on one core: sums over gridded rows, and gridding.
+"""Speed of the compiled kernels on rows in memory, on one core.
 
-The peers are scipy's products, the same loop on floats that are not gridded, this machine's BLAS, and random additions
-into an array of the triangle's size.
+The kernels round rows to the integer grid (gridding), and sum products of gridded rows. The peers are SciPy's products,
+the same loop on unrounded floats, the BLAS of this machine, and additions at random positions of the result array.
 """
 
 import time
@@ -28,26 +28,26 @@ from dpca_tasks.records.blocks import ArrayBlocks, RowBlock
 from dpca_tasks.threads import one_thread
 
 BITS = 14
-BLOCK_VALUES = 1 << 20  # as in the blocks of an ingest
+BLOCK_VALUES = 1 << 20  # stored values per block, the same as in blocks written by an ingest
 GRAM_BARS = {"a9a-like": 8.0, "mnist": 5.0, "syn": 3.5}
 SCATTER_BAR = 0.60
 DSYRK_BAR = 0.65
 PACKED_BAR = 1.2
 EXACTNESS_LIMIT = 1.15
-GRID_LIMIT = 8.0  # ns per stored value
+GRID_LIMIT = 8.0  # bar: nanoseconds of processor time to grid one stored value
 PRODUCT_BARS = {10: 1.3, 20: 1.3, 50: 1.3}
 GRID_ROUNDS = 5
 
 
 @pytest.fixture(scope="module")
 def rows(spine_input: Input, *, toy: bool) -> sparse.csr_array:
-    """Provide the rows of the input in memory."""
+    """Return all rows of the input as a sparse matrix in memory."""
     return spine_input.rows(toy=toy)
 
 
 @pytest.fixture(scope="module")
 def blocks(spine_input: Input, rows: sparse.csr_array) -> list[RowBlock]:
-    """Put the rows on the grid."""
+    """Round all rows to the integer grid, and return them as blocks."""
     return on_grid(second_moment(spine_input), rows)
 
 
@@ -60,7 +60,7 @@ def bench_gram(spine_input: Input, rows: sparse.csr_array, blocks: list[RowBlock
     floats = [rows.data[start : start + block.values.size] for start, block in zip(starts(blocks), blocks, strict=True)]
 
     def on_floats() -> NDArray[np.float64]:
-        total: Any = np.zeros(query.layout.size)  # the loop also accepts floats
+        total: Any = np.zeros(query.layout.size)  # the compiled loop also accepts an array of floats
         for block, data in zip(blocks, floats, strict=True):
             add_outer_products(data, block.indices, block.row_ptr, query.n_features, total)
         return np.asarray(total)
@@ -96,7 +96,10 @@ def bench_dense_gram(compare: Comparison, *, toy: bool) -> None:
 
 @pytest.mark.parametrize("declared", FILLED, ids=lambda declared: declared.name)
 def bench_packed_gram(declared: Input, compare: Comparison, *, toy: bool) -> None:
-    """Compare packed rows with our two other products, which a release uses without a declared density."""
+    """Compare the product of packed rows with the two other products of dpca, on the same rows.
+
+    A release uses the packed product if the dataset declares its density, and one of the two others otherwise.
+    """
     query = second_moment(declared)
     blocks = on_grid(query, declared.rows(toy=toy), density=declared.density)
 
@@ -150,7 +153,7 @@ def bench_gridding(spine_input: Input, rows: sparse.csr_array, measure: Measurem
 
 @njit(cache=True)
 def add_at(places: NDArray[np.uint32], values: NDArray[np.float64], total: NDArray[np.float64]) -> None:
-    """Add each value at its index, which is the least work of any sum into an array of this size."""
+    """Add each value to the total at its position, the minimal work of any sum into an array of this size."""
     for at in range(places.size):
         total[np.uint64(places[at])] += values[at]
 
@@ -172,7 +175,7 @@ def on_grid(
 
 
 def starts(blocks: Sequence[RowBlock]) -> list[int]:
-    """Return the index of each block's first value among the values of all rows."""
+    """Return, for each block, the index of its first stored value among the stored values of all blocks."""
     ends = np.cumsum([block.values.size for block in blocks])
     return [0, *ends[:-1].tolist()]
 
@@ -189,5 +192,5 @@ def in_data_units(query: SecondMoment, total: NDArray[np.int64]) -> NDArray[np.f
 
 
 def check_same(ours: NDArray[np.float64], theirs: NDArray[np.float64], *, within: float = 1e-3) -> None:
-    """Compare with a tolerance for the grid, whose steps are 2^-14 of the clip norm."""
+    """Check that two results agree up to the rounding to the grid, whose step is 2^-14 of the clip norm."""
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=within * np.abs(theirs).max())

@@ -1,4 +1,4 @@
-"""One more durable reservation on SQLite after a long history, compared with its limit of a tenth of a second."""
+"""Time to reserve budget for one more release on SQLite after 10,000 earlier releases; the limit is 0.1 seconds."""
 
 import json
 import time
@@ -26,13 +26,13 @@ EPSILON, DELTA = 1.0, 1e-6
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """Set a separate home for the benchmark."""
+    """Set a temporary home folder for the benchmark, and return its path."""
     with own_home(tmp_path) as place:
         yield place
 
 
 def fill(ledger: Ledger, kind: str, releases: int) -> None:
-    """Insert the rows of all earlier releases at once."""
+    """Insert the database rows of all earlier releases at once, without running the releases."""
     rules = filters.build_filter(kind, epsilon=EPSILON, delta=DELTA)
     row = {
         **{"population": "people", "snapshot_id": "s", "fingerprint": "f", "request": "{}"},

@@ -1,7 +1,7 @@
-"""Sampled mechanisms compared with their unavoidable work.
+"""Mechanisms that sample rows (DP-SPCA), compared with the work that they cannot avoid.
 
-This work is products, rounds of the cluster, noise and calibration. The bars are defined in this file, next to the
-numbers they judge.
+This work consists of matrix products, empty rounds on the cluster, and drawing noise. The time of calibration is
+measured too. Each bar (the bound that a result must meet) is a constant in this file.
 """
 
 import os
@@ -44,7 +44,7 @@ from storage.workspace import Workspace
 WORKERS, COMPONENTS, RATE, STEPS = 2, 10, 0.1, 100
 TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 OVER_PRODUCTS = 1.5
-ONE_ROW = 32_561  # the number of records of a9a, and of steps
+ONE_ROW = 32_561  # the number of records of a9a; a run with one row per step has as many steps
 OVER_NOISE = 1.6
 CALIBRATION_SECONDS = 30.0
 TOY_STEPS = 3
@@ -53,7 +53,7 @@ DRAWS_AT_ONCE = 1 << 16
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Store the record and the calibrations in separate folders."""
+    """Set a temporary home folder and a temporary cache folder for calibrations."""
     with own_home(tmp_path_factory.mktemp("home")) as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER_VARIABLE, str(place / "cache"))
         yield place
@@ -61,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Start local workers of one thread each."""
+    """Start a local Dask cluster whose workers have one thread each."""
     settings = Settings(cluster="local", workers=WORKERS)
     with open_cluster(settings, scratch=tmp_path_factory.mktemp("scratch")) as address, connect(address) as connected:
         assert connected is not None
@@ -69,7 +69,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: bool) -> None:
-    """Run all steps on a cluster with durable storage, compared with bare products, empty rounds and commits."""
+    """Time DP-SPCA on a cluster, compared with its products, empty sums and commits alone.
+
+    Both sides store the answer of every step durably.
+    """
     declared = WIDE if toy else MNIST
     if declared is MNIST and MNIST not in spine_inputs():
         pytest.skip("`make data` fetches MNIST")
@@ -118,7 +121,10 @@ def bench_dp_spca(client: Client, tmp_path: Path, compare: Comparison, *, toy: b
 
 
 def bench_one_row(compare: Comparison, *, toy: bool) -> None:
-    """Run one step per record in one fused loop, compared with drawing its noise from the same stream."""
+    """Time DP-SPCA with one step per record, compared with drawing only the noise of all steps.
+
+    All steps run in one compiled loop. The noise is drawn from the same keystream on both sides.
+    """
     records = 50 if toy else ONE_ROW
     source = ArrayBlocks(one_hot_rows(records))
     problem = Problem(n_features=source.n_features, clip_norm=14**0.5, records_at_most=records)
@@ -144,7 +150,7 @@ def bench_one_row(compare: Comparison, *, toy: bool) -> None:
 @pytest.mark.parametrize("records", [ONE_ROW, 60_000], ids=["a9a", "mnist"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0], ids=["0.1", "1"])
 def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy: bool) -> None:
-    """Calibrate a run of one row per step; then read the result from disk and verify it again."""
+    """Time the calibration of a run with one row per step, and then reading and verifying the cached result."""
     steps = 10 if toy else records
     terms: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-6, "rate": 1 / steps, "steps": steps}
     search = seconds_of(lambda: sampled_gaussian_noise_multiplier(**terms))
@@ -157,7 +163,10 @@ def bench_calibration(records: int, epsilon: float, measure: Measurement, *, toy
 
 
 def _products(rows: sparse.csr_array, directions: NDArray[np.float64], rate: float, steps: int) -> NDArray[np.float64]:
-    """Multiply fresh samples of rows in memory by directions, in floats, without clipping, gridding, keys or noise."""
+    """Draw a new sample of rows in each step, and sum the products of the samples with the directions.
+
+    The rows are floats in memory. There is no clipping, no gridding, no key and no noise.
+    """
     rng = np.random.default_rng(0)
     total = np.zeros(directions.shape)
     for _ in range(steps):

@@ -1,6 +1,6 @@
-"""Keyed normals with their keystream, compared with fast generators and with a cryptographic one.
+"""Normal deviates drawn from a keystream, compared with a fast generator (PCG64) and a cryptographic one (ChaCha20).
 
-The bars are defined in this file, next to the numbers they judge.
+Each bar (the bound that a result must meet) is a constant in this file.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def bench_normals(count: int, compare: Comparison, *, toy: bool) -> None:
 
 @pytest.mark.parametrize("order", [2_000], ids=["2000"])
 def bench_symmetric_noise(order: int, compare: Comparison, *, toy: bool) -> None:
-    """Draw all noise of one release of a second moment; the peer draws floats with the same distribution."""
+    """Time the noise of one released second moment; the peer draws floats of the same distribution with NumPy."""
     key = subkey(bytes(32), label="benchmark", info=b"symmetric")
     d = 50 if toy else order
     law = Symmetric(noise_multiplier=1.0)

@@ -1,4 +1,4 @@
-"""Reading stored rows into memory from the page cache on one core, the input of every pass over the data."""
+"""Time to read stored rows from the page cache into memory on one core, as every pass over a dataset does."""
 
 import os
 import time
@@ -30,7 +30,7 @@ _VALUE, _ROW = 8 + 4, 8
 
 @pytest.fixture(autouse=True)
 def one_core() -> Iterator[None]:
-    """Keep all threads on one core, so that a store's threads cannot hide the cost of reading."""
+    """Pin all threads to one core, so that threads of the Zarr store cannot hide the cost of reading."""
     cores = os.sched_getaffinity(0)
     _keep_on({min(cores)})
     yield
@@ -39,14 +39,14 @@ def one_core() -> Iterator[None]:
 
 @pytest.fixture(params=[A9A_LIKE, SYN], ids=lambda source: source.name)
 def declared(request: pytest.FixtureRequest) -> Input:
-    """Provide an input."""
+    """Return an input on which the benchmark runs."""
     source: Input = request.param
     return source
 
 
 @pytest.fixture
 def rows(declared: Input, *, toy: bool) -> sparse.csr_array:
-    """Provide the rows of the input in memory."""
+    """Return all rows of the input as a sparse matrix in memory."""
     return declared.rows(toy=toy)
 
 
@@ -87,7 +87,7 @@ def _keep_on(cores: set[int]) -> None:
 
 
 def _read(dataset: Dataset) -> tuple[int, int]:
-    """Read every block; return the numbers of stored values and rows."""
+    """Read every block of a dataset, and return the total numbers of stored values and rows."""
     nnz = n_rows = 0
     for number in range(dataset.n_blocks):
         block = dataset.read(number)

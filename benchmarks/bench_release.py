@@ -1,12 +1,12 @@
-"""A whole release, from opening the store to the published artifact, compared with peers that find the same directions.
+"""Time of a whole release, from opening the store to the published artifact, compared with PCA of other libraries.
 
-The clusters of both sides are warm, and peers that hold the rows in memory have already loaded them. A release spends
-budget, draws noise, stores, publishes and verifies; peers do none of this. The bars are defined in this file, next to
-the numbers they judge.
+The clusters of both sides are already running, and peers that hold the rows in memory have already loaded them. A
+release also spends budget, draws noise, stores, publishes and verifies; the peers do none of this. Each bar (the bound
+that a result must meet) is a constant in this file.
 
-At an epsilon of 1 the noise reduces the variance that directions capture. So times are compared at two epsilons. At 1
-the release is unrefined, which is the work that peers do. The other epsilon is one at which our directions capture as
-much as a peer's, and the release has its default settings.
+Times are compared at two values of epsilon. At epsilon 1 the release is not refined, because peers refine nothing. The
+noise then reduces the variance that the released directions capture. At the second, larger epsilon the released
+directions capture as much variance as the directions of a peer, and the release has its default settings.
 """
 
 import shutil
@@ -58,19 +58,19 @@ BARS = {"sklearn-truncated-svd": 1.3, "dask-ml-truncated-svd": 5.0}
 CENTRED_BARS = {"sklearn-pca-dense": 1.3, "scanpy-pca": 3.0, "dask-ml-pca": 5.0}
 UNREFINED = 0.5
 """The least ratio of an unrefined release's time to that of one refined by default."""
-NARROW = 150  # columns, up to which the bars against dask-ml are higher
+NARROW = 150  # for inputs with at most this number of columns, the bars against dask-ml are higher
 NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
 UNBARRED = ("dask-svd-compressed",)
 CENTRED_UNBARRED = ("scanpy-pca-of-our-blocks", "sklearn-pca-sparse")
 DENSE = ("sklearn-pca-dense", "dask-ml-truncated-svd", "dask-ml-pca", "dask-svd-compressed")
-DENSE_BYTES = 2**30  # limit on the input of peers that take only dense rows; SYN would need 3.2 GB
+DENSE_BYTES = 2**30  # larger inputs are not given to peers that accept only dense rows; SYN would need 3.2 GB
 SPARK = "spark-row-matrix"
-SPARK_ROUNDS, SPARK_SECONDS = 2, 1_800.0  # it takes minutes to decompose 2,000 columns
+SPARK_ROUNDS, SPARK_SECONDS = 2, 1_800.0  # two rounds only, since Spark needs minutes to decompose 2,000 columns
 
 
 @pytest.fixture
 def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
-    """Write the rows as scipy does."""
+    """Write the rows of the input to a SciPy ``.npz`` file, and return its path."""
     path = tmp_path / "rows.npz"
     sparse.save_npz(path, spine_input.rows(toy=toy), compressed=False)
     return path
@@ -78,14 +78,14 @@ def rows(spine_input: Input, tmp_path: Path, *, toy: bool) -> Path:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
 
 @pytest.fixture
 def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
-    """Ingest the rows once, open a budget, and return the snapshot's location."""
+    """Ingest the rows, open a budget for them, and return the location of the stored snapshot."""
     ingested(rows, spine_input, ledger, name="rows")
     ledger.open_budget("rows", epsilon=BUDGET, delta=DELTA)
     return str(ledger.home / Catalog(ledger.engine, ledger.home).current("rows").path)
@@ -93,7 +93,7 @@ def snapshot(spine_input: Input, rows: Path, ledger: Ledger) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """Start local workers of one thread each."""
+    """Start a local Dask cluster whose workers have one thread each."""
     local = Settings(cluster="local", workers=WORKERS)
     with open_cluster(local, scratch=tmp_path_factory.mktemp("scratch")) as address:
         yield Settings(cluster=address)
@@ -101,7 +101,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 @pytest.fixture
 def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..., Any]:
-    """Return a function that makes one more release on a warm cluster, refined by default or as requested."""
+    """Return a function that makes a new release on the running cluster at each call, refined by default."""
     numbers = count(1)
 
     def released(
@@ -129,7 +129,10 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
 
 @pytest.fixture
 def nearby(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
-    """Return a function that times a release next to the peers that accept an input of this size, and scores all."""
+    """Return a function that times a release and its peers in turn, and returns the variance that each captures.
+
+    Peers that accept only dense rows are left out if the dense input would exceed `DENSE_BYTES`.
+    """
     size = 8.0 * spine_input.n_rows * spine_input.n_features
     bars = {**BARS, **CENTRED_BARS, **(NARROW_BARS if spine_input.n_features <= NARROW else {})}
 
@@ -148,7 +151,7 @@ def nearby(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *
 
 
 def bench_release(release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement) -> None:
-    """Release without a mean, which matches the work of some peers and is less than the work of centring peers."""
+    """Time an uncentered release: the same work as peers without centering, and less work than centering peers."""
     peers = (*BARS, *CENTRED_BARS, *UNBARRED)
     for name, captured in nearby(partial(release, refine="none"), peers, centred=False).items():
         measure(f"captured-by-{name}", captured)
@@ -197,7 +200,10 @@ def bench_refined_release(rows: Path, release: Callable[..., Any], compare: Comp
 
 
 def _scores(rows: sparse.csr_array, results: Mapping[str, Any], *, centred: bool) -> dict[str, float]:
-    """Return the variance captured by each result, of centred rows if `centred` or if the peer centres."""
+    """Return the variance captured by the directions of each result, by name.
+
+    The variance is that of centered rows if ``centred`` or if the peer centers (its name contains "pca").
+    """
     moment = np.asarray((rows.T @ rows).toarray())
     total = np.asarray(rows.sum(axis=0)).ravel() / np.sqrt(rows.shape[0])
     around = moment - np.outer(total, total)
@@ -210,7 +216,7 @@ def _scores(rows: sparse.csr_array, results: Mapping[str, Any], *, centred: bool
 
 
 def _captured(moment: NDArray[np.float64], directions: NDArray[np.float64]) -> float:
-    """Return the variance that directions capture, relative to the best directions of that number."""
+    """Return the variance that k directions capture, divided by the variance that the best k directions capture."""
     basis = np.linalg.qr(directions.T)[0]
     order, k = moment.shape[0], basis.shape[1]
     most = linalg.eigvalsh(moment, subset_by_index=[order - k, order - 1]).sum()

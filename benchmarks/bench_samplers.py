@@ -1,7 +1,8 @@
-"""A release of directions drawn by their score from rows in memory, compared with libraries that use rejection.
+"""A release by the exponential mechanism from rows in memory, compared with two libraries that use rejection sampling.
 
-Both libraries divide by the power by which they should multiply the acceptance ratio, so almost nothing is ever
-accepted. They get thirty seconds. The project's bar is absolute: five seconds for the whole release.
+The two libraries (diffprivlib and OpenDP) divide the acceptance ratio by a power by which they should multiply it. So
+they accept almost no draw. Each library is stopped after thirty seconds. The bar of dpca is five seconds for the whole
+release.
 """
 
 import time
@@ -28,7 +29,7 @@ SECONDS, PEER_SECONDS = 5.0, 30.0
 
 
 def draw(rows: sparse.csr_array, drawn: Input) -> NDArray[np.float64]:
-    """Plan and make a whole pure release."""
+    """Plan and run the exponential mechanism with delta 0, and return the released directions."""
     mechanism = Exponential(n_components=COMPONENTS)
     problem = Problem(n_features=drawn.n_features, clip_norm=drawn.clip_norm)
     plan = mechanism.plan(problem, PrivacyTarget(epsilon=EPSILON, delta=0.0))
@@ -38,7 +39,7 @@ def draw(rows: sparse.csr_array, drawn: Input) -> NDArray[np.float64]:
 
 
 def eigenvectors(rows: sparse.csr_array) -> NDArray[np.float64]:
-    """Return the same number of leading directions without privacy."""
+    """Return as many leading eigenvectors as the release has components, without privacy."""
     order = rows.shape[1]
     moment = (rows.T @ rows).toarray()
     return np.asarray(linalg.eigh(moment, subset_by_index=[order - COMPONENTS, order - 1])[1].T)
@@ -73,7 +74,7 @@ def bench_exponential_peers(peer: str, drawn: Input, measure: Measurement, tmp_p
             theirs = peers.call(peer, limit=PEER_SECONDS, **requested).seconds
         except PeerTooSlow:
             measure("did-not-finish-in-times-ours", PEER_SECONDS / ours)
-        except PeerFailed:  # both overflow for large d and close eigenvalues
+        except PeerFailed:  # both libraries overflow for many columns and close eigenvalues
             measure("ended-in-an-error", 1.0)
         else:
             measure("times-ours", theirs / ours)

@@ -1,7 +1,8 @@
-"""A round of a secure sum compared with the sites' local sums, with ten sites in this process.
+"""Processor time of a round of a secure sum with ten sites in this process.
 
-All keys, signatures and shares are included. The project's bars are absolute: one second for a product of 1,000 columns
-and five components, fifteen seconds for their second moment, and 5e7 words of masks per second of processor time.
+The time includes all keys, signatures and shares, but not the local sums of the sites. The bars for a round are one
+second for a product with 1,000 columns and five components, and fifteen seconds for a second moment of 1,000 columns.
+Masks must be generated at 5e7 words per second of processor time.
 """
 
 import hashlib
@@ -25,16 +26,16 @@ MASK_BAR = 5e7
 
 @dataclass
 class Forgetful:
-    """An in-memory store, which leaves the cost of a disk out of the measurement."""
+    """An in-memory key-value store for a site's protocol state, so that the measurement excludes the disk."""
 
     kept: dict[bytes, bytes] = field(default_factory=dict)
 
     def recall(self, key: bytes) -> bytes | None:
-        """Return the stored value."""
+        """Return the value stored under a key, or None."""
         return self.kept.get(key)
 
     def remember(self, key: bytes, value: bytes) -> bytes:
-        """Store a value unless the key has one; return the stored value."""
+        """Store a value unless the key already has a value; return the value that is stored then."""
         return self.kept.setdefault(key, value)
 
 

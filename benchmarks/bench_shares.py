@@ -1,7 +1,7 @@
-"""Exact draws from the discrete Gaussian for the shares of joint sums, with integer arithmetic and keystream.
+"""Speed of exact draws from the discrete Gaussian distribution, with integer arithmetic on a keystream.
 
-The project's bar is absolute: half a million draws per second of processor time, on one core. A wide share takes two
-draws.
+In a joint sum over several sites, each site adds a share of noise from this distribution. The bar is half a million
+draws per second of processor time on one core. A share with a large standard deviation takes two draws.
 """
 
 import time

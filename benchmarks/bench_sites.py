@@ -1,11 +1,13 @@
-"""Rounds of a joint release with few rows over sites in separate processes on loopback, which are mostly transport.
+"""Rounds of a joint release over sites in separate processes on loopback.
 
-The bars are absolute at d = 1000 and k = 5: one second for a round of d k numbers or of a core, and 15 seconds for a
-round of d (d + 1) / 2 numbers. They hold with masks of a helper and of a secure sum. The median of eight rounds is
-taken. The first round, in which the sites load the code for their sums, is reported separately.
+The sites have few rows, so a round is mostly transport. With d = 1000 features and k = 5 components, the bars are one
+second for a round of d k numbers or of a core tensor, and 15 seconds for a round of d (d + 1) / 2 numbers. The same
+bars apply to masks from a helper and to masks of a secure sum. Times are medians of eight rounds. The first round is
+reported separately, because the sites then load the code for their sums.
 
-Bytes sent by a site are relative to the bytes of the message's numbers. Bytes sent to a site are relative to the bytes
-of 50 kept rows of directions, or of all rows. The other messages of a secure sum do not grow with d.
+Bytes sent by a site are divided by the bytes of the numbers in its message. Bytes sent to a site are divided by the
+bytes of the directions that it needs: 50 rows of the directions, or all rows. The other messages of a secure sum do not
+grow with d.
 """
 
 import statistics
@@ -37,7 +39,7 @@ REQUESTED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Watch:
-    """The seconds of every round, and the bytes of the first site in each round."""
+    """The seconds of every round, and the bytes that the first site sent (``up``) and received (``down``) in it."""
 
     seconds: list[float] = field(default_factory=list)
     up: list[int] = field(default_factory=list)
@@ -46,7 +48,7 @@ class Watch:
 
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """Measure the time and the bytes of rounds."""
+    """Measure the time and the transferred bytes of every round while the context is open."""
     watch, opened = Watch(), RosterSites.open
 
     def timed(sites: RosterSites, *given: Any, **named: Any) -> Any:
@@ -78,7 +80,7 @@ def bench_rounds_of_sites(
                 released(federation, method)
             if method == "dps_pca":
                 measure("dps_pca-seconds-a-round", statistics.median(watch.seconds), at_most=1.0)
-                measure("dps_pca-seconds-of-the-first", watch.seconds[0])  # includes loading the code of the sums
+                measure("dps_pca-seconds-of-the-first", watch.seconds[0])  # in round 1 the sites also load their code
                 measure("dps_pca-up", sum(watch.up) / ROUNDS / (8 * product), at_most=1.1)
                 least = 8 * product + (ROUNDS - 1) * KEPT * (8 * WIDTH + 4)
                 measure("dps_pca-down", sum(watch.down) / least, at_most=1.3 if masks == HELPER else 2.2)
@@ -93,12 +95,12 @@ def bench_rounds_of_sites(
 
 
 def centres(rng: np.random.Generator, records: int, features: int) -> Callable[[], NDArray[np.float64]]:
-    """Return a generator of a site's rows, around as many centres as components, each above the noise."""
+    """Return a function that draws a site's rows, each of which is one of `WIDTH` unit vectors."""
     return lambda: np.eye(features)[rng.choice(WIDTH, records)]
 
 
 def released(federation: Federation, method: str) -> None:
-    """Reserve and compute a release."""
+    """Reserve budget for a joint release over the sites, and compute it."""
     given: dict[str, Any] = {"clip_norm": 1.0, "epsilon": 1.0, "delta": FEDERATION_DELTA, **REQUESTED[method]}
     requested = SitesRequest(
         roster=str(federation.roster), publish="measured", method=method, components=WIDTH, **given

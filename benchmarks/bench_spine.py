@@ -1,4 +1,4 @@
-"""Ingest of a source into a snapshot, compared with libraries that hold the whole matrix in memory."""
+"""Time to ingest a file into a stored snapshot, compared with libraries that hold the whole matrix in memory."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,20 +20,20 @@ type Ingest = Callable[[Path], IngestReport]
 
 @pytest.fixture(scope="module")
 def rows(spine_input: Input, *, toy: bool) -> sparse.csr_array:
-    """Provide the rows of the input in memory."""
+    """Return all rows of the input as a sparse matrix in memory."""
     return spine_input.rows(toy=toy)
 
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def npz(rows: sparse.csr_array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the rows as scipy does."""
+    """Write the rows of the input to a SciPy ``.npz`` file, and return its path."""
     path = tmp_path_factory.mktemp("npz") / "rows.npz"
     sparse.save_npz(path, rows, compressed=False)
     return path
@@ -41,7 +41,7 @@ def npz(rows: sparse.csr_array, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def svmlight(rows: sparse.csr_array, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the rows as svmlight text."""
+    """Write the rows of the input to a file of svmlight text, and return its path."""
     path = tmp_path_factory.mktemp("svmlight") / "rows.svm"
     dump_svmlight_file(rows, np.zeros(rows.shape[0]), str(path), zero_based=False)
     return path

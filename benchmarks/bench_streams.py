@@ -1,8 +1,8 @@
-"""A tick of a stream compared with an ordinary release of the same snapshot plus the public estimate.
+"""Time of a tick (one nightly version of a stream), compared with a single release and the estimate of the tick.
 
-The limit is defined in this file, next to the number it judges. Compared with a release, a tick adds only rows in the
-ledger and a copy of its answer. The estimate reads the stored answers one at a time. It holds three packed matrices and
-the full one, 80 MB at 2,000 columns, regardless of the number of ticks. At that size each tick stores 16 MB on disk.
+Both sides use the same snapshot. Compared with a single release, a tick adds only rows in the ledger and a stored copy
+of the noised answer. The estimate combines the stored answers of all ticks and reads them one at a time. It needs 80 MB
+of memory at 2,000 columns, regardless of the number of ticks; each tick then stores 16 MB on disk.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,14 +35,14 @@ FIRST = date(2026, 1, 1)
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path / "home") as opened:
         yield opened
 
 
 @pytest.fixture
 def tick(ledger: Ledger, tmp_path: Path, *, toy: bool) -> Callable[[], str]:
-    """Ingest rows, open a stream of a year, and return a function that runs its next slot."""
+    """Ingest rows, open a stream of 365 nights, and return a function that runs the next tick at each call."""
     path, slots = tmp_path / "rows.npz", count()
     sparse.save_npz(path, A9A_LIKE.rows(toy=toy), compressed=False)
     ingested(path, A9A_LIKE, ledger, name="rows")

@@ -1,7 +1,7 @@
-"""A release of topics: its time, the memory of workers and client, and the growth with the documents.
+"""Time and memory of a release of topics, and the growth of its time with the number of documents.
 
-Each release runs in a separate process with fresh local workers, from the store to the published artifact. So the
-measured memory is the memory of one job.
+Each release runs in a separate process with fresh local workers, so the measured memory belongs to this release alone.
+The time covers everything from opening the store to the published artifact.
 """
 
 import json
@@ -32,13 +32,13 @@ PIECE, WARM = 100_000, "few"
 
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_ledger(tmp_path_factory.mktemp("home")) as opened:
         yield opened
 
 
 def bench_topics(ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: bool) -> None:
-    """Release twenty topics from a million documents of fifty words, and from half and a quarter as many."""
+    """Release twenty topics from a million documents of fifty words, from half a million and from a quarter million."""
     vocabulary = VOCABULARY // (TOY // 10 if toy else 1)
     _ingested(WARM, DOCUMENTS // TOY, vocabulary, ledger, tmp_path)
     if toy:
@@ -56,7 +56,7 @@ def bench_topics(ledger: Ledger, tmp_path: Path, measure: Measurement, *, toy: b
         measure(f"processor-seconds-at-{times}n", found["processor"])
         measure(f"worker-MB-at-{times}n", found["worker"] / 1e6, at_most=WORKER_MB if of_all else None)
         measure(f"client-MB-at-{times}n", found["client"] / 1e6, at_most=CLIENT_MB if of_all else None)
-    # without the fixed costs, such as noise and eigenvectors, which do not grow with the documents
+    # Differences of times cancel fixed costs, such as noise and eigenvectors, which do not grow with the documents.
     grown = (processor[4] - processor[2]) / (processor[2] - processor[1]) / 2.0
     measure("processor-time-of-2n-more-over-twice-n-more", grown, at_most=LINEAR)
 
@@ -83,7 +83,11 @@ def _released_separately(name: str, scratch: Path) -> dict[str, float]:
 
 
 def documents_of(count: int, vocabulary: int) -> sparse.csr_array:
-    """Make documents of one topic each; a topic has its exclusive twentieth of the words, with frequencies as 1/j."""
+    """Generate documents of one topic each, as rows of word counts.
+
+    Each topic has a twentieth of the words, which no other topic uses. The j-th word of a topic has a frequency
+    proportional to 1/j.
+    """
     rng, width = np.random.default_rng(0), vocabulary // TOPICS
     ends = np.cumsum(1.0 / np.arange(1, width + 1))
     pieces = []

@@ -1,7 +1,8 @@
-"""Releases of wide rows without forming the second moment, compared with bare arithmetic and with the formed matrix.
+"""Releases of rows with many columns, which multiply by the noised second moment without forming the matrix.
 
-The bare arithmetic draws the noise once and computes as many exact products as the release, in threads of this process.
-It has no store, cluster, orthogonalisation, ledger or artifact.
+Such a release is compared with its arithmetic alone, and with a release that forms the matrix. The arithmetic alone
+draws the noise once and computes the same exact products, in threads of this process. It has no store, no cluster, no
+orthogonalization, no ledger and no artifact.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ TARGET = PrivacyTarget(epsilon=1.0, delta=1e-6)
 BUDGET = 100.0
 BARE_LIMIT = 1.3
 KEPT_GB, DRAWN_AGAIN_GB = 2.5, 1.0
-SMALL_WORKER = "2GB"  # the noise of 20,000 columns does not fit, and is drawn again
+SMALL_WORKER = "2GB"  # the noise of 20,000 columns does not fit in such a worker, so each product draws it again
 TOY_FEATURES = 200
 
 type Integers = NDArray[np.int64]
@@ -59,14 +60,14 @@ type Integers = NDArray[np.int64]
 
 @pytest.fixture
 def rows(*, toy: bool) -> sparse.csr_array:
-    """Provide the texts in memory."""
+    """Return generated texts as sparse rows of 20,000 columns."""
     made = TEXT.rows(toy=toy)
     return made[:, :TOY_FEATURES] if toy else made
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the width of every product in this process."""
+    """Record the number of directions of every product with the noised second moment in this process."""
     widths: list[int] = []
     begin = NoiseOperator.begin
 
@@ -80,7 +81,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def release(rows: sparse.csr_array, tmp_path: Path) -> Iterator[Callable[[], NDArray[np.float64]]]:
-    """Ingest the texts, warm a cluster, and return a function that makes one more release."""
+    """Ingest the texts, start a cluster, and return a function that makes a new release at each call."""
     path, numbers, local = tmp_path / "rows.npz", count(1), Settings(cluster="local", workers=WORKERS)
     sparse.save_npz(path, rows, compressed=False)
     with own_ledger(tmp_path / "home") as ledger, open_cluster(local, scratch=tmp_path / "scratch") as address:
@@ -125,7 +126,7 @@ def bench_wide(
 
 
 class Bare:
-    """The arithmetic of a release on gridded rows, with as many threads as workers."""
+    """The arithmetic of a release alone, on gridded rows in memory, with as many threads as a cluster has workers."""
 
     def __init__(self, rows: sparse.csr_array) -> None:
         self._order = rows.shape[1]
@@ -137,7 +138,7 @@ class Bare:
         self._blocks = [self._moment.grid(source.read(block)) for block in range(source.n_blocks)]
 
     def run(self, widths: list[int]) -> Integers:
-        """Draw the noise once, and compute a product for each width."""
+        """Draw the noise once, and compute one product with each of the given numbers of directions."""
         key = subkey(bytes(32), label="benchmark", info=b"wide")
         law, bounds = Symmetric(noise_multiplier=1.0), cut_rows(self._order, WORKERS)
         panels = [
@@ -161,7 +162,7 @@ class Bare:
     ("memory", "most"), [("auto", KEPT_GB), (SMALL_WORKER, DRAWN_AGAIN_GB)], ids=["kept", "drawn-again"]
 )
 def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measure: Measurement) -> None:
-    """Compute two products on a fresh cluster, and measure the peak memory of its workers."""
+    """Compute two products with the noised second moment on a new cluster, and measure its workers' peak memory."""
     with (
         dask.config.set(LOCAL_SETTINGS),
         LocalCluster(
@@ -185,7 +186,10 @@ def bench_worker_memory(memory: str, most: float, rows: sparse.csr_array, measur
 
 @pytest.mark.parametrize("source", [SYN, TEXT], ids=["syn", "text"])
 def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
-    """Form the same release at 2,000 columns; compare products bit for bit, and Ritz values with eigenvalues."""
+    """Compare the release without a formed matrix with the release that forms it, at 2,000 columns.
+
+    Products must be equal bit for bit. Ritz values of the first release must be near the eigenvalues of the second.
+    """
     d, n = (200, 400) if toy else (2_000, 20_000)
     rows = source.make(n)[:, :d]
     problem = Problem(n_features=d, clip_norm=source.clip_norm)
@@ -201,7 +205,7 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
     formed = curator().release(query, law)
     requested = on_grid(start_directions(d, COMPONENTS))
     steps = np.rint(formed / query.unit * query.steps_per_unit)
-    high, low = np.divmod(steps, 2.0**20)  # BLAS is exact on each part
+    high, low = np.divmod(steps, 2.0**20)  # floating-point products of each part are exact
     exact = [high @ requested.astype(np.float64), low @ requested.astype(np.float64)]
     whole = (exact[0].astype(object) * 2**20 + exact[1].astype(object)).astype(np.float64)
     product = curator().release_operator(query, law).product(requested)

@@ -1,4 +1,4 @@
-"""Fixtures and options of all benchmarks, which time us and our peers in turn and report the ratios."""
+"""Fixtures and command-line options of all benchmarks, which time dpca and its peers in turn and report ratios."""
 
 import os
 import statistics
@@ -21,20 +21,20 @@ type Work = Callable[[], Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for toy inputs and for the report's file."""
+    """Add the options ``--toy`` for tiny inputs and ``--ratios`` for the file of the report."""
     group = parser.getgroup("ratios")
     group.addoption("--toy", action="store_true", help="Run every benchmark once, on a few rows of one input.")
     group.addoption("--ratios", type=Path, metavar="FILE", help="Also write the ratios as JSON.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start with an empty list of ratios, and record the load of the machine."""
+    """Prepare an empty list of ratios, and record the load of the machine at the start of the run."""
     config.stash[RATIOS] = []
     config.stash[LOAD] = os.getloadavg()[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For toy runs, keep only the first input of the main job's benchmarks."""
+    """In a toy run, drop benchmarks over `spine_inputs` for all inputs but the first."""
     if config.getoption("toy"):
         left_out = [item for item in items if _spine_input_of(item) not in (None, GENERATED[0])]
         config.hook.pytest_deselected(items=left_out)
@@ -62,19 +62,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def toy(pytestconfig: pytest.Config) -> bool:
-    """Return whether inputs are cut to a few rows."""
+    """Return whether this is a toy run, in which every input has only a few rows."""
     return bool(pytestconfig.getoption("toy"))
 
 
 @pytest.fixture(scope="module", params=spine_inputs(), ids=lambda declared: declared.name)
 def spine_input(request: pytest.FixtureRequest) -> Input:
-    """Provide each input of the main job in turn."""
+    """Return each of `spine_inputs` in turn."""
     declared: Input = request.param
     return declared
 
 
 class Comparison:
-    """A comparison that times us and our peers in turn, so that load on the machine affects all alike."""
+    """A comparison that times dpca and its peers in turn, so that load on the machine affects all of them alike."""
 
     def __init__(self, benchmark: BenchmarkFixture, name: str, ratios: list[Ratio], *, toy: bool) -> None:
         self._benchmark, self._name, self._ratios, self._toy = benchmark, name, ratios, toy
@@ -88,25 +88,27 @@ class Comparison:
         limits: Mapping[str, float] | None = None,
         rounds: int = ROUNDS,
     ) -> dict[str, Any]:
-        """Run all work, compare median times, and return the last results, with ours under ``"ours"``.
+        """Run dpca and all peers, record the ratio of median times for each peer, and return the last results.
 
         Parameters
         ----------
         ours : callable
-            Our work.
+            The work of dpca.
         peers : mapping of str to callable
-            The same work done by peers, by name.
+            The same work done by each peer, by the name of the peer.
         bars : mapping of str to float, optional
-            The least ratio of a peer's time to ours. A toy run has no bars.
+            The smallest allowed ratio of a peer's time to the time of dpca, by peer. A toy run ignores it.
         limits : mapping of str to float, optional
-            The largest ratio of our time to a peer's. For such a peer this is the reported ratio.
+            The largest allowed ratio of the time of dpca to a peer's time, by peer. For these peers, this inverse ratio
+            is reported. A toy run ignores it.
         rounds : int, optional
             The number of timed rounds, after one warm-up round.
 
         Returns
         -------
         dict
-            The results, for the caller to check that all did the same work.
+            The result of each peer by its name, and the result of dpca under ``"ours"``. The caller can check that all
+            did the same work.
         """
         demanded, allowed = dict(bars or {}), dict(limits or {})
         assert demanded.keys() | allowed.keys() <= peers.keys(), "a bar is set against a peer"
@@ -140,7 +142,7 @@ class Comparison:
 
 @pytest.fixture
 def compare(benchmark: BenchmarkFixture, request: pytest.FixtureRequest, *, toy: bool) -> Comparison:
-    """Provide a comparison named by the benchmark and its input, such as ``gram/a9a-like``."""
+    """Return a comparison that is named after the benchmark and its input, such as ``gram/a9a-like``."""
     return Comparison(benchmark, _name(request), request.config.stash[RATIOS], toy=toy)
 
 
@@ -151,7 +153,7 @@ class Measurement:
         self._name, self._ratios, self._toy = name, ratios, toy
 
     def __call__(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
-        """Record a number with at most one bar; a toy run has no bars."""
+        """Record a number with its name and at most one bar, its lower or upper bound; a toy run ignores bars."""
         assert at_least is None or at_most is None, "a number has one bar"
         ratio = Ratio(
             name=f"{self._name}/{name}",
@@ -164,7 +166,7 @@ class Measurement:
 
 @pytest.fixture
 def measure(request: pytest.FixtureRequest, *, toy: bool) -> Measurement:
-    """Provide a measurement named by the benchmark and its input."""
+    """Return a measurement that is named after the benchmark and its input."""
     return Measurement(_name(request), request.config.stash[RATIOS], toy=toy)
 
 

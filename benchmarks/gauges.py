@@ -1,4 +1,7 @@
-"""The time of a call and the memory of a process; workers import this module, so it imports nothing large."""
+"""Measurement of the time of a call and of the memory of a process.
+
+Dask workers import this module, so it imports no large package.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,5 +17,8 @@ def seconds_of(work: Callable[[], Any]) -> float:
 
 
 def peak_bytes() -> int:
-    """Return the peak memory of this process; the value of rusage would include the parent's memory."""
+    """Return the peak memory of this process in bytes.
+
+    The value from ``getrusage`` is not used, because it can include memory of the parent process.
+    """
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])

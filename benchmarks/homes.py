@@ -1,4 +1,4 @@
-"""A separate home for a benchmark, with its rows."""
+"""Temporary home folders for benchmarks (with ledger, datasets and registry), and ingest of the rows of an input."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from storage.workspace import Workspace
 
 @contextmanager
 def own_home(home: Path) -> Iterator[Path]:
-    """Set a separate home that contains everything, regardless of the environment's settings."""
+    """Make a folder the home of dpca while the context is open, and unset the variables for stores outside the home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_HOME", str(home))
         patch.setenv("DPCA_STATE_FOLDER", str(home / "state"))
@@ -30,7 +30,7 @@ def own_home(home: Path) -> Iterator[Path]:
 
 @contextmanager
 def own_ledger(home: Path) -> Iterator[Ledger]:
-    """Open a ledger in a separate home."""
+    """Open a ledger in a temporary home folder."""
     with own_home(home):
         opened = Workspace.open().ledger
         yield opened
@@ -38,7 +38,7 @@ def own_ledger(home: Path) -> Iterator[Ledger]:
 
 
 def ingested(path: Path, declared: Input, ledger: Ledger, *, name: str | None = None) -> Dataset:
-    """Ingest a file of an input's rows with its declared facts, and open the snapshot."""
+    """Ingest a file with the rows of an input, declare the facts of the input, and open the new snapshot."""
     name = name or declared.name
     ingest(
         path,
@@ -54,7 +54,7 @@ def ingested(path: Path, declared: Input, ledger: Ledger, *, name: str | None = 
 def ingested_rows(
     rows: sparse.csr_array, declared: Input, ledger: Ledger, folder: Path, *, name: str | None = None
 ) -> Dataset:
-    """Ingest rows through a temporary file: dense rows as NumPy writes them, others as scipy does."""
+    """Write rows to a temporary ``.npy`` file (dense rows) or ``.npz`` file (sparse rows), and ingest the file."""
     path = folder / ("rows.npy" if declared is DENSE else "rows.npz")
     if declared is DENSE:
         np.save(path, rows.toarray())

@@ -1,9 +1,11 @@
-"""Ingest and release many a9a-like rows on two local workers, and check that time is linear.
+"""Ingest and release many a9a-like rows on two local workers, and check that time grows linearly with the rows.
 
-``python -m benchmarks.huge [ROWS]`` writes shards, which are compressed Zarr stores, and a home into a temporary
-folder, and removes it at the end. It refuses more rows than the disk holds. A quarter, a half and all of the shards are
-ingested and released in turn, each on fresh workers. The benchmark fails if the time per row is not linear, either for
-ingest and release together or for the release alone. It also fails if the memory of workers is not flat.
+``python -m benchmarks.huge [ROWS]`` writes the rows as shards (compressed Zarr stores) into a temporary folder, which
+is removed at the end. It refuses more rows than fit on the disk. A quarter, a half and all of the shards are ingested
+and released in turn, each on fresh workers.
+
+The benchmark fails if the time per row differs too much between the three sizes. This is checked for ingest and release
+together, and for the release alone. The benchmark also fails if the peak memory of a worker grows with the rows.
 """
 
 import shutil
@@ -35,9 +37,9 @@ from storage.ledger.ledger import Ledger
 
 ROWS = 200_000_000
 SHARD_ROWS = 1_000_000
-SHARES = (4, 2, 1)  # divisors of the number of rows, in turn
-LEFT_FREE = 15_000_000_000  # bytes of the disk that are never filled
-COPIES = 2.2  # of the shards' bytes: the shards, and a snapshot that needs at most as many
+SHARES = (4, 2, 1)  # the benchmark runs on a quarter, a half and all of the rows
+LEFT_FREE = 15_000_000_000  # bytes of the disk that remain free
+COPIES = 2.2  # disk space as a multiple of the shards' bytes: shards, and a snapshot that is at most as large
 TOLERANCE = 0.1
 """The allowed relative difference in time per row between sizes, of ingest and release together, and of the release."""
 
@@ -53,7 +55,7 @@ _LZ4 = BloscCodec(cname="lz4", clevel=1, shuffle="noshuffle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of a number of rows: wall and processor seconds, and the peak bytes of a worker."""
+    """The cost of ingest and release at one number of rows: wall and processor seconds, and a worker's peak bytes."""
 
     rows: int
     ingest: float
@@ -63,7 +65,7 @@ class Cost:
     peak: int
 
     def line(self) -> str:
-        """Return the cost as a line, with times per ten million rows."""
+        """Return the cost as one printable line, with times per ten million rows."""
         each = 1e7 / self.rows
         return (
             f"{self.rows:>13,} rows; per 10^7: ingest {each * self.ingest:.2f} s, of processors "
@@ -73,7 +75,10 @@ class Cost:
 
 
 def main(rows: int = ROWS) -> int:
-    """Print one line per size and the verdict; return 1 if time is not linear or memory not flat."""
+    """Print one line per number of rows, and the verdict.
+
+    Return 1 if the time is not linear in the rows or the memory grows, and 0 otherwise.
+    """
     shard_rows = min(SHARD_ROWS, rows // max(SHARES))
     with tempfile.TemporaryDirectory() as folder, own_ledger(Path(folder) / "home") as ledger:
         first = Path(folder) / "shard-0.zarr"
@@ -102,7 +107,7 @@ def main(rows: int = ROWS) -> int:
 
 
 def verdict(costs: Sequence[Cost]) -> tuple[str, bool]:
-    """Return the last line, and whether total time, release time and worker memory meet their tolerances."""
+    """Return the summary line, and whether total time, release time and worker memory meet their tolerances."""
     linear = _growth((cost.ingest + cost.release) / cost.rows for cost in costs)
     processor = _growth((cost.ingest_processor + cost.release_processor) / cost.rows for cost in costs)
     release = _growth(cost.release / cost.rows for cost in costs)
@@ -120,7 +125,7 @@ def _growth(times: Iterable[float]) -> float:
 
 
 def write_shard(path: Path, n_rows: int, *, seed: int) -> None:
-    """Write rows as a compressed CSR group of small integers."""
+    """Write a9a-like rows to a compressed Zarr group in CSR format."""
     rows = one_hot_rows(n_rows, seed=seed)
     group = zarr.create_group(path, attributes={"encoding-type": "csr_matrix", "shape": [*rows.shape]})
     arrays = {
@@ -133,7 +138,10 @@ def write_shard(path: Path, n_rows: int, *, seed: int) -> None:
 
 
 def measured(shards: list[Path], name: str, ledger: Ledger, *, shard_rows: int) -> Cost:
-    """Ingest shards as a dataset, release it on fresh workers after a warm-up, and remove it."""
+    """Ingest shards as one dataset, release a subspace of it on fresh workers, and remove the dataset.
+
+    The workers first make a small release, so that all code is loaded before the measurement.
+    """
     ingest_processor = time.process_time()
     ingest_seconds = seconds_of(lambda: _ingest(shards, name, ledger))
     ingest_processor = time.process_time() - ingest_processor

@@ -1,7 +1,6 @@
 """Ingest a generated svmlight file in a child process, and report the child's peak memory.
 
-``python -m benchmarks.ingest_large [GIGABYTES]`` writes the file and a home into a temporary folder, and removes it at
-the end.
+``python -m benchmarks.ingest_large [GIGABYTES]`` works in a temporary folder, which is removed at the end.
 """
 
 import resource
@@ -32,9 +31,9 @@ print(report.rows, report.nnz)
 
 
 def write_rows(path: Path, size: int) -> tuple[int, int]:
-    """Write svmlight text of at least `size` bytes; return its numbers of rows and stored values."""
+    """Write a file of svmlight text with at least `size` bytes; return its numbers of rows and of stored values."""
     rng = np.random.default_rng(0)
-    step = N_FEATURES // ROW_NNZ  # one column of each stretch, so that column numbers increase
+    step = N_FEATURES // ROW_NNZ  # draw one column from each range of `step` columns, so that columns increase in a row
     columns = rng.integers(step, size=(PIECE_ROWS, ROW_NNZ)) + np.arange(ROW_NNZ) * step + 1
     values = np.round(rng.gamma(2.0, 0.5, (PIECE_ROWS, ROW_NNZ)) + 1e-3, 6)
     lines = (
@@ -50,7 +49,7 @@ def write_rows(path: Path, size: int) -> tuple[int, int]:
 
 
 def main(gigabytes: float = 5.0) -> int:
-    """Print one line; return 1 if the child's peak memory reached the bound."""
+    """Ingest a generated file, print the result, and return 1 if the child's peak memory reached its bound."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.svm"
         expected = write_rows(path, int(gigabytes * 1e9))

@@ -1,7 +1,8 @@
-"""The declarations of all inputs of all benchmarks.
+"""The input matrices of all benchmarks.
 
-An input is a name, a size, a public bound on its row norms, and a function that makes its rows. Generators are seeded,
-so an input is the same matrix everywhere. Real data are fetched by ``make data``, and are offered only if fetched.
+An input consists of a name, a size, a public bound on its row norms, and a function that makes its rows. Generators are
+seeded, so an input is the same matrix on every machine. Inputs with real data are used only if ``make data`` has
+fetched the data.
 
 >>> from benchmarks.inputs import A9A_LIKE
 >>> A9A_LIKE.rows(toy=True).shape
@@ -21,13 +22,13 @@ DATA = Path(__file__).parent.parent / "data"
 TOY_ROWS = 1_000
 SEED = 20_261_121
 
-# The widths of a9a's 14 attributes: each attribute sets exactly one of its columns in every row.
+# The number of columns of each of the 14 attributes of a9a. In every row, each attribute sets one of its columns to 1.
 A9A_WIDTHS = (5, 8, 5, 16, 5, 7, 14, 6, 5, 2, 2, 2, 5, 41)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A matrix for measurements, with its size, its generator and the density that its owner declares."""
+    """An input matrix of benchmarks: its size, the function that makes its rows, and its declared density."""
 
     name: str
     n_rows: int
@@ -37,12 +38,15 @@ class Input:
     density: float | None = None
 
     def rows(self, *, toy: bool) -> sp.csr_array:
-        """Make all rows, or a toy number of them."""
+        """Make all rows of the input, or only `TOY_ROWS` rows if ``toy``."""
         return self.make(TOY_ROWS if toy else self.n_rows)
 
 
 def one_hot_rows(n_rows: int, *, seed: int = SEED) -> sp.csr_array:
-    """Draw one column of each attribute per row; the j-th column of an attribute is 1/j as frequent as the first."""
+    """Draw rows like those of a9a, in which each categorical attribute sets one of its columns to 1.
+
+    The j-th column of an attribute is set 1/j as often as the first.
+    """
     rng = np.random.default_rng(seed)
     indices = np.empty((n_rows, len(A9A_WIDTHS)), np.int32)
     start = 0
@@ -55,12 +59,12 @@ def one_hot_rows(n_rows: int, *, seed: int = SEED) -> sp.csr_array:
 
 
 def scattered_rows(n_rows: int) -> sp.csr_array:
-    """Set each of 2,000 columns with probability 1 % to a standard normal value, independently."""
+    """Draw rows of 2,000 columns, in which each entry is nonzero with probability 1 % and standard normal then."""
     n_features, density = 2_000, 0.01
     rng = np.random.default_rng(SEED)
     n_cells = n_rows * n_features
     enough = int(n_cells * density + 8 * np.sqrt(n_cells * density)) + 8
-    cells = np.cumsum(rng.geometric(density, enough)) - 1  # gaps between the set cells in row-major order
+    cells = np.cumsum(rng.geometric(density, enough)) - 1  # the gaps between nonzero entries, in row-major order
     cells = cells[cells < n_cells]
     row_ptr = np.searchsorted(cells, np.arange(n_rows + 1) * n_features).astype(np.int32)
     indices = (cells % n_features).astype(np.int32)
@@ -82,22 +86,23 @@ def mnist_rows(n_rows: int) -> sp.csr_array:
 
 
 def decaying_rows(n_rows: int, *, n_features: int) -> sp.csr_array:
-    """Draw dense normal rows of norm at most 1, whose j-th column has standard deviation 1/j."""
+    """Draw dense rows of normal values whose j-th column has standard deviation 1/j, and scale long rows to norm 1."""
     rows = np.random.default_rng(SEED).standard_normal((n_rows, n_features)) / np.arange(1, n_features + 1)
     return sp.csr_array(rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True)))
 
 
 def uniform_rows(n_rows: int, *, n_features: int, density: float) -> sp.csr_array:
-    """Draw entries at random places, uniform on [0, 1]."""
+    """Draw sparse rows with nonzero entries at random positions and values uniform on [0, 1]."""
     rng = np.random.default_rng(SEED)
     return sp.csr_array(sp.random_array((n_rows, n_features), density=density, format="csr", rng=rng))
 
 
 def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
-    """Draw short texts with TF-IDF weights, of 8 words per row on average, with rows of norm 1.
+    """Generate short texts as rows of TF-IDF weights, scaled to norm 1.
 
-    Half of the words come from the text's topic, one of 400 topics with 60 words each; the others come from all words.
-    Topics, their words and all words are Zipf-distributed.
+    A text has 9 words on average and one of 400 topics. Half of the words come from the 60 words of this topic, the
+    other half from the whole vocabulary. The topics of texts, the words of a topic and the words of the vocabulary are
+    Zipf-distributed.
     """
     topics, vocabulary = 400, 60
     rng = np.random.default_rng(SEED)
@@ -142,6 +147,6 @@ GENERATED = (A9A_LIKE, SYN)
 
 
 def spine_inputs() -> tuple[Input, ...]:
-    """Return the inputs of the main job: the generators, and MNIST if ``make data`` has fetched it."""
+    """Return the inputs on which ingest, kernels and releases are measured: A9A_LIKE, SYN, and MNIST if fetched."""
     fetched = (DATA / "mnist" / "train-images-idx3-ubyte").is_file()
     return (*GENERATED, MNIST) if fetched else GENERATED

@@ -1,8 +1,8 @@
-"""Homes with long histories: many committed and published releases of many populations.
+"""Home folders with a long history: many published releases of many populations.
 
-`release_each` performs every step of the protocol. `release_at_once` writes the same rows and files directly, without
-waiting for the disk. `record_of` reads a home without the values that differ between any two homes. So the two results
-are compared row by row. In addition, the ledger's verification compares rows and journal.
+`release_each` performs every step of every release. `release_at_once` writes the same database rows and files directly,
+which is much faster. `record_of` reads all rows of a home, without the values that differ between any two homes, such
+as times. So a benchmark can check that both functions give equal homes.
 """
 
 import json
@@ -43,12 +43,12 @@ _MOMENTS = {"created_at", "updated_at", "at", "hash", "prev_hash", "actor"}
 
 
 def population_of(number: int, populations: int) -> str:
-    """Return the population of a release; every fourth release belongs to the largest population."""
+    """Return the population to which the release with this number belongs; every fourth belongs to the largest."""
     return LARGEST if number % 4 == 0 else f"people-{1 + number % (populations - 1):03d}"
 
 
 def request_of(number: int, population: str) -> dict[str, Any]:
-    """Return the arguments of a release's reservation, except its population."""
+    """Return the arguments with which a release is reserved in the ledger, except the population."""
     return {
         **{"run_key": f"run {number}", "fingerprint": "f" * 64, "event": EVENT, "epsilon": EPSILON, "delta": DELTA},
         **{"snapshot_id": "s" * 32, "request": {"mechanism": "analyze_gauss", "dataset": population, "components": 2}},
@@ -62,14 +62,14 @@ def open_budgets(workspace: Workspace, populations: int) -> None:
 
 
 def subspace_of(release_id: str) -> PrivateSubspace:
-    """Return the artifact that is published for a release."""
+    """Return a small subspace that is published as the artifact of a release."""
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": EVENT}
     facts = {"mechanism": "analyze_gauss", "privacy": privacy, "release": release_id}
     return PrivateSubspace(components=np.eye(2, 6), eigenvalues=np.array([2.0, 1.0]), manifest=facts)
 
 
 def release_each(workspace: Workspace, count: int, *, populations: int) -> None:
-    """Perform every step of many releases in sequence, as the flows do."""
+    """Make many releases in sequence, with every step that the flows perform."""
     for number in range(count):
         population = population_of(number, populations)
         release_id = workspace.ledger.reserve(population, **request_of(number, population)).release_id
@@ -79,7 +79,7 @@ def release_each(workspace: Workspace, count: int, *, populations: int) -> None:
 
 
 def release_at_once(workspace: Workspace, count: int, *, populations: int) -> None:
-    """Write the rows, entries, notes, artifacts and pointers of as many releases directly."""
+    """Write the ledger rows, journal entries, witness notes, artifacts and pointers of many releases directly."""
     ledger = workspace.ledger
     rows: dict[str, list[dict[str, Any]]] = {"release": [], "event": [], "version": []}
     notes: list[Any] = []
@@ -122,14 +122,14 @@ def name_of(population: str) -> str:
 
 @contextmanager
 def without_waiting() -> Iterator[None]:
-    """Disable syncs, so that the system decides when files reach the disk."""
+    """Disable file syncs while the context is open, so that no write waits for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
 def record_of(workspace: Workspace) -> dict[str, list[str]]:
-    """Return every row of a home without times, with random names replaced by their order of appearance."""
+    """Return every database row of a home, without times and with random ids replaced by numbered words."""
     found: dict[str, list[str]] = {}
     with transaction(workspace.ledger.engine) as connection:
         order = connection.execute(sa.select(tables.release).order_by(tables.release.c.seq)).all()
@@ -155,7 +155,7 @@ def _release_row(release_id: str, number: int, population: str, digest: str, *, 
 
 
 class _Chain:
-    """A chain of journal entries that continues from the journal's head."""
+    """A chain of new journal entries that continues from the last entry of the journal."""
 
     def __init__(self, head: Head, rows: list[dict[str, Any]]) -> None:
         self.seq, self._hash, self._rows = head.seq, head.hash, rows
@@ -170,7 +170,7 @@ class _Chain:
 
 
 class _Artifacts:
-    """A writer of one artifact for many releases."""
+    """A writer of copies of one artifact, each with the id of another release in its manifest."""
 
     def __init__(self, home: Path) -> None:
         digest = write_artifact(subspace_of("none"), home=home, place=store())

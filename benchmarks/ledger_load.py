@@ -1,11 +1,12 @@
-"""Measure ledger and registry after long histories, and write the table of ``docs/scaling.md``: ``make bench-ledger``.
+"""``make bench-ledger``: measure requests to ledger and registry after many releases, and update ``docs/scaling.md``.
 
-``python -m benchmarks.ledger_load [RELEASES ...]`` makes a home for each number of releases, with 200 populations. A
-quarter of the releases belong to one population and are the versions of one name, whose alias moved to each of them.
-The requests address this population and name. A dataset has half as many blocks as there are releases.
+``python -m benchmarks.ledger_load [RELEASES ...]`` fills one home folder for each number of releases, with 200
+populations. A quarter of the releases belong to one population, and are the versions of one published name. An alias of
+this name moved to each version in turn. All measured requests concern this population and name. Each home also has a
+dataset with half as many blocks as releases.
 
-Each request is timed in this process, so the start of Python and its imports are excluded. Steps are instructions of
-SQLite's virtual machine: they grow with the rows read, but not with the load of the machine.
+Requests are timed in this process, so the start of Python is excluded. The benchmark also counts SQLite steps, the
+instructions of SQLite's virtual machine. They grow with the rows read, but do not depend on the load of the machine.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ COMMANDS = {
         "doctor --all",
     )
 }
-_EVERY = 20  # steps between two updates of the counter
+_EVERY = 20  # SQLite calls the step counter once per this number of steps
 LINEAR = {POINTERS, "`dpca doctor --all`"}
 """Requests that write files of every version of a name, or read everything, and so may grow."""
 MOST = 2.0
@@ -80,7 +81,7 @@ MOST = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The cost of one request: seconds, steps of SQLite and statements."""
+    """The cost of one request: seconds, SQLite steps and SQL statements."""
 
     seconds: float
     steps: int
@@ -88,19 +89,19 @@ class Measured:
 
 
 class Gauge:
-    """Counters of this process's statements, and of SQLite's steps for them."""
+    """Counters of the SQL statements of this process, and of the SQLite steps that they take."""
 
     def __init__(self) -> None:
         self.steps = self.statements = 0
 
     def __enter__(self) -> Self:
-        """Start counting."""
+        """Start counting statements and steps."""
         sa.event.listen(sa.Engine, "before_cursor_execute", self._count)
         sa.event.listen(sa.pool.Pool, "connect", self._watch)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop counting."""
+        """Stop counting statements and steps."""
         sa.event.remove(sa.Engine, "before_cursor_execute", self._count)
         sa.event.remove(sa.pool.Pool, "connect", self._watch)
 
@@ -115,7 +116,7 @@ class Gauge:
 
 
 def make_home(folder: Path, *, releases: int) -> Workspace:
-    """Fill a new home."""
+    """Fill a new home with releases, versions, a moved alias and a dataset, and return its workspace."""
     workspace = Workspace.open()
     sparse.save_npz(folder / "rows.npz", sparse.csr_array(np.ones((releases // 2, 1))))
     with without_waiting():
@@ -131,7 +132,10 @@ def make_home(folder: Path, *, releases: int) -> Workspace:
 
 
 def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the requests to measure by name; a request comes after those on which it depends."""
+    """Yield the name and function of each request to measure, in an order in which requests can depend on earlier ones.
+
+    For example, ``begin`` follows ``reserve``, because it begins a reserved release.
+    """
     ledger, requested = workspace.ledger, count(1_000_000)
     reserved: list[str] = []
     begun: list[str] = []
@@ -169,7 +173,7 @@ def requests_on(workspace: Workspace) -> Iterator[tuple[str, Callable[[], object
 
 
 def taken_by(request: Callable[[], object], gauge: Gauge) -> Measured:
-    """Measure one call of a request."""
+    """Call a request once, and return its time, SQLite steps and statements."""
     gauge.steps = gauge.statements = 0
     start = time.perf_counter()
     request()
@@ -196,13 +200,13 @@ def measured_in_turn(folders: Mapping[int, Path], gauge: Gauge) -> dict[int, dic
                 with own_home(folders[size]):
                     taken[size].append(taken_by(request, gauge))
         for size, (name, _) in requests.items():
-            seconds = statistics.median(each.seconds for each in taken[size][1:])  # the first call fills caches
+            seconds = statistics.median(each.seconds for each in taken[size][1:])  # the first call only fills caches
             found[size][name] = replace(taken[size][-1], seconds=seconds)
             print(f"{size} {name}: {1e3 * seconds:.1f} ms", flush=True)
 
 
 def compare_homes(folder: Path) -> None:
-    """Check that a home with releases written at once equals a home with releases made step by step."""
+    """Check that a home filled by `release_at_once` equals a home filled by `release_each`, row by row."""
     records = []
     for name, fill in (("at-once", release_at_once), ("each", release_each)):
         with _home(folder / name):
@@ -212,17 +216,19 @@ def compare_homes(folder: Path) -> None:
             workspace.ledger.verify()
             records.append(record_of(workspace))
     if records[0] != records[1]:
-        raise SystemExit("the measured homes differ from those that the ledger creates; see large_homes.py.")
+        raise SystemExit(
+            "homes written by release_at_once differ from homes that the ledger creates; correct large_homes.py."
+        )
 
 
 def grown(found: Mapping[int, Mapping[str, Measured]]) -> dict[str, float]:
-    """Return the ratio of each request's time on the largest home to that on the smallest."""
+    """Return, for each request, its time on the largest home divided by its time on the smallest home."""
     few, many = found[min(found)], found[max(found)]
     return {name: many[name].seconds / first.seconds for name, first in few.items()}
 
 
 def falls_short(found: Mapping[int, Mapping[str, Measured]]) -> list[str]:
-    """Return the requests that should not grow but do."""
+    """Return the requests that took at least `MOST` times as long on the largest home, except those in `LINEAR`."""
     return [name for name, ratio in grown(found).items() if name not in LINEAR and ratio >= MOST]
 
 
@@ -248,7 +254,7 @@ def table(found: Mapping[int, Mapping[str, Measured]], *, where: str) -> str:
 
 
 def main(sizes: tuple[int, ...]) -> None:
-    """Measure homes of several sizes, and rewrite the table of the page."""
+    """Measure all requests on homes of several sizes, and rewrite the table in ``docs/scaling.md``."""
     memory = str(MEMORY) if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as folder, Gauge() as gauge:
         compare_homes(Path(folder))

@@ -1,4 +1,4 @@
-"""The costs of a round over an input, as the model predicts them on one machine and projects them to a cluster."""
+"""Predicted costs of a round (one distributed sum over all rows) on one machine, and projected costs on a cluster."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ HUGE_ROWS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The cost of an input: its sizes, its measured rounds, and the work done once on the released matrix."""
+    """The costs of one input: its sizes, its measured rounds, and the time of noise and eigenvectors of a release."""
 
     name: str
     n_rows: int
@@ -40,21 +40,24 @@ class Costs:
     eigenpairs: float
 
     def size(self, kind: str) -> int:
-        """Return the bytes of a total."""
+        """Return the bytes of the result of a round of a kind: a second moment, or a product with directions."""
         moment = 4 * self.n_features * (self.n_features + 1)
         return moment if kind == "moment" else 8 * self.n_features * WIDTH
 
     def predicted(self, machine: Machine, kind: str, workers: int) -> float:
-        """Return the predicted seconds of a round that was measured."""
+        """Return the seconds that the model predicts for a round, of which there is a measurement too."""
         row = self.rows[workers].of(kind)
         return round_seconds(machine, rows=self.n_rows, row=row, size=self.size(kind), workers=workers)
 
     def off(self, machine: Machine) -> dict[tuple[str, int], float]:
-        """Return the ratio of predicted to measured seconds, by kind and workers."""
+        """Return the ratio of predicted to measured seconds of a round, by kind and number of workers."""
         return {case: self.predicted(machine, *case) / taken for case, taken in self.measured.items()}
 
     def projected(self, machine: Machine, kind: str) -> float:
-        """Return the seconds of a round over `ROWS` rows on the stated cluster, with reads limited by `NETWORK`."""
+        """Return the projected seconds of a round over `ROWS` rows on a cluster of `MACHINES` machines.
+
+        Each machine reads at most `NETWORK` bytes per second from the store.
+        """
         row, cores = self.rows[max(self.rows)].of(kind), MACHINES * CORES
         whole = round_seconds(machine, rows=ROWS, row=row, size=self.size(kind), workers=cores, network=NETWORK)
         loading = 0.0 if kind == "kept" else ROWS * self.stored / (MACHINES * NETWORK)
@@ -62,15 +65,18 @@ class Costs:
 
     @property
     def rows_remain(self) -> bool:
-        """True if `ROWS` gridded rows fit in the share of the stated cluster's memory that a release may use."""
+        """True if `ROWS` gridded rows fit in the part of the projected cluster's memory that a release may use."""
         declared = {str(worker): MEMORY // CORES for worker in range(MACHINES * CORES)}
         return fits(np.array([self.extents]) * ROWS // self.n_rows, declared)
 
     def passes(self, machine: Machine) -> float:
-        """Return the seconds of `PASSES` products on the stated cluster, all of which read rows that are not kept."""
+        """Return the projected seconds of a release with `PASSES` products on the cluster.
+
+        After the first product, the gridded rows remain in memory if they fit; otherwise each product reads them again.
+        """
         later = self.projected(machine, "kept" if self.rows_remain else "product")
         return self.projected(machine, "product") + (PASSES - 1) * later
 
     def huge(self, machine: Machine) -> float:
-        """Return the seconds of a release of `HUGE_ROWS` rows by their moment on local workers."""
+        """Return the predicted seconds of a release of `HUGE_ROWS` rows by their second moment, on local workers."""
         return replace(self, n_rows=HUGE_ROWS).predicted(machine, "moment", max(WORKERS)) + self.noise + self.eigenpairs

@@ -1,9 +1,12 @@
-"""``python -m benchmarks.projection``: measure constants, compare the model with measured rounds, and project costs.
+"""``python -m benchmarks.projection``: test a cost model of distributed sums, and project costs to a cluster.
 
-No constant is measured in a round that it predicts. The cost of a row is measured without a cluster, by one process and
-by two concurrent processes that share one memory. The costs of tasks, totals and messages are measured in rounds over
-no rows. The tables go into ``docs/scaling.md``, under a line that states the machine and the versions of these
-constants.
+A round is one distributed sum over all rows. The model predicts the time of a round from constants of the machine. No
+constant is measured in a round that it predicts:
+
+- The cost of a row is measured without a cluster, by one process and by two concurrent processes on one machine.
+- The costs of tasks, partial sums and messages are measured in rounds over no rows.
+
+The tables are written into ``docs/scaling.md``, under a line that states the machine and the versions of the packages.
 """
 
 import itertools
@@ -47,17 +50,17 @@ from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
 
-BITS, COMPONENTS = 12, 10  # the grid of a release at an epsilon of 1
+BITS, COMPONENTS = 12, 10  # 12 bits are the grid of a release at epsilon 1
 ROUNDS, EMPTY_ROUNDS, TIMES_MORE_TASKS = 5, 21, 20
-MOVED = 16 << 20  # bytes of a total whose transfer to the client is timed: about as for 2,000 columns
+MOVED = 16 << 20  # bytes of the array whose transfer to the client is timed, about a second moment of 2,000 columns
 WITHIN = 1.3
-PATIENCE = 300.0  # seconds that a process waits for another one
+PATIENCE = 300.0  # seconds that a measuring process waits at the barrier for the other processes
 
-_barrier: Any = None  # of a process that shares memory with others; it can only be inherited
+_barrier: Any = None  # the barrier of concurrent measuring processes; only an initializer can pass it to a process
 
 
 def machine_of(folder: Path) -> Machine:
-    """Measure the constants that do not depend on rows, on two local workers."""
+    """Measure the constants of the cost model that do not depend on rows, on two local workers."""
     empty = partial(ArrayBlocks, np.empty((0, 1)))
     few = _moment(1)
     whole = np.ones(MOVED // 8, np.int64)
@@ -75,7 +78,7 @@ def machine_of(folder: Path) -> Machine:
             both = [client.submit(np.ones, MOVED // 8, np.int64, workers=[at], pure=False) for at in client.nthreads()]
             client.gather([client.submit(len, total) for total in both])
             moves.append(seconds_of(partial(client.gather, both, direct=True)))
-    held = []  # keeps totals alive, so that each gets fresh memory
+    held = []  # keep every allocated array alive, so that each new array gets fresh memory
 
     def touch() -> None:
         held.append(np.zeros(MOVED // 8, np.int64))
@@ -91,7 +94,7 @@ def machine_of(folder: Path) -> Machine:
 
 
 def measured(declared: Input, folder: Path) -> Costs:
-    """Ingest an input, and measure each step per row and the rounds on local workers."""
+    """Ingest an input, and measure the time of each step per row and of whole rounds on local workers."""
     with own_ledger(folder / "home") as ledger:
         stored = ingested_rows(declared.rows(toy=False), declared, ledger, folder)
         size = sum(file.stat().st_size for file in (folder / "home/datasets").rglob("*") if file.is_file())
@@ -125,7 +128,10 @@ def _once(n_features: int) -> dict[str, float]:
 
 
 def _row_cost(stored: BlockSource, queries: Mapping[str, RowSum], busy: int) -> RowCost:
-    """Let `busy` processes handle their shares of the blocks concurrently, and return their mean cost."""
+    """Measure the cost of a row while `busy` processes work concurrently, each on a part of the blocks.
+
+    The result is the mean over the processes.
+    """
     spawn, sharing = get_context("spawn"), min(busy, stored.n_blocks)
     work = pickle.dumps((stored, dict(queries)))
     with ProcessPoolExecutor(
@@ -137,7 +143,7 @@ def _row_cost(stored: BlockSource, queries: Mapping[str, RowSum], busy: int) -> 
 
 
 def _wait_at(barrier: Any) -> None:
-    """Set the barrier at which the processes that share a memory wait before every pass."""
+    """Set the barrier at which the concurrent measuring processes wait for each other before every pass."""
     global _barrier
     _barrier = barrier
 
@@ -163,7 +169,7 @@ def _take_share(work: bytes, first: int, last: int) -> dict[str, float]:
 
 
 def _pass(stored: BlockSource, query: RowSum, first: int, last: int) -> tuple[float, ...]:
-    """Return the seconds of one pass for reading, gridding and adding."""
+    """Make one pass over blocks, and return the seconds spent on reading, on gridding and on adding."""
     total, taken = np.zeros(query.layout.size, np.int64), np.zeros(3)
     for block in range(first, last):
         ends = [time.perf_counter()]
@@ -180,7 +186,7 @@ def _pass(stored: BlockSource, query: RowSum, first: int, last: int) -> tuple[fl
 def _rounds(
     stored: BlockSource, queries: Mapping[str, RowSum], workers: int, folder: Path
 ) -> Iterable[tuple[tuple[str, int], float]]:
-    """Yield the median seconds of a round of each kind on fresh, warmed-up workers."""
+    """Yield each kind of round with its median seconds, on fresh workers that have made one such round before."""
     with _cluster(workers, folder) as client:
         resident = Residency()
         works = {kind: partial(exact_sum, stored, query, client=client) for kind, query in queries.items()}
@@ -205,7 +211,10 @@ def _median(work: Callable[[], Any]) -> float:
 
 
 def main() -> int:
-    """Measure every input, rewrite the page, and return 1 if a prediction is off by more than `WITHIN`."""
+    """Measure every input, and rewrite the tables in ``docs/scaling.md``.
+
+    Return 1 if a predicted time differs from the measured time by more than the factor `WITHIN`.
+    """
     under = heading("projection", ran_on(os.getloadavg()[0]))
     with tempfile.TemporaryDirectory() as folder:
         machine = machine_of(Path(folder))

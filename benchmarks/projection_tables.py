@@ -1,6 +1,7 @@
-"""The tables of the projection.
+"""The Markdown tables that `benchmarks.projection` writes into ``docs/scaling.md``.
 
-They are the constants, predicted and measured rounds, a stated cluster, and published figures.
+The tables contain the measured constants, predicted and measured times of rounds, projected times on a cluster, and
+estimates for published experiments.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +27,18 @@ PAGE = Path(__file__).parent.parent / "docs/scaling.md"
 DOLLARS = 0.768
 """The price in dollars of an hour of a machine with 16 virtual cores and 64 GiB: m5.4xlarge of Amazon EC2 in us-east-1,
 Linux, on demand."""
-SPARK_SHAPE = (94_000_000, 4_000, 17.0)  # rows, columns, stored values per row
-SYN_VALUES = 20.0  # per row
+SPARK_SHAPE = (94_000_000, 4_000, 17.0)  # rows, columns and stored values per row of a published Spark experiment
+SYN_VALUES = 20.0  # stored values per row
 CELLS_SHAPE = (982_490, 5_002)
 HUGE_SECONDS = 98.0
 """The seconds of the release of `HUGE_ROWS` rows in `benchmarks.huge`, as stated in `PAGE`."""
 
 
 def tables(machine: Machine, costs: Sequence[Costs], *, under: str) -> str:
-    """Return the constants, predicted and measured rounds, and the projection, as Markdown under a heading."""
+    """Return all tables of the projection as Markdown: constants, predicted and measured rounds, projected costs.
+
+    ``under`` is the first line, which states the machine and the versions.
+    """
     named = {one.name: one for one in costs}
     return (
         "\n\n".join(
@@ -123,7 +127,7 @@ def _priced(seconds: float) -> str:
 
 
 def _published(costs: Mapping[str, Costs]) -> Iterator[str]:
-    """Yield the estimates from our constants for the sizes of published figures, in seconds of a core."""
+    """Yield a table that estimates the time of dpca for the sizes of published experiments, in seconds of a core."""
     syn, dense = costs[SYN.name], costs[DENSE.name]
     rows, _, values = SPARK_SHAPE
     sparse_row, share = syn.rows[max(WORKERS)], values / SYN_VALUES

@@ -1,4 +1,4 @@
-"""A measured number with an optional bar, usually the ratio of a peer's time to ours.
+"""A measured number with an optional bar (its bound), usually the ratio of a peer's time to the time of dpca.
 
 >>> Ratio(name="gram/a9a-like/scipy", value=12.5, bar=9.0).line()
 'gram/a9a-like/scipy 12.50 9 holds'
@@ -22,10 +22,10 @@ NAMED_IN_REPORT = ("numpy", "scipy", "scikit-learn", "numba", "zarr", "distribut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """A number with an optional bar, which it must reach, or, with ``at_most``, must not exceed.
+    """A measured number with an optional bar, a lower bound or, with ``at_most``, an upper bound.
 
-    The value is rounded to two decimals, so that the printed value is the judged one. If it is a ratio of two times,
-    these are given in seconds.
+    The value is rounded to two decimals, and the rounded value is compared with the bar. If the value is a ratio of two
+    times, ``seconds`` and ``peer_seconds`` are these times.
     """
 
     name: str
@@ -36,24 +36,24 @@ class Ratio:
     peer_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        """Round the value."""
+        """Round the value to two decimals."""
         object.__setattr__(self, "value", round(float(self.value), 2))
 
     @property
     def holds(self) -> bool | None:
-        """True if the number satisfies its bar; None without a bar."""
+        """True if the value meets its bar, False if it does not, and None without a bar."""
         if self.bar is None:
             return None
         return self.value <= self.bar if self.at_most else self.value >= self.bar
 
     def line(self) -> str:
-        """Return ``NAME RATIO``, or with a bar ``NAME RATIO BAR holds`` or ``falls short``."""
+        """Return ``NAME RATIO``, followed, if there is a bar, by ``BAR holds`` or ``BAR falls short``."""
         measured = f"{self.name} {self.value:.2f}"
         return measured if self.bar is None else f"{measured} {self.bar:g} {'holds' if self.holds else 'falls short'}"
 
 
 def ran_on(load: float) -> dict[str, Any]:
-    """Return the machine of a run, its load of other processes, and the versions used."""
+    """Return a description of this machine, its load, and the versions of Python and of the measured packages."""
     return {
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "load": load},
         "versions": {"python": platform.python_version()} | {name: version(name) for name in NAMED_IN_REPORT},
@@ -61,7 +61,7 @@ def ran_on(load: float) -> dict[str, Any]:
 
 
 def write_report(ratios: Iterable[Ratio], path: Path, *, toy: bool, load: float) -> None:
-    """Write the ratios as JSON, with the facts needed to compare them with other machines and loads."""
+    """Write all ratios of a run to a JSON file, with the machine, its load and the package versions."""
     report = ran_on(load) | {
         "toy": toy,
         "ratios": [

@@ -1,4 +1,6 @@
-"""The arithmetic model of a round: the constants of a machine and of rows, and the task graph of a sum.
+"""A cost model of a round, which is one distributed sum over all rows.
+
+The time of a round follows from constants of the machine, the cost of a row, and the tree in which partial sums merge.
 
 >>> Tree.of(partitions=8, size=8_000_000, near=True)
 Tree(levels=(8, 2))
@@ -15,15 +17,15 @@ from dpca_tasks.sums.partial_sums import PARTITIONS_PER_WORKER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The constants of a machine that do not depend on rows, in seconds.
+    """The constants of the cost model that depend on the machine and not on rows, in seconds.
 
     Attributes
     ----------
     start, task : float
-        The time of any round, and of each of its tasks.
+        The fixed time of a round, and the time of each task of the round.
     touch, add, move : float
-        The time per byte of a total: to allocate it, to add it to another total, and to transfer it to the client while
-        another worker also transfers one.
+        The time per byte of a partial sum: to allocate it, to add it to another partial sum, and to transfer it to the
+        client while another worker also transfers a partial sum.
     """
 
     start: float
@@ -35,17 +37,18 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """The cost of a row in seconds of a core, while a stated number of cores do the same work on one memory.
+    """The cost of one row in seconds of a core.
+
+    It is measured for a given number of busy cores, because cores of one machine share its memory bandwidth.
 
     Attributes
     ----------
     read, grid : float
-        The time to read a row from the store, and to put it on the grid.
+        The time to read a row from the store, and to round it to the integer grid.
     moment, product : float
-        The time to add it to a second moment, and to a product with a stated number of directions, while it is in
-        cache.
+        The time to add a row, which is in the cache, to a second moment or to a product with directions.
     kept : float
-        The time of the product if gridded rows are kept in memory.
+        The time to add a row to a product with directions, if gridded rows are kept in memory between rounds.
     """
 
     read: float
@@ -55,19 +58,22 @@ class RowCost:
     kept: float
 
     def of(self, kind: str) -> float:
-        """Return the total cost of a row in a round of a kind: moment, product or kept."""
+        """Return the total cost of a row in a round of this kind (``"moment"``, ``"product"`` or ``"kept"``)."""
         return self.kept if kind == "kept" else self.read + self.grid + float(getattr(self, kind))
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The numbers of totals in a round, for the partitions and for each level of merges."""
+    """The merge tree of a round: the number of partial sums of the partitions, and after each level of merges."""
 
     levels: tuple[int, ...]
 
     @classmethod
     def of(cls, *, partitions: int, size: int, near: bool) -> Self:
-        """Return the tree for totals of ``size`` bytes; ``near`` states that workers are on the client's machine."""
+        """Return the merge tree for partial sums of ``size`` bytes.
+
+        ``near`` states that the workers are on the client's machine, which then merges larger partial sums itself.
+        """
         levels, most = [partitions], SMALL_TOTALS
         while levels[-1] > 1 and size * levels[-1] > most:
             levels.append(-(-levels[-1] // FAN_IN))
@@ -78,22 +84,23 @@ class Tree:
 def round_seconds(
     machine: Machine, *, rows: float, row: float, size: int, workers: int, network: float | None = None
 ) -> float:
-    """Predict the seconds of a round.
+    """Predict the seconds of a round, which is one distributed sum over all rows.
 
     Parameters
     ----------
     machine : Machine
     rows : float
-        The rows of all workers.
+        The number of rows of all workers together.
     row : float
         The cost of a row in seconds of a core, with all workers busy.
     size : int
-        The bytes of a total.
+        The bytes of a partial sum.
     workers : int
         The number of workers, each with one thread and four partitions.
     network : float, optional
-        Bytes per second between machines. Merges above the first level, and the client, wait for the network. None
-        means one machine, on which the totals merged above the first level move as they do to the client.
+        Bytes per second between machines. Merges above the first level, and the transfer to the client, then wait for
+        the network. With None, all workers are on one machine, and partial sums move between processes at the rate
+        ``machine.move``.
     """
     tree = Tree.of(partitions=PARTITIONS_PER_WORKER * workers, size=size, near=network is None)
     move = machine.move if network is None else machine.move + 1 / network

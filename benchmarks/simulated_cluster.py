@@ -1,7 +1,8 @@
-"""A Dask cluster of many simulated workers on one machine, with the real scheduler and messages; sums only sleep.
+"""A Dask cluster of many simulated workers on one machine.
 
-The scheduler runs in a separate process, so its processor time, memory and traffic can be measured alone. Workers are
-real Dask workers with one thread, hundreds per process. Those to be lost share one further process, which is killed.
+The scheduler and the messages are real; the workers sleep instead of adding rows. The scheduler runs in a separate
+process, so that its processor time, memory and traffic can be measured. Each simulated worker is a Dask worker with one
+thread, and a process contains up to 125 workers. One extra process contains the workers to be lost, and is killed.
 """
 
 import asyncio
@@ -32,12 +33,12 @@ from benchmarks.gauges import peak_bytes
 from flows.clusters.dask_clusters import WORKER_SETTINGS
 
 IN_A_PROCESS = 125
-AT_ONCE = 10  # workers of a process that start together
+AT_ONCE = 10  # number of workers that a process starts at the same time
 SETTINGS: Mapping[str, Any] = {
     **WORKER_SETTINGS,
     "distributed.admin.system-monitor.interval": "60 s",
-    "distributed.worker.use-file-locking": False,  # else each new worker searches for remains of all others
-    "distributed.scheduler.worker-ttl": None,  # hundreds of workers share a processor, so heartbeats are late
+    "distributed.worker.use-file-locking": False,  # otherwise each new worker searches for leftover files of all others
+    "distributed.scheduler.worker-ttl": None,  # keep workers with late heartbeats: hundreds of workers share a core
     "distributed.comm.timeouts.connect": "120 s",
     "distributed.comm.timeouts.tcp": "300 s",
 }
@@ -48,7 +49,7 @@ _traffic: Counter[str] = Counter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
-    """The scheduler's consumption since its start."""
+    """The resources that the scheduler has used since its start."""
 
     seconds: float
     messages: int
@@ -59,7 +60,7 @@ class Gauge:
 
     @classmethod
     def read(cls) -> "Gauge":
-        """Read the counters in the scheduler's process."""
+        """Read the resource counters; call this in the scheduler's process."""
         return cls(
             seconds=time.process_time(),
             messages=_traffic["messages"],
@@ -71,16 +72,19 @@ class Gauge:
 
 
 class CountingAssignments(SchedulerPlugin):
-    """A counter of assigned tasks; a task is assigned again if it or its result is lost with its worker."""
+    """A scheduler plugin that counts how often a task is assigned to a worker.
+
+    A task is assigned again if it, or its result, is lost with its worker.
+    """
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Count a task's transition if the task is now assigned to a worker."""
+        """Count the state transition of a task if the task is now assigned to a worker."""
         _traffic["assigned"] += finish == "processing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepingBlocks:
-    """A source whose blocks take a stated time to read and hold one record, with one value: the block's number."""
+    """A block source for simulation: reading a block sleeps, and block i contains one record with the value i."""
 
     n_blocks: int
     sleep: float
@@ -89,23 +93,23 @@ class SleepingBlocks:
 
     @property
     def n_records(self) -> int:
-        """One record per block."""
+        """The number of records, which is one per block."""
         return self.n_blocks
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """One record, one row and one value per block."""
+        """The numbers of records, rows and stored values of each block, which are all 1."""
         return np.ones((self.n_blocks, 3), np.int64)
 
     def read(self, block: int) -> Any:
-        """Sleep, and return the block."""
+        """Sleep for the reading time of a block, and return the block."""
         time.sleep(self.sleep)
         return SimpleNamespace(number=block, row_ptr=(0, 1), n_records=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberSum:
-    """A query that adds the number of block i to coordinate i modulo the number of coordinates."""
+    """A query for simulation, which adds i to coordinate ``i % size`` of the sum for each block i."""
 
     size: int
     inputs: bytes = b""
@@ -113,11 +117,11 @@ class NumberSum:
 
     @property
     def layout(self) -> Any:
-        """The number of coordinates."""
+        """The layout of the sum, which has ``size`` coordinates."""
         return SimpleNamespace(size=self.size)
 
     def grid(self, block: Any) -> Any:
-        """Return the block."""
+        """Return the block unchanged, since simulated blocks need no rounding to the grid."""
         return block
 
     def add(self, block: Any, total: NDArray[np.int64]) -> None:
@@ -125,7 +129,7 @@ class NumberSum:
         total[block.number % self.size] += block.number
 
     def expected(self, blocks: int) -> NDArray[np.int64]:
-        """Return the sum over that many blocks by arithmetic."""
+        """Return the correct sum over this number of blocks, computed without the cluster."""
         numbers = np.arange(blocks)
         total = np.zeros(self.size, np.int64)
         np.add.at(total, numbers % self.size, numbers)
@@ -134,13 +138,13 @@ class NumberSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A running cluster: its client, and the function that kills the workers to be lost."""
+    """A running simulated cluster: its client, and the function ``lose`` that kills some of its workers."""
 
     client: Client
     lose: Callable[[], None]
 
     def read(self) -> Gauge:
-        """Return the scheduler's consumption so far."""
+        """Return the resources that the scheduler has used so far."""
         gauge: Any = self.client.run_on_scheduler(Gauge.read)
         assert isinstance(gauge, Gauge), "the scheduler answers with its gauge"
         return gauge
@@ -148,7 +152,7 @@ class Simulated:
 
 @contextmanager
 def simulated_cluster(workers: int, *, to_lose: int) -> Iterator[Simulated]:
-    """Start a scheduler and workers, some of which can be killed together."""
+    """Start a scheduler and ``workers`` simulated workers, ``to_lose`` of which can be killed together."""
     spawn = get_context("spawn")
     ours, theirs = spawn.Pipe()
     processes: list[BaseProcess] = []
@@ -185,7 +189,7 @@ def _kill(process: BaseProcess | None) -> None:
 
 
 def _schedule(answer: Connection) -> None:
-    """Run a scheduler, and count the traffic of its process."""
+    """Run a Dask scheduler in this process, count its messages and bytes, and send its address."""
     _silence()
     for method in ("read", "write"):
         setattr(TCP, method, _counting_messages(getattr(TCP, method)))
@@ -203,7 +207,7 @@ def _schedule(answer: Connection) -> None:
 
 
 def _work(address: str, count: int) -> None:
-    """Run a number of workers."""
+    """Run ``count`` Dask workers in this process until the scheduler closes them."""
     _silence()
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.table``: write the results of the last quiet and loaded runs into the README."""
+"""``python -m benchmarks.table``: write the results of the last quiet and loaded runs into `benchmarks/README.md`."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ README = Path(__file__).with_name("README.md")
 
 
 def table(reports: Mapping[str, dict[str, Any]]) -> str:
-    """Return the reports of one or two runs as a Markdown table, below one line per run that describes its machine."""
+    """Return the reports of one or two runs as a Markdown table, below one line per run with its machine."""
     found = {run: {ratio["name"]: ratio for ratio in report["ratios"]} for run, report in reports.items()}
     rows = {name: ratio for ratios in reversed(found.values()) for name, ratio in ratios.items()}
     names = dict.fromkeys(name for ratios in found.values() for name in ratios)
@@ -31,7 +31,7 @@ def table(reports: Mapping[str, dict[str, Any]]) -> str:
 
 
 def heading(run: str, report: Mapping[str, Any]) -> str:
-    """Return a line with the machine of a run, its load of other processes, and the versions used."""
+    """Return a line that describes a run: its machine, the load of the machine, and the package versions."""
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     machine = report["machine"]
     return (
@@ -41,17 +41,19 @@ def heading(run: str, report: Mapping[str, Any]) -> str:
 
 
 def rewritten(text: str, results: str, *, name: str = "results") -> str:
-    """Return a text in which the results between the two marks of a name are replaced."""
+    """Return a text in which everything between ``<!-- name -->`` and ``<!-- end of name -->`` is replaced."""
     first, last = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
     if not (begin and end):
-        raise SystemExit(f"{README.name} has no place for results; add the lines {first.strip()} and {last.strip()}.")
+        raise SystemExit(
+            f"{README.name} lacks the marks of the results; add the lines {first.strip()} and {last.strip()}."
+        )
     return f"{before}{begin}{results}{end}{after}"
 
 
 def main() -> None:
-    """Rewrite the README from the available runs; refuse a toy run, which measures nothing."""
+    """Rewrite `benchmarks/README.md` from the reports of the available runs, and refuse reports of toy runs."""
     reports = {run: json.loads(path.read_text()) for run, path in REPORTS.items() if path.is_file()}
     if not reports:
         raise SystemExit(f"{REPORTS['quiet']} is missing; run `make bench` first.")

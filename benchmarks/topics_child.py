@@ -1,6 +1,7 @@
 """``python -m benchmarks.topics_child WARM DATASET FOLDER``: release topics on two local workers and print the cost.
 
-A small dataset is released first, so that compiled loops are loaded.
+The small dataset WARM is released first, so that all compiled loops are loaded before the release of DATASET is timed.
+FOLDER is for temporary files.
 """
 
 import json
@@ -22,7 +23,7 @@ WORKERS, COMPONENTS = 2, 20
 
 
 def main(warm: str, dataset: str, scratch: Path) -> None:
-    """Print the wall and processor time of a release, and the peak bytes of a worker and of this process."""
+    """Release topics of ``dataset``, and print wall and processor seconds and peak bytes of a worker and the client."""
     local = Settings(cluster="local", workers=WORKERS)
     with open_cluster(local, scratch=scratch) as address, connect(address) as client:
         assert client is not None
@@ -36,7 +37,7 @@ def main(warm: str, dataset: str, scratch: Path) -> None:
 
 
 def released(dataset: str, *, cluster: str = NO_CLUSTER) -> dict[str, float]:
-    """Release the topics of a dataset; return the seconds, this process's bytes and the number of topics found."""
+    """Release the topics of a dataset, and return its seconds, this process's peak bytes and the number of topics."""
     request = TensorRequest(
         dataset=dataset,
         publish="topics",

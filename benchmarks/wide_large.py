@@ -1,7 +1,8 @@
 """Release a subspace of 50,000 columns, and project the cost at 100,000 columns from the measured parts.
 
-``python -m benchmarks.wide_large [FEATURES]`` starts two local workers. Noise that does not fit in their memory is
-drawn again for every product.
+``python -m benchmarks.wide_large [FEATURES]`` runs on two local workers. Noise that does not fit in the memory of the
+workers is drawn again for every product. The projection uses the measured time to draw and to apply one coordinate of
+noise.
 """
 
 import sys
@@ -31,11 +32,11 @@ N_ROWS = 300_000
 COMPONENTS = 10
 TARGET = PrivacyTarget(epsilon=4.0, delta=1e-6)
 PROJECTED = 100_000
-SAMPLE = 1 << 24  # coordinates from which the constants are measured
+SAMPLE = 1 << 24  # number of noise coordinates on which the time per coordinate is measured
 
 
 def main(features: int = 50_000) -> None:
-    """Print the cost of the release, the constants, and the projection."""
+    """Release a subspace, and print its cost, the measured time per coordinate, and the cost at `PROJECTED` columns."""
     rows = text_rows(N_ROWS, n_features=features)
     problem = Problem(n_features=features, clip_norm=1.0, records_at_most=N_ROWS)
     mechanism = AnalyzeGauss(n_components=COMPONENTS, form="operator")
@@ -74,7 +75,7 @@ def main(features: int = 50_000) -> None:
 
 
 def _constants(multiplier: float, width: int) -> tuple[float, float]:
-    """Measure the seconds that one core needs to draw a coordinate, and to apply it to ``width`` directions."""
+    """Measure the seconds of one core to draw a noise coordinate, and to multiply it by ``width`` directions."""
     key, law = subkey(bytes(32), label="benchmark", info=b"wide"), Symmetric(noise_multiplier=multiplier)
     panel = Panel(distribution=law, key=key, order=PROJECTED, scale_in_steps=2.0**26, first=0, last=SAMPLE // PROJECTED)
     directions = np.ones((PROJECTED, width), np.int64)

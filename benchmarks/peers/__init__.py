@@ -1,1 +1,1 @@
-"""The peers' methods, which run in a separate environment and receive requests over a pipe."""
+"""The PCA methods of other libraries (the peers), which run in a separate environment on request over a pipe."""

@@ -1,4 +1,7 @@
-"""A client of the peers' environment, a child process that exchanges lines of JSON."""
+"""A client that runs methods of other libraries in a child process with a separate Python environment.
+
+Requests and answers are lines of JSON.
+"""
 
 import contextlib
 import json
@@ -23,7 +26,7 @@ PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """A peer's directions (k, d), and the wall time in its process in seconds."""
+    """The result of a peer's PCA: directions of shape (k, d), and the wall time of the call in seconds."""
 
     directions: NDArray[np.float64]
     seconds: float
@@ -38,12 +41,12 @@ class PeerFailed(Exception):
 
 
 class Peers:
-    """A process of the peers' environment with a separate Dask cluster, for use in a ``with`` statement.
+    """A child process that runs the peers' methods and has a Dask cluster; use it in a ``with`` statement.
 
     Parameters
     ----------
     workers : int
-        The number of processes of the cluster, and of BLAS threads of the peers without a cluster.
+        The number of processes of the Dask cluster. Peers without a cluster get this number of BLAS threads.
     """
 
     def __init__(self, *, workers: int) -> None:
@@ -72,7 +75,7 @@ class Peers:
         self.stop()
 
     def call(self, method: str, *, limit: float = 600.0, **request: Any) -> Answer:
-        """Run a method of `serve`.
+        """Run a method of `benchmarks.peers.serve` in the child process, and return its answer.
 
         Raises
         ------

@@ -1,12 +1,13 @@
-"""The peers' PCA methods, run on request with one JSON object per line in and out.
+"""A process that runs the PCA methods of other libraries on request, with one JSON object per line in and out.
 
-This module runs in the peers' environment, which lacks most dependencies of our packages, and imports only one file of
-them. A request names a method, the snapshot (a Zarr group), the same rows as a SciPy file and as stored by anndata, the
-number of components, and the file for the directions.
+This module runs in the environment of the peers, which lacks most dependencies of dpca. So it imports only one file of
+the packages of dpca. A request contains the method, the number of components and the file for the directions. It also
+contains three copies of the rows: a snapshot of dpca (a Zarr group), a SciPy file, and a store written by anndata.
 
-Scanpy reads anndata's store. Other methods on Dask read the snapshot, as we do. All others hold the rows in memory,
-loaded before timing starts. Spark holds them in a separate Java process, which a separate request starts. The Dask
-cluster is started before the first request.
+- Scanpy reads the store of anndata. Other methods on Dask read the snapshot, as dpca does.
+- All other methods hold the rows in memory, and load them before timing starts. Spark holds the rows in a separate Java
+  process, which a separate request starts.
+- The Dask cluster is started before the first request.
 """
 
 import json
@@ -29,7 +30,7 @@ from threadpoolctl import threadpool_info
 from papers.lib.children import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
-BLOCKS_IN_DENSE = 4  # for Dask methods with dense chunks: as many blocks as workers can hold at once
+BLOCKS_IN_DENSE = 4  # blocks of a snapshot in one dense chunk of a Dask array
 
 
 def read_block(store: str, block: int, n_features: int) -> sp.csr_matrix:
@@ -47,7 +48,7 @@ def _open(store: str) -> Any:
 
 
 def chunked(store: str, *, dense: bool) -> Any:
-    """Return the snapshot as a Dask array of row chunks."""
+    """Return the rows of a snapshot as a Dask array that is chunked by rows, with dense or sparse chunks."""
     import dask.array as da
     from dask.delayed import delayed
 
@@ -64,13 +65,13 @@ def chunked(store: str, *, dense: bool) -> Any:
 
 @cache
 def in_memory(rows: str) -> sp.csr_array:
-    """Return the rows, loaded only once."""
+    """Return the rows of a SciPy file; they are loaded at the first call only."""
     return sp.csr_array(sp.load_npz(rows))
 
 
 @cache
 def dense_in_memory(rows: str) -> NDArray[np.float64]:
-    """Return the rows as a dense array, created only once."""
+    """Return the rows of a SciPy file as a dense array; it is created at the first call only."""
     return np.asarray(in_memory(rows).toarray())
 
 
@@ -93,7 +94,7 @@ def sklearn_truncated_svd(request: dict[str, Any]) -> Directions:
 
 
 def scanpy_pca(request: dict[str, Any]) -> Directions:
-    """Read anndata's store as its documentation recommends, in chunks with as many rows as our blocks."""
+    """Run Scanpy's PCA on an anndata store, read in chunks with as many rows as a block of dpca."""
     import anndata
 
     rows: Any = zarr.open_group(request["anndata"], mode="r")["X"]
@@ -155,7 +156,7 @@ def spark() -> Any:
 
 @cache
 def spark_rows(rows: str) -> Any:
-    """Return the rows as a distributed matrix of sparse vectors, read only once from svmlight text."""
+    """Return the rows as a distributed Spark matrix of sparse vectors; they are loaded at the first call only."""
     from pyspark.mllib.linalg.distributed import RowMatrix
     from pyspark.mllib.util import MLUtils
     from sklearn.datasets import dump_svmlight_file
@@ -213,21 +214,21 @@ IN_MEMORY: dict[str, Callable[[str], Any]] = {
 
 
 def main() -> None:
-    """Serve requests until the pipe closes."""
+    """Answer requests from standard input until it is closed."""
     from distributed import Client, LocalCluster
 
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to stdout
+    answers, sys.stdout = sys.stdout, sys.stderr  # keep stdout for answers, since libraries print to `sys.stdout`
     n_workers = int(os.environ["PEER_WORKERS"])
     here = {name: number for name, number in os.environ.items() if name.endswith("_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(here, "1"))  # for the workers, which inherit them
+    os.environ.update(dict.fromkeys(here, "1"))  # Dask workers inherit these variables, and use one thread each
     with (
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None, memory_limit=None) as cluster,
         Client(cluster) as client,
     ):
         os.environ.update(here)
-        client.run(np.ones, 1)  # loads threaded libraries
+        client.run(np.ones, 1)  # make the workers load their threaded libraries
         found = client.run(threadpool_info).values()
         assert {library["num_threads"] for libraries in found for library in libraries} == {1}, "as our workers have"
         for line in sys.stdin:
