@@ -35,8 +35,10 @@ from dpca_tasks.threads import one_thread
 COUNT_SHARE, NUMBER_SHARE = 0.25, 0.25
 FINEST_TOTALS = 16
 SPREAD = 0.25
-"""The assumed std of ratings without user and item offsets, divided by the range of ratings. The std of the item offsets
-is assumed to be half as large."""
+"""The assumed std of ratings without user and item offsets, divided by the range of ratings.
+
+The std of the item offsets is assumed to be half as large.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -502,7 +504,7 @@ def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> N
 
 
 def _leading(matrix: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the result of `leading_eigenpairs`; for a large matrix, compute it by Lanczos from a fixed start vector."""
+    """Return the result of `leading_eigenpairs`; for a large matrix, compute it by Lanczos from a fixed vector."""
     order = len(matrix)
     if order >= LARGE and rank <= order // 20:
         with one_thread(), suppress(ArpackNoConvergence):

@@ -172,7 +172,10 @@ class Eigenspace:
 
 
 def moment_floor(order: int, *, noise_std: float) -> float:
-    """Return ``sqrt(2 D) std``, the spectral norm of an isotropic noise matrix of order D, with ``std`` on the diagonal."""
+    """Return ``sqrt(2 D) std``, the spectral norm of an isotropic noise matrix of order D.
+
+    ``noise_std`` is the std of its diagonal entries.
+    """
     return math.sqrt(2.0 * order) * noise_std
 
 
@@ -239,7 +242,7 @@ def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> C
         the third moment. ``failed`` is true if no component is above the noise.
     """
     least = np.maximum(space.values, space.floor)
-    roots = np.sqrt(np.where(least > 0, least, math.inf))  # a direction with eigenvalue 0 is excluded by an infinite root
+    roots = np.sqrt(np.where(least > 0, least, math.inf))  # an infinite root excludes a direction with eigenvalue 0
     whitened = core / (roots[:, None, None] * roots[:, None] * roots)
     values, vectors = robust_power_method(whitened, n_components=len(roots))
     components = values[:, None] * ((vectors * roots) @ space.directions.T)
@@ -425,7 +428,10 @@ class TensorReleases:
         return SecondMoment(**self._requested(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
-        """Return the bits of the second moment's finest safe grid, for noise of std ``noise_multiplier * sensitivity``."""
+        """Return the bits of the second moment's finest grid that is safe for the noise.
+
+        The std of the noise is ``noise_multiplier`` times the sensitivity.
+        """
         coarse = self.moment_query(bits=1)
         return grid_bits(noise_std=noise_multiplier * coarse.sensitivity("l2"), degree=coarse.degree)
 
@@ -477,9 +483,9 @@ class TensorReleases:
         )
 
     def score_norm(self, space: Eigenspace) -> float:
-        """Return the bound on the norm of a point's scores: at most R, and at least the query's minimum for the variance.
+        """Return the bound on the norm of a point's scores, which are its coordinates along the eigenvectors.
 
-        Scores are the coordinates of a point along the eigenvectors.
+        The bound is at most the clip norm R, and at least the minimum that the query requires for the noise variance.
         """
         assert self.problem.clip_norm is not None
         assert space.noise_variance is not None
@@ -571,7 +577,10 @@ def product_along(query: RowSum, space: Eigenspace) -> Eigenspace:
 
 
 def spread(noise: NoiseDistribution, order: int) -> float:
-    """Return the diagonal std of isotropic noise with the spectral norm of ``noise``, divided by its noise multiplier."""
+    """Return the diagonal std of isotropic noise with the same spectral norm as ``noise``.
+
+    The std is divided by the noise multiplier.
+    """
     if isinstance(noise, SymmetricRadial | CubeRadial):
         return noise.spread(order)
     return math.sqrt(2.0) if isinstance(noise, UpperTriangle) else 1.0
