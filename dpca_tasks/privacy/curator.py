@@ -279,8 +279,8 @@ class Curator:
         roster = noise.roster
         if seeds.site != noise.site:
             raise InvalidInput(
-                f"seeds of site {seeds.site!r} cannot mask messages of site {noise.site!r}, because the masks would "
-                f"not cancel; pass the seeds of site {noise.site!r}."
+                f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because the masks "
+                f"would not cancel; pass the seeds of site {noise.site!r}."
             )
         check_room(roster, steps_per_unit=query.steps_per_unit)  # the contribution of a record is at most one unit long
         first = address.round * roster.attempts
