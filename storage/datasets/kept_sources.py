@@ -119,7 +119,7 @@ class SavedColumns:
             return
         if names is None:
             raise BadSource(
-                f"the columns have no names, but the columns of dataset {self.dataset!r} have names; declare the "
+                f"the columns have no names, but those of dataset {self.dataset!r} have names; declare the "
                 f"feature names, or {_END}"
             )
         if tuple(names) == self.names:

@@ -180,7 +180,7 @@ class Witness:
         if seen is None:
             if current.seq > 1 and not restored:
                 raise Refused(
-                    f"{self.folder} has no witness file of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
+                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
                     "ledger, or accept the ledger with `dpca budget accept-restored`."
                 )
             return
