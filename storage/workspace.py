@@ -94,7 +94,8 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            witness.note(note_everything(connection))  # the acceptance begins reserved releases, which have no note yet
+            # accepting a restored ledger begins its reserved releases, which have no note yet
+            witness.note(note_everything(connection))
     else:
         with reading(engine) as connection:
             current = witness.check(connection)

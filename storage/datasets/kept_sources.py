@@ -51,7 +51,7 @@ class SavedColumns:
             entry = catalog.current(name)
             rows = catalog.open(entry)
             return cls(dataset=name, n_features=entry.n_features, names=rows.feature_names(), encoder=rows.encoder())
-        except StorageError:  # no columns to compare with
+        except StorageError:  # if the dataset has no readable snapshot, there are no columns to compare with
             return None
 
     def ordered(self, schema: Schema | None) -> Schema | None:

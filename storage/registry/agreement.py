@@ -91,9 +91,10 @@ def alias_history(
     """Return the alias moves of one name or of all names, oldest first, or only the ``newest`` moves."""
     table = tables.event
     columns = (table.c.at, table.c.actor, table.c.detail)
-    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # lets the database use an index
+    # the condition on the population lets the database use its index
+    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)
     query = sa.select(*columns).where(moved).order_by(table.c.seq.desc()).limit(newest)
-    if name is not None:  # the detail is JSON text, in which names need no escaping
+    if name is not None:  # journal details are JSON text, in which a published name needs no escaping
         query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
     moves = ((row, json.loads(row.detail)) for row in reversed(connection.execute(query).all()))
     return tuple(
@@ -113,7 +114,8 @@ def alias_history(
 
 FEW = 100
 """Largest number of names in one query; for more names, all rows are read."""
-_NON_PRIVATE = '"name": "non_private"'  # in the JSON of an event, which contains no user's text
+# this text occurs only in the JSON of an event without privacy, since events contain no text of users
+_NON_PRIVATE = '"name": "non_private"'
 _PUBLISHED, _VERSION = tables.published.c, tables.version.c
 _FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
@@ -193,7 +195,7 @@ def check_names(connection: sa.Connection, names: Collection[str] | None) -> Non
         reported: sa.ColumnElement[bool] = _ENTRY.name == entry
         if table is tables.version:
             reported &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
-        elif few is not None:  # the detail is JSON text, in which names need no escaping
+        elif few is not None:  # journal details are JSON text, in which a published name needs no escaping
             reported &= sa.or_(
                 sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few)
             )

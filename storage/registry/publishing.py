@@ -275,7 +275,8 @@ def rebuild_pointers(
     signed: list[dict[str, Any]] = []
     read: Mapping[str, Pointer | None]
     if names is not None and len(names) <= FEW:
-        read = {name: None for name in names if _newest_version(connection, name)}  # read later, after the files
+        # for a few names, each pointer is read after the name's files
+        read = {name: None for name in names if _newest_version(connection, name)}
     else:
         read = {pointer.name: pointer for pointer in read_pointers(connection, names)}
     for name, pointer in read.items():

@@ -245,7 +245,8 @@ class Lost:
     release_id: str | None
     artifact_digest: str
     manifest: Mapping[str, Any] = field(repr=False)
-    sites: Sequence[Mapping[str, Any]] | None = None  # of a joint release, charged in the sites' ledgers
+    # sites of a joint release, which is charged in their ledgers; otherwise None
+    sites: Sequence[Mapping[str, Any]] | None = None
 
     def __str__(self) -> str:
         """Return the version as a reference, such as ``news@3``."""
@@ -373,7 +374,8 @@ def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], 
                     "a version never changes, so two ledgers publish there: give this ledger a separate store."
                 )
     remembered = {(note["version"]["name"], note["version"]["version"]): note for note in noted if "version" in note}
-    for at, note in remembered.items():  # the last note of each version; earlier ones were rolled back
+    # of several notes about a version, the last one counts, because earlier transactions failed
+    for at, note in remembered.items():
         if at not in standing and at not in lost and (at[0], note["version"]["release_id"]) not in released:
             lost[at] = Lost(**note["version"], manifest={})
     return sorted(lost.values(), key=lambda item: (item.digest != item.artifact_digest, item.name, item.version))

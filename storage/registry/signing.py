@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 
 NEXT_KEY = "publisher-signing.next.key"
-_MOST_TAKEN_OVER = 1 << 40  # far below the limit of readers; a forged higher number is ignored
+# an existing number of this size or more is ignored, so that a forged file cannot use up the numbers
+_MOST_TAKEN_OVER = 1 << 40
 _ATTEMPTS = 10
 
 
@@ -140,7 +141,7 @@ class Signer:
         self.sign_artifacts(place, set(pointer.versions.values()) - done)
         stood = digest_of(plain)
         if before is not None and stood not in (before.now, before.before):
-            stood = before.now  # the state that consumers saw, not a file that another program wrote
+            stood = before.now  # the pointer that consumers saw last, not a file that another program wrote over it
         expires = None
         if self.days is not None:
             expires = (datetime.now(UTC) + timedelta(days=self.days)).strftime("%Y-%m-%dT%H:%M:%SZ")

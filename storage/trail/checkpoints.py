@@ -77,10 +77,11 @@ def tree_roots(hashes: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
     """
     wanted = set(lengths)
     found = {0: hashlib.sha256(b"").hexdigest()} if 0 in wanted else {}
-    whole: list[bytes] = []  # roots of the full subtrees so far, the largest first
+    whole: list[bytes] = []  # roots of the full subtrees of the Merkle tree so far, the largest first
     for count, leaf in enumerate(hashes, start=1):
         whole.append(_digest(b"\x00" + bytes.fromhex(leaf)))
-        for _ in range((count & -count).bit_length() - 1):  # once for each factor 2 of the count
+        # two full subtrees are merged once for each factor 2 of the count
+        for _ in range((count & -count).bit_length() - 1):
             right = whole.pop()
             whole[-1] = _digest(b"\x01" + whole[-1] + right)
         if count in wanted:

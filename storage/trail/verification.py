@@ -276,7 +276,7 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
         raise Corrupt(f"entry {at} charges a budget that is not open; {_NEXT}")
     declared = cast(Charge, tuple(detail["charge"]))
     prices = [rules.charge_after(replay.total, event, delta=delta)]
-    if replay.accepted:  # inserted after a restore: at its old price, even beyond the budget
+    if replay.accepted:  # a release that was inserted again after a restore has its old price, even beyond the budget
         prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
     if declared not in prices:
         raise Corrupt(
