@@ -57,7 +57,7 @@ def option_record[T](record: type[T]) -> type[T]:
     by_default = made.__init__
 
     def build(self: T, **given: Any) -> None:
-        if not given:  # defaults need no check, so pydantic is not loaded
+        if not given:  # default values need no check, so Pydantic is not loaded
             by_default(self)
             return
         try:

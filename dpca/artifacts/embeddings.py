@@ -105,9 +105,7 @@ class ItemEmbeddings(Artifact):
         manifest = checked_manifest(facts, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != offsets.size:
-            raise Invalid(
-                f"feature_names has {len(names)} item ids, but there are {offsets.size} items; declare one id per item"
-            )
+            raise Invalid(f"there are {len(names)} item ids for {offsets.size} items; declare one id per item")
         _check_step(manifest.get("user_step"), rank=None if factors is None else factors.shape[1])
         for name, value in (("offsets", offsets), ("factors", factors), ("counts", counts), ("manifest", manifest)):
             object.__setattr__(self, name, value)

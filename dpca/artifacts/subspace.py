@@ -172,8 +172,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         names = manifest.get("feature_names")
         if names is not None and len(names) != components.shape[1]:
             raise Invalid(
-                f"feature_names has {len(names)} names, but there are {components.shape[1]} features; declare one name "
-                "per feature"
+                f"there are {len(names)} feature names for {components.shape[1]} features; declare one name per feature"
             )
         object.__setattr__(self, "manifest", manifest)
 

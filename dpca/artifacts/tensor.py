@@ -112,8 +112,7 @@ class TensorComponents(Artifact):
         names = manifest.get("feature_names")
         if names is not None and len(names) != self.n_features:
             raise Invalid(
-                f"feature_names has {len(names)} names, but there are {self.n_features} features; declare one name per "
-                "feature"
+                f"there are {len(names)} feature names for {self.n_features} features; declare one name per feature"
             )
         found = (("components", components), ("weights", weights), ("eigenvalues", eigenvalues), ("manifest", manifest))
         for name, value in found:

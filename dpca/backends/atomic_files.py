@@ -461,7 +461,8 @@ def relative_paths(root: Path) -> list[str]:
                     found.append(f"{below}{entry.name}")
                 else:
                     raise OSError(
-                        f"{entry.path} is neither a regular file nor a folder; a digest covers only these; remove it"
+                        f"{entry.path} is neither a file nor a folder, but a link or a device; a digest covers only "
+                        "files and folders; remove it"
                     )
     return found
 

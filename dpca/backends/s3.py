@@ -117,8 +117,8 @@ class ObjectPlace:
             found = obstore.get(self._store, path)
             if found.meta["size"] > most:
                 raise Corrupt(
-                    f"{self.at(path)} has {found.meta['size']} bytes, but at most {most} are allowed; restore this file "
-                    "from a copy"
+                    f"{self.at(path)} has {found.meta['size']} bytes, but at most {most} are allowed; restore it from "
+                    "a copy"
                 )
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 

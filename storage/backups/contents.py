@@ -232,7 +232,7 @@ def damaged(folder: Path, found: str) -> Corrupt:
 
 
 REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
-# the last file written when an artifact is published, so its presence means a whole artifact
+# an artifact's manifest is written last, so an artifact folder with this file is complete
 ARTIFACT_MARKER = "manifest.json"
 
 
@@ -300,7 +300,8 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
     for folder, marker in whole.items():
         staged = home / STAGING / token_hex(16)
         try:
-            # a new folder: the copied files have old modification times, and cleanup would delete them as orphans
+            # copied files keep their old modification times, so cleanup would take the staging folder for an orphan
+            # unless it were created now
             make_folder(staged)
             for path in paths:
                 if path.startswith(f"{folder}/"):
@@ -358,7 +359,7 @@ def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
 def _copy_file(place: Place, to: Path, path: str) -> bool:
     try:
         payload = place.read(path).payload
-        if path.endswith(".json"):  # an incomplete JSON file counts as missing
+        if path.endswith(".json"):  # an incomplete JSON file counts as missing from the backup
             json.loads(payload)
     except (FileNotFoundError, Corrupt, ValueError, RecursionError):
         return False
@@ -373,8 +374,9 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 _LEFT_OUT = {
-    "pointer",  # tags of the files in one store; after a restore into another store, every pointer file is rewritten
-    "charged_total",  # a cache, which is recomputed from the releases
+    # the table `pointer` holds tags of files in one store; after a restore, every pointer file is written again
+    "pointer",
+    "charged_total",  # the table `charged_total` is a cache, which is computed again from the releases
 }
 _AT_ONCE = 1_000
 
@@ -404,7 +406,7 @@ def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> Non
     migrate(connection)
     try:
         _fill(connection, folder)
-    except OperationalError:  # the database itself failed, so the rows are not to blame
+    except OperationalError:  # an OperationalError is a failure of the database, not of the rows in the backup
         raise
     except (AttributeError, KeyError, OSError, TypeError, ValueError, SQLAlchemyError) as error:
         raise Corrupt(

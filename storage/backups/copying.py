@@ -150,9 +150,11 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
 def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None, signed_by: str) -> Contents:
     engine, place = workspace.ledger.engine, workspace.store
     with ExitStack() as stack:
-        with transaction(engine):  # the ledger's lock: writers wait until the pointers are copied
+        # this transaction holds the ledger's lock, so writers wait while pointer files are copied
+        with transaction(engine):
             connection = stack.enter_context(reading(engine))
-            head = journal.head(connection)  # this first read begins the database snapshot of `connection`
+            # reading the journal's head begins the database snapshot of this connection
+            head = journal.head(connection)
             lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:
             raise Corrupt("the journal lacks entries; restore the newest copy of the database, and back that up.")
@@ -363,7 +365,7 @@ def _check_locked(connection: sa.Connection, keys: Path, *, entries: int) -> Non
     except Refused:
         return
     if entries > 1:
-        raise _differs("the restored ledger is not locked, and it must be until it is accepted")
+        raise _differs("the restored ledger is not locked, although no operator has accepted it")
 
 
 def _check_pointers(connection: sa.Connection, place: Place) -> int:

@@ -32,7 +32,7 @@ from storage.ledger.trail_export import KEY_FILE, public_key, signing_key
 SEALABLE = re.compile(r"(trail|publisher)-signing(-[0-9a-f]+)?\.key")
 """Pattern of the key files that a backup may contain, encrypted; every other key file is never backed up."""
 LEAST_CHARACTERS = 12
-# parameters of scrypt: each guess of a passphrase costs 64 MiB and a fraction of a second
+# scrypt parameters: each guess of a passphrase costs 64 MiB of memory and a fraction of a second
 _MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1
 
 

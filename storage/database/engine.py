@@ -86,7 +86,7 @@ def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
     except BaseException:
         connection.close()
         raise
-    if engine in connections:  # a nested transaction has already stored a connection of this engine
+    if engine in connections:  # a nested transaction has already stored a connection to this database
         connection.close()
     else:
         connections[engine] = identity or _identity(path), connection
@@ -116,7 +116,8 @@ def _identity(path: str) -> _Identity:
         try:
             status = os.stat(file)  # noqa: PTH116 - a path takes ten times as long
         except OSError:
-            found.append(object())  # a missing file equals nothing, so a connection to it is never reused
+            # a missing file gets a new object as identity, so a connection to it is never reused
+            found.append(object())
         else:
             found.append((status.st_dev, status.st_ino))
     return tuple(found)
@@ -311,7 +312,7 @@ def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
         if engine.dialect.name == "postgresql":
             _listen_for_warnings(connection, warned)
         yield connection
-        warned.clear()  # keep only warnings that the commit itself causes
+        warned.clear()  # warnings from before the commit are dropped; only warnings about the commit count
     if warned:
         raise Unavailable(
             f"the database committed the transaction with a warning ({warned[0]}), so a failover may lose it; restore "
@@ -344,14 +345,16 @@ def _listen_for_warnings(connection: sa.Connection, notices: list[str]) -> None:
             notices.append(" ".join(str(notice.message_primary).split())[:200])
 
     driver: Any = connection.connection.driver_connection
-    if hasattr(driver, "add_notice_handler"):  # psycopg 3, installed by the extra `postgres`
+    # psycopg 3, from the extra `postgres`, reports server warnings to such a handler
+    if hasattr(driver, "add_notice_handler"):
         driver.add_notice_handler(record)
 
 
 def _usable_engine(url: str) -> sa.Engine:
     try:
         return _engine(url)
-    except (ArgumentError, ImportError, ValueError):  # ValueError: the port is not a number
+    # SQLAlchemy raises ValueError if the port in the URL is not a number
+    except (ArgumentError, ImportError, ValueError):
         raise Invalid(
             "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
             "(with the `postgres` extra installed)."
@@ -379,14 +382,15 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "do_connect")
     def _create(_dialect: Any, _record: Any, arguments: Any, _others: Any) -> None:
         path = Path(arguments[0])
-        # create it as a private file; SQLite gives its log files the same mode
+        # the database file is created as a private file, because SQLite gives its log files the same mode
         if not path.exists() and path.parent.is_dir():
             with suppress(OSError):
                 create_file(path)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver must not begin transactions, because `_begin_with` does
+        # the driver must not begin transactions by itself, because `_begin_with` begins them
+        connection.isolation_level = None
         _switch_to_wal(connection)
         for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute("PRAGMA " + pragma)
@@ -399,7 +403,7 @@ def _begin_with(engine: sa.Engine, statement: str) -> None:
     def begin(dbapi_connection: Any) -> None:
         dbapi_connection.execute(statement)
 
-    # replaced directly, because an event listener would slow down every statement
+    # the dialect's method is replaced, because an event listener would slow down every statement
     engine.dialect.do_begin = begin  # type: ignore[method-assign]
 
 
@@ -449,7 +453,8 @@ def migrate(connection: sa.Connection) -> None:
     from alembic.util import CommandError
 
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")  # only one process migrates at a time
+        # this PostgreSQL lock lets only one process migrate at a time
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")
     config = Config()
     config.set_main_option("script_location", "storage.database:migrations")
     config.attributes["connection"] = connection

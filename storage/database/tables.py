@@ -1,4 +1,4 @@
-"""Tables of the ledger, the catalog and the registry index."""
+"""Definitions of the SQL tables of the ledger, the catalog of datasets and the registry index."""
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ budget = sa.Table(
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
-    sa.Column("rows_per_unit", sa.BigInteger),  # most rows of one individual; NULL means no bound
+    sa.Column("rows_per_unit", sa.BigInteger),  # maximum number of rows of one individual; NULL means no bound
     sa.Column("created_at", Text, nullable=False),
 )
 snapshot = sa.Table(
@@ -36,16 +36,17 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
-    sa.Column("rows_digest", Text),  # digest of the rows without the ids of individuals
+    sa.Column("rows_digest", Text),  # digest of the snapshot's rows without the ids of individuals
     sa.Column("unit", Text, nullable=False, default=ROW),
-    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # most rows of one individual; NULL means no bound
+    # maximum number of rows of one individual; NULL means no bound
+    sa.Column("rows_per_unit", sa.BigInteger, default=1),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
     sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered the snapshot
     sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest that made the snapshot
-    sa.Column("epoch", Text),  # epoch (row of arrival_epoch) of the snapshot's first-seen numbers, or NULL
+    sa.Column("epoch", Text),  # id of the table of first-seen ids (arrival_epoch) for this snapshot, or NULL
 )
-# one table of the ids that ingests have seen, hashed under one key; a lost part ends the epoch
+# table `arrival_epoch`: each row is one table of the ids that ingests have seen, hashed under one key
 arrival_epoch = sa.Table(
     "arrival_epoch",
     metadata,
@@ -54,7 +55,7 @@ arrival_epoch = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.Column("lost_at", Text),
 )
-# the ids that first appeared in one ingest; number is NULL while the files are being written
+# table `arrival_segment`: the ids that first appeared in one ingest; no number while their files are being written
 arrival_segment = sa.Table(
     "arrival_segment",
     metadata,
@@ -83,12 +84,12 @@ release = sa.Table(
     sa.Column("updated_at", Text, nullable=False),
     sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved the release
 )
-# cached sum of a population's charges; if the row is missing, the charges of the releases are added up again
+# table `charged_total`: cached sum of a population's charges; if its row is missing, the sum is computed again
 charged_total = sa.Table(
     "charged_total",
     metadata,
     sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
-    sa.Column("charge", Text, nullable=False),  # JSON, because its integers may exceed 64 bits
+    sa.Column("charge", Text, nullable=False),  # the charge is stored as JSON, because its integers may exceed 64 bits
     sa.Column("accounting", Text, nullable=False),
     sa.Column("releases", sa.BigInteger, nullable=False),  # including abandoned ones
 )
@@ -124,7 +125,7 @@ version = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
-joint_version = sa.Table(  # a published version of a joint release of several sites; each site's own ledger is charged
+joint_version = sa.Table(  # table `joint_version`: a published version of a joint release of several sites
     "joint_version",
     metadata,
     sa.Column("name", Text, primary_key=True),
@@ -135,7 +136,7 @@ joint_version = sa.Table(  # a published version of a joint release of several s
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
-# a stream: one Gaussian release, charged in advance; its ticks (periodic releases) cost nothing more
+# table `stream`: a release repeated at every tick of a schedule, and charged once in advance
 stream = sa.Table(
     "stream",
     metadata,
@@ -145,9 +146,10 @@ stream = sa.Table(
     sa.Column("fingerprint", Text, nullable=False),
     sa.Column("terms", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry that opened the stream
+    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry about the opening of the stream
 )
-stream_charge = sa.Table(  # a release charged for a stream; after this charge, the given number of ticks is paid for
+# table `stream_charge`: a release that pays for ticks of a stream, and the total number of ticks then paid for
+stream_charge = sa.Table(
     "stream_charge",
     metadata,
     sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
@@ -162,11 +164,11 @@ tick = sa.Table(
     sa.Column("slot", Text, nullable=False),
     sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
     sa.Column("snapshot_id", Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest of the snapshot
+    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest that made the tick's snapshot
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )
-tick_answer = sa.Table(  # digest of a tick's noised answer, which is a file in the store
+tick_answer = sa.Table(  # table `tick_answer`: digest of a tick's noised answer, which is a file in the store
     "tick_answer",
     metadata,
     sa.Column("stream", Text, primary_key=True),
@@ -181,20 +183,22 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-pointer = sa.Table(  # names whose pointer file agrees with the rows; without a row here, the file must be rewritten
+# table `pointer`: names whose pointer file agrees with the rows; the file of any other name must be rewritten
+pointer = sa.Table(
     "pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("tag", Text, nullable=False),  # the store's tag (ETag) of the file as last written
+    sa.Column("tag", Text, nullable=False),  # the store's tag (ETag) of the pointer file when it was last written
 )
-signed_pointer = sa.Table(  # number of each name's last signed pointer, which only grows, and the tag of its file
+# table `signed_pointer`: number and file tag of each name's last signed pointer; numbers only grow
+signed_pointer = sa.Table(
     "signed_pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tag", Text),
 )
-published = sa.union_all(  # all published versions, with the id of the release or joint release that made each
+published = sa.union_all(  # all published versions, each with the id of its release or joint release
     sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
     sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),
 ).subquery("published")

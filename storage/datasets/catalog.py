@@ -210,7 +210,7 @@ class Catalog:
                 population=population,
                 detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
                 | entry.privacy_unit.facts
-                # recorded only if allowed: whether another population has these rows is private
+                # whether another population has the same rows is private, so only the permission is recorded
                 | ({"shared_rows": "allowed"} if allow_shared_rows else {}),
             )
         return entry
@@ -220,7 +220,7 @@ class Catalog:
 
         Raises the errors of `storage.ledger.budgets.check_snapshots`.
         """
-        # sorted so that the newest snapshot of each name comes last and stays in the dict
+        # rows are sorted so that the newest snapshot of each dataset comes last, and replaces earlier ones in the dict
         with reading(self.engine) as connection:
             newest = {row.name: row for row in connection.execute(_PRESENT)}
             check_snapshots(connection, list(newest.values()))

@@ -92,7 +92,7 @@ def _bytes(array: NDArray[Any], kind: str) -> memoryview:
 
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
-MARKER = "zarr.json"  # the file with the manifest; it is written last, so its presence means a whole snapshot
+MARKER = "zarr.json"  # this file contains the manifest and is written last, so a snapshot with this file is complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Manifest:
             raise Corrupt(
                 f"the snapshot has format {found}, not {(FORMAT, FORMAT_VERSION)}; read it with the dpca that wrote it"
             )
-        # fields that older manifests lack
+        # fields that manifests of older versions lack
         older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))
         stored = {**older, "keeps_zeros": False, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]

@@ -37,8 +37,8 @@ ENTRY = np.dtype(
 """An entry: one stored value, with its individual (unit), row (line), column, and place (line or row) in the source."""
 LAST_PLACE = np.iinfo(np.int32).max
 
-PART = 1 << 20  # entries per part, 32 MiB; sorting needs three quarters more memory
-_LEAST_PIECE = 1 << 10  # least number of entries read from a part at a time
+PART = 1 << 20  # number of entries in one part of the sort, 32 MiB; sorting needs three quarters more memory
+_LEAST_PIECE = 1 << 10  # least number of entries that are read from a sorted part at a time
 _DIGIT = 11  # bits
 _SIGN = np.uint64(1 << 63)
 
@@ -68,7 +68,7 @@ class EntrySort:
         self._buffer: Entries = np.empty(most, ENTRY)
         self._filled = 0
         self._files: list[Path] = []
-        self._order: NDArray[np.int32] | None = None  # sorted order of the buffer, computed once
+        self._order: NDArray[np.int32] | None = None  # sorted order of the entries in the buffer, computed once
         self.size = 0
 
     def add(

@@ -123,7 +123,7 @@ def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
     def discard(snapshot: str) -> None:
         catalog.place.remove(f"datasets/{entry.name}/{snapshot}", marker=MARKER)
 
-    request = {"erased": secrets.token_hex(16)}  # random: an interrupted erasure is not resumed but starts again
+    request = {"erased": secrets.token_hex(16)}  # the request is random, so an interrupted erasure is never resumed
     with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
         writer = SnapshotWriter(
             staging.path,

@@ -104,7 +104,7 @@ def _write_h5ad(dataset: Dataset, path: Path) -> None:
     """
     if find_spec("anndata") is None:
         raise Invalid("writing h5ad needs anndata; install the extra: pip install 'dpca-pipeline[anndata]'")
-    with warnings.catch_warnings(action="ignore"):  # ignore anndata's warnings about its dependencies
+    with warnings.catch_warnings(action="ignore"):  # ignores anndata's warnings about its dependencies
         _write_frame(dataset, path)
     import h5py
 

@@ -18,7 +18,7 @@ Examples
     with IdTables(scratch) as tables:
         tables.add_texts("unit", pa.array(["b", "a"]), first_code=0)
         for codes, ranks in tables.ranks("unit"):
-            ...                                # 1 and 0, then 0 and 1
+            ...                                # codes [1, 0] with ranks [0, 1]
 
 ::
 
@@ -170,14 +170,14 @@ class IdTables:
             self._tables.add(table)
 
     def _read(self, query: str, count: int = BATCH_VALUES) -> Iterator[pa.RecordBatch]:
-        # own cursor: a DuckDB connection has only one open result
+        # a separate cursor, because a DuckDB connection can have only one open result
         with using_disk(), self._database.cursor() as reader:
             yield from reader.sql(query).to_arrow_reader(count)
 
     def _run(
         self,
         statement: str,
-        # quoted: otherwise the annotation holds the class, which is reported as leaked at exit
+        # the annotation is quoted, because otherwise the class is reported as leaked at exit
     ) -> "duckdb.DuckDBPyConnection":
         with using_disk():
             done: duckdb.DuckDBPyConnection = self._database.execute(statement)
@@ -260,14 +260,15 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # the first-seen number of all individuals, if they share one
-        # otherwise (number, rank of the first id with this number) for each first-seen number
+        self._first_seen: int | None = None  # the first-seen number of all individuals, if it is the same for all
+        # if first-seen numbers differ: each number with the rank of the first id that has it
         self._firsts: list[tuple[int, int]] = []
-        self._codes = {"unit": 0, "line": 0}  # how many codes each role's texts have used so far
+        # for ids of individuals and of rows: how many integer codes were given to text ids so far
+        self._codes = {"unit": 0, "line": 0}
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
         self._owner_key: bytes | None = None
-        # hashes of ids in the order of records; used if ids are text or sorted by first-seen number
+        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by first-seen number
         self._owner_ids: _Stream | None = None
 
     def __enter__(self) -> Self:
@@ -448,7 +449,8 @@ class Grouping:
             )
         if batch.row_ids is None or not batch.row_ids.null_count:
             return batch
-        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0  # any id will do: the record is rejected
+        # null row ids get an arbitrary value, because the record is rejected anyway
+        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0
         return replace(batch, row_ids=batch.row_ids.fill_null(nothing))
 
     def _integers(self, role: str, ids: pa.Array) -> NDArray[np.int64]:

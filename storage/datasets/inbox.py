@@ -72,7 +72,7 @@ class Inbox:
 
     def __init__(self, home: Path, dataset: str) -> None:
         self._folder = home / _FOLDER / dataset
-        self._paths: dict[str, Path] = {}  # recorded file of each token, which never changes
+        self._paths: dict[str, Path] = {}  # the record file of each arrival, by token; record files never change
 
     def waiting(self, address: str, *, settled: float) -> Waiting:
         """Return the files that wait to be processed, after giving each new file a token.

@@ -414,7 +414,7 @@ def _write(
         return totals, digest.hexdigest()
     if rejects.count:
         raise BadSource(
-            f"all rows are bad, and {rejects.count} were left out: {describe(rejects.tally)}; correct the rows, or the "
+            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; correct the rows, or the "
             "declarations about the source"
         )
     raise BadSource("the source holds no row, and a dataset needs at least one; check the source")

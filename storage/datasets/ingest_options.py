@@ -34,7 +34,7 @@ _FROM_SCHEMA = (
     ),
     "scale",
 )
-_UNNAMED = "unit"  # the default name of ids that come from a separate file
+_UNNAMED = "unit"  # default name of the ids of individuals, if they come from a separate file
 TRIPLETS_ALONE = (
     "keep_zeros applies only to triplets (CSV, TSV, Parquet) and Matrix Market entries; omit it, or give triplets"
 )

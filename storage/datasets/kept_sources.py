@@ -51,7 +51,7 @@ class SavedColumns:
             entry = catalog.current(name)
             rows = catalog.open(entry)
             return cls(dataset=name, n_features=entry.n_features, names=rows.feature_names(), encoder=rows.encoder())
-        except StorageError:  # no columns to compare with
+        except StorageError:  # if the dataset has no readable snapshot, there are no columns to compare with
             return None
 
     def ordered(self, schema: Schema | None) -> Schema | None:
@@ -119,7 +119,7 @@ class SavedColumns:
             return
         if names is None:
             raise BadSource(
-                f"the columns have no names, but the columns of dataset {self.dataset!r} have names; declare the "
+                f"the columns have no names, but those of dataset {self.dataset!r} have names; declare the "
                 f"feature names, or {_END}"
             )
         if tuple(names) == self.names:

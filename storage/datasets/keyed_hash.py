@@ -70,7 +70,7 @@ def _siphash(letters, bounds, key):  # type: ignore[no-untyped-def]
             word = uint64(0)
             for letter in range(at, min(at + 8, stop)):
                 word |= uint64(letters[letter]) << uint64(8 * (letter - at))
-            if at + 8 > stop:  # SipHash's last word also encodes the length
+            if at + 8 > stop:  # the last 64-bit word of SipHash also contains the length of the text
                 word |= uint64((stop - start) & 0xFF) << uint64(56)
             a, b, c, d = state
             a, b, c, d = _round(_round((a, b, c, d ^ word)))
@@ -152,7 +152,7 @@ class OwnerKey:
             If the key folder cannot be written.
         """
         if self.name is not None:
-            with writing(self._path.parent):  # the ingest that drew the key may have failed and removed it
+            with writing(self._path.parent):  # the ingest that created the key may have failed since, and removed it
                 if not claim_file(self._path, self._key) and self._path.read_bytes() != self._key:
                     raise Conflict(
                         "another ingest of the same population replaced the key with which ids are hashed; ingest again"
@@ -163,7 +163,7 @@ class OwnerKey:
         """Remove the key if this ingest drew it and then fails without leaving blocks that may be resumed."""
         try:
             yield
-        except Unavailable:  # keep the key, since the blocks written so far may be resumed
+        except Unavailable:  # the key is not removed, because the ingest can be resumed from the blocks written so far
             raise
         except StorageError:
             if self._is_ours:

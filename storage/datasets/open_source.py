@@ -189,7 +189,9 @@ class OpenSource:
             "drop_others",
             "is_unattended",
             "schema",
-        ):  # refusals follow from some of these, and the rest is in the files
+            # these declarations do not change the blocks: they only cause refusals, or are included elsewhere in the
+            # request
+        ):
             del declared[name]
         schema = self.declared.schema
         return {
@@ -238,7 +240,8 @@ def open_source(
     rejects.file = ", ".join(each.address if isinstance(each, SourceFile) else str(each) for each in sources)
     files = find_files(sources)
     if options.public_items:
-        skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # reported later, when rows are read
+        # bad rows are reported later, when the rows are read for the ingest
+        skipped = SkippedRows() if rejects.is_tolerant else Rejects()
         declared = replace(declared, names=infer_items(files, declared, rejects=skipped))
     if saved is not None and declared.names is None:
         declared = _as_saved(files, declared, rejects, saved)
@@ -255,7 +258,8 @@ def open_source(
             )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
-        if saved is not None and not options.public_items:  # public items may be new in each ingest
+        # with public items, a new ingest may have new columns, so columns are not compared
+        if saved is not None and not options.public_items:
             names = declared.names or reader.names
             saved.check(names, n_features=reader.n_features, scattered=reader.scattered)
         rejects.names = reader.names

@@ -38,7 +38,8 @@ class RowsDigest:
         row_ptr : integer array of shape (n_rows + 1,), where each row begins in `values`
         """
         self._n_rows += len(row_ptr) - 1
-        exact = np.ascontiguousarray(values, dtype=np.float64) + 0.0  # adding 0.0 turns -0.0 into 0.0
+        # adding 0.0 turns -0.0 into 0.0, so that both have the same hash
+        exact = np.ascontiguousarray(values, dtype=np.float64) + 0.0
         _add_rows(self._sum, exact.view(np.uint64), np.asarray(indices, np.int64), np.asarray(row_ptr, np.int64))
 
     def hexdigest(self) -> str:

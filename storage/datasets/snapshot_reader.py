@@ -17,7 +17,7 @@ digest.
 ::
 
     source = NightRows.of([(catalog.open(entry), entry.number) for entry in bound])
-    source.read(0).first_seen                  # the number of the first snapshot
+    source.read(0).first_seen                  # the ingest number of the first snapshot
 """
 
 import errno
@@ -86,7 +86,8 @@ class PaddedArray:
         return items[:length], b"".join(checksum for _, checksum in chunks)
 
     def _chunk(self, row: int, column: int) -> tuple[NDArray[Any], bytes]:
-        from numcodecs import blosc  # type: ignore[import-untyped]  # imported here: only needed to read rows
+        # imported here, because processes that read no rows do not need it
+        from numcodecs import blosc  # type: ignore[import-untyped]
 
         payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
         packed, checksum = payload[: -_CHECKSUM.size], payload[-_CHECKSUM.size :].tobytes()
@@ -102,8 +103,8 @@ def checksum_of(chunks: Mapping[str, bytes]) -> int:
     """Return one checksum for a block, computed from the checksums of its chunks in each array.
 
     Arrays without a chunk in this block are left out. A chunk's own checksum does not cover the position of the chunk
-    in the dataset. The checksum of the block does: it is stored with the block's extent, and reveals a lost chunk, an
-    outdated chunk, or a chunk from another block.
+    in the dataset. The checksum of the block does: it is stored with the sizes of the block, and reveals a lost chunk,
+    an outdated chunk, or a chunk from another block.
     """
     joined = b"".join(name.encode() + b"\0" + chunks[name] for name in sorted(chunks) if chunks[name])
     return int(google_crc32c.value(joined))
@@ -228,11 +229,11 @@ class Dataset:
             row_ptr = _bounds(head(handles.row_nnz, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
-                with suppress(FileNotFoundError):  # the records of this block have one row each
+                with suppress(FileNotFoundError):  # a missing chunk means that each record of this block has one row
                     record_ptr = _bounds(head(handles.record_rows, n_records))
             rejected = np.zeros(n_records, dtype=np.bool_)
             if handles.rejected is not None:
-                with suppress(FileNotFoundError):  # no record of this block is rejected
+                with suppress(FileNotFoundError):  # a missing chunk means that no record of this block is rejected
                     rejected = head(handles.rejected, n_records) != 0
         if (int(row_ptr[-1]), int(record_ptr[-1]), checksum_of(chunks)) != (nnz, n_rows, checksum):
             raise Corrupt(f"block {block} of {self.address} does not match the recorded sizes or checksum; {_DAMAGED}")
@@ -265,7 +266,8 @@ class Dataset:
         n_records = int(handles.extents[block, 0])
         found, chunks = np.zeros(2 * n_records, np.uint64), dict[str, bytes]()
         failure = f"the hashed ids in block {block} of {self.address} cannot be read"
-        with _reading(handles.place, failure), suppress(FileNotFoundError):  # no record of this block has an id
+        # a missing chunk means that no record of this block has an id
+        with _reading(handles.place, failure), suppress(FileNotFoundError):
             found, chunks["owners"] = handles.owners.head(block, 2 * n_records)
         if checksum_of(chunks) != handles.extents[block, 4]:
             raise Corrupt(f"the hashed ids in block {block} of {self.address} do not match their checksum; {_DAMAGED}")
@@ -340,7 +342,7 @@ class Dataset:
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
         """Read a declared array, such as the scale, which is stored next to the rows."""
-        import zarr  # imported here: a planner reads no rows
+        import zarr  # imported here, because processes that read no rows do not need Zarr
 
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
@@ -374,7 +376,7 @@ def read_manifest(address: str) -> Manifest:
 
 @lru_cache(maxsize=64)
 def _open_handles(address: str) -> _Handles:
-    import zarr  # imported here: a planner reads no rows
+    import zarr  # imported here, because processes that read no rows do not need Zarr
 
     place, manifest = open_place(address), read_manifest(address)
     strict: ArrayConfigParams = {"read_missing_chunks": False}

@@ -80,7 +80,7 @@ def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> b
 
 BLOCK_NNZ = 1 << 20
 BLOCK_ROWS = 1 << 18
-MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 values stays below 2 GiB, the most that Blosc compresses
+MAX_BLOCK_NNZ = 1 << 27  # with at most this many values, a float64 chunk stays below 2 GiB, the limit of Blosc
 
 _DECLARED_CHUNK = 1 << 20
 
@@ -143,9 +143,10 @@ class SnapshotWriter:
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
         self._to_compare = sum(records for records, *_ in written)
-        self._bounds = np.cumsum([0, *(records for records, *_ in written)])  # first record of each left block
+        # number of the first record of each block that a killed writer left
+        self._bounds = np.cumsum([0, *(records for records, *_ in written)])
         self._first_seen: list[int | None] = []  # first-seen number of each block
-        self._number: int | None = None  # first-seen number of the block being filled
+        self._number: int | None = None  # first-seen number of the records in the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
         padded = partial(_PaddedRows, folder, self._group)
@@ -185,7 +186,7 @@ class SnapshotWriter:
                 int(np.searchsorted(values, end_of_values - len(self._values), side="right")),
                 int(np.searchsorted(rows, end_of_rows - len(self._row_nnz), side="right")),
             )
-            stop -= 1  # records at..stop fit into the current block, after its earlier records
+            stop -= 1  # the records from `at` to `stop` still fit into the current block
             if stop <= at:
                 if len(self._record_rows):
                     self._flush()
@@ -239,7 +240,8 @@ class SnapshotWriter:
 
         It is the number of the ingest in which the ids of the block's individuals first appeared.
         """
-        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)  # 0: a block without records
+        # a block without records has no ingest, so its number is 0
+        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
         """Write a declared array, such as feature names, next to the rows; return the array's SHA-256."""
@@ -281,9 +283,10 @@ class SnapshotWriter:
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
-        """Record the first-seen number of those left blocks that begin within the next `count` appended records.
+        """Record first-seen numbers for blocks that a killed writer left, while their records are appended again.
 
-        `first_seen` is the number of these records, which are compared with the blocks of a killed writer.
+        The next `count` appended records have the first-seen number `first_seen`. It is recorded for each left block
+        that begins among these records.
         """
         start = int(self._bounds[-1]) - self._to_compare
         begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()
@@ -373,7 +376,8 @@ class _PaddedRows:
         """
         if alone:
             self._chunk = max(min(self._length, self._chunk), 1)
-            self.describe(1, self._length)  # tells a resuming writer the changed chunk width
+            # the metadata is written now, so that a resuming writer reads the changed width of chunks
+            self.describe(1, self._length)
         end = _round_up(self._length, self._chunk)
         self._row[self._length : end] = self._fill
         return b"".join(

@@ -30,7 +30,7 @@ from dpca.backends.atomic_files import make_folder, write_atomically
 from dpca.errors import StorageError, Unavailable
 
 _PARTIAL = ".partial"
-_REMOVED = ".removed"  # suffix of folders that are renamed before their deletion
+_REMOVED = ".removed"  # suffix of the name of a folder that is about to be deleted
 _REQUEST = ".request"
 _BLOCKS = ".blocks"
 _EXTENT = 5 * 8  # bytes

@@ -16,7 +16,7 @@ Examples
 ::
 
     table = FirstSeenTable(engine=engine, place=place, home=home, keys=keys, population="patients")
-    found = table.record(grouping)             # its batches then come by (first seen, id)
+    found = table.record(grouping)             # grouping.batches() is then sorted by first-seen number
     found.number, found.epoch
 
 ::
@@ -77,8 +77,8 @@ if TYPE_CHECKING:
 PART_IDS = 1 << 18
 """Number of hashes in one file of a segment."""
 
-_MARKER = "segment.json"  # lists the digests of a segment's files; written last
-_MOST_BYTES = 1 << 23  # limit for a segment's files: 16 bytes per id, 70 bytes per part in the marker
+_MARKER = "segment.json"  # this file lists the digests of a segment's other files, and is written last
+_MOST_BYTES = 1 << 23  # size limit of a segment's files: hashes take 16 bytes per id, the marker 70 bytes per file
 _AT_ONCE = 8  # files read concurrently
 
 
@@ -137,7 +137,8 @@ class FirstSeenTable:
             with transaction(self.engine) as connection:
                 arrivals.lose_epoch(connection, epoch)
                 for unknown in sorted(folders - arrivals.folders_of(connection, self.population)):
-                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)  # later reads ignore this folder
+                    # a row without a number makes later reads ignore this folder
+                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)
             return FirstSeen(lost=True)
 
     def _epoch(self) -> str:
@@ -162,7 +163,8 @@ class FirstSeenTable:
         grouping.hash_ids(self._key(epoch))
         known: list[Segment] = []
         while True:
-            folders = self._folders()  # list folders first: a folder's row is always written before the folder
+            # folders are listed before rows, because the row of a folder is always written before the folder
+            folders = self._folders()
             with reading(self.engine) as connection:
                 segments = arrivals.segments_of(connection, epoch)
                 planned = arrivals.folders_of(connection, self.population)
@@ -334,7 +336,8 @@ def whole_records(
     if not (reader.scattered or has_ids):
         yield WholeRecords(batches=_named(batches, owner_key))
         return
-    with needing("a source with rows in pieces, or with ids,"):  # imported here: other sources need no DuckDB
+    # imported here, because sources whose rows need no grouping need no DuckDB
+    with needing("a source with rows in pieces, or with ids,"):
         from storage.datasets.grouping import Grouping
     limit = options.max_rows_per_unit
     with scratch_folder(home) as scratch, Grouping(scratch, rejects=rejects, max_rows_per_unit=limit) as grouping:
@@ -343,9 +346,10 @@ def whole_records(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
-        if has_ids or reader.n_rows is None:  # a matrix that declares its rows has no ids
+        if has_ids or reader.n_rows is None:  # a source that declares its number of rows has row numbers instead of ids
             grouping.name_owners(owner_key.drawn())
-        unknown = grouping.unknown if reader.n_rows is None else nameless  # every declared row exists anyway
+        # every declared row exists, even if its entries are unreadable, so only rows without an individual count
+        unknown = grouping.unknown if reader.n_rows is None else nameless
         grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
@@ -364,7 +368,8 @@ def _gather(
             n_features=reader.n_features,
             dtype=checked,
             rejects=rejects,
-            duplicates="sum" if reader.scattered else source.merges,  # a scattered row has one entry here
+            # each batch row of a scattered source is one entry, so there are no duplicates yet
+            duplicates="sum" if reader.scattered else source.merges,
             keep_zeros=keep_zeros,
         )
         grouping.add(replace(rows, places=rows.places + origins[-1][0]))

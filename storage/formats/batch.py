@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("file", "place", "number", "reason", "column")
-_KINDS = 1000  # (reason, column) pairs that are counted; further pairs are counted by reason only
+_KINDS = 1000  # at most this many pairs (reason, column) are counted; further bad rows are counted by reason only
 _SHOWN = 5
 
 type Tally = Counter[tuple[str, str]]
@@ -205,12 +205,13 @@ def _count(tally: Tally, reason: str, column: str) -> None:
     tally[key if key in tally or len(tally) < _KINDS else (reason, "")] += 1
 
 
-BATCH_VALUES = 1 << 18  # most values in one batch of a reader, unless one row has more
+BATCH_VALUES = 1 << 18  # largest number of values in one batch of a reader, unless a single row has more
 MAX_FEATURES = 2**31 - 1
-MAX_INTEGER = 2**53 - 1  # float64 represents all integers up to this one exactly
+# the largest integer up to which float64 represents every integer, without ambiguity by rounding
+MAX_INTEGER = 2**53 - 1
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
-_INSERTED = 64  # rows with at most this many entries are sorted by insertion
+_INSERTED = 64  # rows with at most this many entries are sorted by insertion sort
 
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
@@ -379,7 +380,8 @@ def make_canonical(
     batch = replace(
         batch,
         is_canonical=False,
-        values=np.require(batch.values, np.float64, ["C", "W"]),  # a copy, since Arrow arrays are read-only
+        # arrays from Arrow are read-only, so writable copies are made
+        values=np.require(batch.values, np.float64, ["C", "W"]),
         indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )
     n_rows = len(batch.row_ptr) - 1
@@ -442,7 +444,7 @@ def without_surplus(batch: RowBatch) -> RowBatch:
 
 def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
     """Remove the marked rows, and records that have no rows left."""
-    import pyarrow as pa  # imported here: not needed unless rows are read
+    import pyarrow as pa  # imported here, because processes that read no rows do not need Arrow
 
     kept = ~dropped
     starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]

@@ -203,7 +203,9 @@ class CsrRows:
             bounds = np.concatenate(([last], ends))
             broken = np.flatnonzero((bounds[1:] < bounds[:-1]) | (bounds[1:] > len(self._indices)))
             if broken.size:
-                raise BadSource(f"indptr decreases or is too large at row {first + broken[0]}; save the matrix again")
+                raise BadSource(
+                    f"indptr is out of order or too large at row {first + broken[0]}; save the matrix again"
+                )
             at = 0
             while at < len(ends):
                 stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1)

@@ -34,11 +34,11 @@ from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 from numpy.typing import NDArray
 
-EIGHT = 8  # bytes of a word
-_trailing_zeros: Any = trailing_zeros  # Numba's own type annotation would not fit this use
+EIGHT = 8  # number of bytes in a word
+_trailing_zeros: Any = trailing_zeros  # Numba's type annotation does not fit a call from Python code
 _ZEROS = np.uint64(0x3030303030303030)
-_HIGHEST = np.uint64(0x8080808080808080)  # the highest bit of each byte
-_TO_HIGHEST = np.uint64(0x7676767676767676)  # 128 - 10: adding it sets the highest bit of each byte above 9
+_HIGHEST = np.uint64(0x8080808080808080)  # the highest bit of each byte of a word
+_TO_HIGHEST = np.uint64(0x7676767676767676)  # adding 128 - 10 to each byte sets the highest bit of every byte above 9
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -65,7 +65,7 @@ def leading_digits(word):  # type: ignore[no-untyped-def]
     others = (word | (word + _TO_HIGHEST)) & _HIGHEST
     bits = np.uint64(_trailing_zeros(others)) & np.uint64(0x78)
     if bits < np.uint64(64):
-        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # pad with leading zeros
+        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # digits are padded with leading zeros to eight
     pairs = (word * np.uint64(10) + (word >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     return (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF), bits
@@ -75,7 +75,8 @@ DECIDED, UNDECIDED, MALFORMED = 0, 1, 2
 
 _PLUS, _MINUS, _POINT, _ZERO, _LOWER_E, _UPPER_E = (ord(c) for c in "+-.0eE")
 _MOST_DIGITS = 19  # 10^19 < 2^64
-_LEAST_POWER, _MOST_POWER = -342, 308  # with powers of ten outside this range, every 19-digit number is 0 or infinite
+# for powers of ten outside this range, every number of 19 digits is 0 or infinite in float64
+_LEAST_POWER, _MOST_POWER = -342, 308
 _EXPONENT_CAP = 100_000
 
 
@@ -119,7 +120,8 @@ def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
         digits <<= one
         shift += 1
     high, low = _multiply(digits, fives[power - _LEAST_POWER, 0])
-    if high & np.uint64(0x1FF) == np.uint64(0x1FF):  # the missing low bits of 5^q may change the 55 leading bits
+    # the low bits of 5^q that were left out may still change the 55 leading bits of the product
+    if high & np.uint64(0x1FF) == np.uint64(0x1FF):
         more, _ = _multiply(digits, fives[power - _LEAST_POWER, 1])
         low += more
         if low < more:
@@ -137,7 +139,7 @@ def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
         and mantissa & np.uint64(3) == one
         and (mantissa << (top + np.uint64(9))) == high
     ):
-        mantissa &= ~one  # exactly half way, so round to even
+        mantissa &= ~one  # the number is exactly half way between two floats, so it is rounded to even
     mantissa = (mantissa + (mantissa & one)) >> one
     if mantissa >= np.uint64(1 << 53):
         mantissa >>= one

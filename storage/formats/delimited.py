@@ -173,7 +173,8 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
         start, fields, quotes = at, opened[2] + 1 if is_open else 1, 0
         inside, plain, strict = is_open, is_open, is_open
         at_start, blank, behind, broken, loose = True, True, False, False, False
-        second_plain, second_strict = False, False  # true at the second quote of a doubled quote
+        # true at the second quote of a doubled quote, by the plain and by the strict rule
+        second_plain, second_strict = False, False
         while text[at] != _NEWLINE:
             byte = text[at]
             if byte == quote:
@@ -237,8 +238,8 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
 
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-LONGEST = 1 << 24  # most bytes of a line
-_UNIT = "\x1f"  # ASCII unit separator; replaces the delimiter ::
+LONGEST = 1 << 24  # largest number of bytes in a line
+_UNIT = "\x1f"  # the ASCII unit separator replaces the delimiter ``::`` in the text
 _GUESSED = (",", ";", "\t", "|", DOUBLE_COLON)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -263,7 +264,7 @@ class DelimitedReader(TextReader):
         self._text = TextFile(file, encoding=written.encoding)
         self._pieces = self._text.pieces(longest=LONGEST)
         self._delimiter, self._quote = written.delimiter or declared.delimiter or DELIMITERS[format], written.quote
-        if self._delimiter == DOUBLE_COLON:  # parsers need a delimiter of one character
+        if self._delimiter == DOUBLE_COLON:  # parsers need a delimiter of one character, so ``::`` is replaced
             self._pieces = (memoryview(bytes(piece).replace(b"::", _UNIT.encode())) for piece in self._pieces)
             self._delimiter = _UNIT
         self._follows_quotes = not declared.is_unattended and self._quote is not None
@@ -296,7 +297,8 @@ class DelimitedReader(TextReader):
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
         for table, places, bad in self._tables(self._schema.read, rejects):
-            for at in range(0, max(table.num_rows, 1), step):  # at least one batch, for the progress
+            # at least one batch is yielded, even if it is empty, so that progress is reported
+            for at in range(0, max(table.num_rows, 1), step):
                 some = slice(at, at + step)
                 yield self._schema.batch(table[some], places=places[some], place="line", rejects=rejects, bad=bad[some])
 
@@ -311,7 +313,8 @@ class DelimitedReader(TextReader):
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
         text, extent = self._rest, Extent() if self._follows_quotes else None
-        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # skipping a line could lose a quote
+        # if quotes are tracked, skipping a line could lose a quote
+        self._text.skips_long_lines = rejects.is_tolerant and extent is None
         while True:
             if text:
                 yield self._parse(text, self._text.line, wanted, rejects, extent)

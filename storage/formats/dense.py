@@ -113,7 +113,7 @@ class NpyRows:
         return np.frombuffer(raw, dtype=self.dtype, count=count)
 
 
-_SLAB = 1 << 26  # most bytes of rows read at once, so that each chunk is decompressed only once
+_SLAB = 1 << 26  # largest number of bytes of rows read at once; large reads decompress each chunk only once
 
 
 class Sliceable(Protocol):
@@ -254,7 +254,7 @@ def sparse_rows(
     )
 
 
-_SMALL = 1 << 12  # most bytes that are read of the members `format` and `shape`
+_SMALL = 1 << 12  # largest number of bytes read of the archive members `format` and `shape`
 _DRAIN = 1 << 20
 _KIND = ".npz archive"
 _ARRAYS = ("indptr", "indices", "data")

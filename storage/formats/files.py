@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _SCHEME = "s3://"
-_AHEAD = 1 << 23  # bytes that one request to an object store fetches
+_AHEAD = 1 << 23  # number of bytes that one request to an object store fetches
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "_committed_*", "_started_*", "*.crc")
 """Names of marker files that writers of tables put next to the files with rows."""
 _LOGS = {
@@ -136,7 +136,7 @@ class LocalFile:
         path = Path(os.path.realpath(self.path))
         try:
             status = path.stat()
-        except OSError:  # the error is reported when the file is opened
+        except OSError:  # a missing file is reported later, when it is opened
             return (path,)
         return path, (status.st_dev, status.st_ino)
 
@@ -276,7 +276,7 @@ class ObjectFile:
         if not (key := f"{self._key}/{name}".strip("/")):
             raise FileNotFoundError("a bucket is not an object")
         with self._bucket.reaching():
-            # a GET request, because a failed HEAD request returns no reason
+            # a GET request instead of HEAD, because a failed HEAD request returns no reason
             return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)
 
 
@@ -317,7 +317,7 @@ class RangeStream(io.RawIOBase):
         """Move the position, and return it."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise ValueError("a negative position")
+            raise ValueError("the position in the stream is negative")
         self._at = start + offset
         return self._at
 

@@ -62,7 +62,8 @@ class MatrixMarketReader(TextReader):
         self._text = TextFile(file)
         self.size = self._text.size
         self.format = f"mtx{self._text.packing}"
-        self._text.reads_returns = True  # safe, since the first line is the banner, not a row
+        # the first line may decide how lines end, because it is the banner and not a row
+        self._text.reads_returns = True
         self._pieces = self._text.pieces(longest=_LONGEST)
         try:
             self._read_header(declared.width)

@@ -35,7 +35,7 @@ _NEWLINE, _SPACE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n #:09")
 _BLANKS = b" \t\r\v\f"
 _QID = b"qid:"
 _COLUMN_CAP = 1 << 40
-_QUOTED = 40  # most characters of a bad token that a message shows
+_QUOTED = 40  # largest number of characters of a bad token that a message quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,11 +94,14 @@ class SvmlightParser:
     def __init__(self, *, n_features: int, capacity: int) -> None:
         self.n_features = n_features
         self.capacity = capacity
-        self._values = np.empty(capacity // 4 + 1, dtype=np.float64)  # at least 4 bytes per value: " 1:1"
+        # a value such as " 1:1" takes at least 4 bytes of text
+        self._values = np.empty(capacity // 4 + 1, dtype=np.float64)
         self._indices = np.empty(capacity // 4 + 1, dtype=np.int64)
-        self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)  # a row takes 2 bytes or more: "1\n"
+        # a row such as "1" takes at least 2 bytes of text, with its newline
+        self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)
         self._lines = np.empty(capacity // 2 + 1, dtype=np.int64)
-        self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)  # index in values, first byte, stop
+        # for each number that `float` must convert: index in the values, first byte, and end in the text
+        self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)
 
     def parse(self, text: memoryview, *, first_line: int) -> ParsedRows:
         """Parse a text of complete lines, including the last newline.
@@ -226,7 +229,7 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                         rest & np.uint64(0xFF00FF) == np.uint64(_COLON | _SPACE << 16)
                         and digit <= np.uint64(9)
                         and number - np.uint64(1) < np.uint64(n_features)
-                    ):  # fast path for "COLUMN:DIGIT ", as in indicators
+                    ):  # fast path for a value of one digit, such as "123:1 " in data of indicators
                         column = np.int64(number)
                         is_canonical &= (column > previous) & (digit > np.uint64(0))
                         previous = column
@@ -248,7 +251,8 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                     return n_rows, n_lines, n_undecided, token, False
                 start = at
                 digit = np.uint64(text[at]) - np.uint64(_ZERO)
-                if digit <= np.uint64(9) and _ends_token(text[at + 1]):  # a value of one digit, as in indicators
+                # fast path for a value of one digit, such as the 1 of an indicator
+                if digit <= np.uint64(9) and _ends_token(text[at + 1]):
                     value, at = np.float64(np.int64(digit)), at + 1
                 else:
                     verdict, value, at = scan_decimal(text, at)
@@ -279,7 +283,7 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
 
 def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:
     """Return the error for the bad token that contains byte `at` of the text."""
-    before = bytes(text[:at])  # copies only this part, since the rest may be long
+    before = bytes(text[:at])  # only the text before the bad token is copied, because the rest may be long
     first, stop = before.rfind(b"\n") + 1, _end_of_line(text, at)
     line = bytes(text[first:stop]).partition(b"#")[0]
     start = at - first
@@ -327,9 +331,9 @@ def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
     return f"the value of {{}} is not {'finite' if is_infinite else 'a number'}"
 
 
-_ZERO_BASED = b"# Column indices are zero-based"  # as written by scikit-learn
-_HEAD = 1 << 12  # bytes at the start of a file in which this comment is searched
-_WIDEST_FEATURE = 64  # bytes of text allowed per column; a longer line is not a row
+_ZERO_BASED = b"# Column indices are zero-based"  # a comment that scikit-learn writes into such files
+_HEAD = 1 << 12  # number of bytes at the start of a file that are searched for comments
+_WIDEST_FEATURE = 64  # bytes of text allowed for each declared column; a longer line cannot be a row
 
 
 class SvmlightReader(TextReader):

@@ -26,7 +26,7 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.files import SourceFile
 
-MAX_COLUMNS = 1 << 16  # each column of a table takes a name and a buffer
+MAX_COLUMNS = 1 << 16  # a limit, because each column of a table needs a name and a buffer
 
 _ID = "has an id that is neither a whole number nor text; correct or drop it"
 _NUMBER = (
@@ -220,7 +220,8 @@ class Faults:
     ) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
         self._reasons: list[tuple[int, str, str]] = []
-        self._hides = self.bad if not rejects.counts_all else self.bad.copy()  # rows for which no further rule is noted
+        # rows for which no further broken rule is noted
+        self._hides = self.bad if not rejects.counts_all else self.bad.copy()
         self._places, self._place, self._rejects = places, place, rejects
 
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
@@ -269,9 +270,11 @@ def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Seq
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:
     found = cast_cells(array, pa.float64())
-    if found.null_count and pa.types.is_integer(array.type):  # such integers are not exact in float64
+    # the cast returns null for 64-bit integers that float64 cannot represent
+    if found.null_count and pa.types.is_integer(array.type):
         faults.add(pc.and_(found.is_null(), array.is_valid()).to_numpy(zero_copy_only=False), LARGE, column)
-    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:  # whole numbers, which the cast may have rounded
+    # decimals without fraction digits are integers, which the cast to float64 may have rounded
+    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:
         numbers = found.to_numpy(zero_copy_only=False)
         faults.add(np.abs(numbers) >= 1 << 53, LARGE, column)
     return _filled(found, faults, _NUMBER, column)
@@ -417,10 +420,11 @@ class ParquetReader:
         self._stream = file.open()
         try:
             with reading(_KIND):
-                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # pre-buffered data would stay in memory
+                # without pre-buffering, because pre-buffered data would stay in memory
+                self._file = pq.ParquetFile(self._stream, pre_buffer=False)
                 schema = self._file.schema_arrow
                 index = index_columns(schema)
-            if declared.schema is not None:  # a schema may declare fields of structs
+            if declared.schema is not None:  # a declared schema may name fields inside struct columns
                 schema = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (
                 table_schema(schema.names, declared, declares_width=True, index=index)

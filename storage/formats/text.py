@@ -22,7 +22,8 @@ NO_LINE = b"\xff"
 """Replacement for a line that cannot be decoded; since it is not UTF-8, every format treats it as a bad row."""
 
 _ASCII = bytes(range(128))
-_UNREADABLE = _ASCII + b"\xfe" * 128  # table for undecodable lines: keeps ASCII bytes, replaces all others
+# translation table for lines that cannot be decoded: ASCII bytes stay, all others are replaced
+_UNREADABLE = _ASCII + b"\xfe" * 128
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
@@ -77,7 +78,7 @@ class TextFile:
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
         self.encoding, self.skips_long_lines, self.reads_returns = encoding, False, False
-        self._has_returns: bool | None = None  # whether carriage returns end lines; None until the first line is read
+        self._has_returns: bool | None = None  # whether carriage returns end lines; None until the first line was read
         self._is_streamed = encoding != "utf-8" and not has_byte_lines(encoding)
         self._extends_ascii = _extends_ascii(encoding)
         if self._is_streamed:
@@ -128,7 +129,8 @@ class TextFile:
                 buffer, filled, is_long = bytearray(max(len(buffer), len(rest) + 1)), len(rest), False
                 buffer[:filled] = rest
             if not count and filled:
-                buffer[filled : filled + 1] = b"\n"  # fits, since a full buffer has been enlarged before
+                # the newline fits into the buffer, because a full buffer has been enlarged before
+                buffer[filled : filled + 1] = b"\n"
                 filled += 1
             stop = buffer.rfind(b"\n", 0, filled) + 1
             if stop:
@@ -185,7 +187,8 @@ class TextFile:
 
     def _as_utf8(self, piece: bytes) -> bytes:
         """Convert complete lines to UTF-8, each separately, so that a bad line does not affect other lines."""
-        if self._extends_ascii:  # fast path: without a bad line, decoding all at once gives the same
+        # decoding all lines at once gives the same result, unless one of them cannot be decoded
+        if self._extends_ascii:
             with suppress(UnicodeError):
                 return piece.decode(self.encoding).encode()
         return b"\n".join(map(self._line_as_utf8, piece.split(b"\n")))

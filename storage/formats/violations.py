@@ -135,7 +135,7 @@ def _text_head(
         delimiter = DELIMITERS[kind]
         if (
             header is not False and kind == "csv"
-        ):  # only a header may be used, since column names are public and rows are not
+        ):  # only a header may determine the delimiter, because column names are public and rows are not
             delimiter = guess_delimiter(line)
     text = text.model_copy(update={"delimiter": delimiter})
     names = _split_names(line, text)
@@ -334,7 +334,8 @@ def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None,
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if not schema.text.header and head and head[0][1] is None:  # columns are matched by order
+    # without a header, columns are matched by their order, not by name
+    if not schema.text.header and head and head[0][1] is None:
         return schema, faults
     encoder = Encoder(schema)
     dropped = encoder.dropped(names)

@@ -261,7 +261,7 @@ def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> N
         check_rows(connection, "snapshot", rows, registered, (entry.name == "snapshot_removed") & people)
 
 
-_TOGETHER = 1_000  # most rows per statement, since databases limit the parameters of a statement
+_TOGETHER = 1_000  # largest number of rows per statement, since databases limit the parameters of a statement
 
 
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
@@ -497,13 +497,15 @@ def _note(connection: sa.Connection, total: ChargedTotal) -> None:
 LEVELS = (50, 20, 5)
 """Alert levels: percentages of the budget that are left."""
 
-_ROUNDING = 1e-6  # percent; charges are rounded, so half of a budget may leave slightly more than 50 %
+# tolerance in percent: charges are rounded, so a charge of half the budget may leave slightly more than 50 %
+_ROUNDING = 1e-6
 _NAME = "budget_alerted"
 _EVENT = tables.event.c
 _LEVELS = sa.select(_EVENT.detail).where(_EVENT.name == _NAME).order_by(_EVENT.seq)
 _OF_POPULATION = _LEVELS.where(_EVENT.population == sa.bindparam("population"))
 _RESERVED = sa.select(tables.release.c.seq).where(tables.release.c.id == sa.bindparam("release_id")).scalar_subquery()
-_OF_RELEASE = _LEVELS.where(  # alerts directly follow the entry of their charge
+# journal entries of alerts directly follow the entry of their charge, so only a few entries are read
+_OF_RELEASE = _LEVELS.where(
     _EVENT.seq > _RESERVED,
     _EVENT.seq <= _RESERVED + len(LEVELS) + 1,
     _EVENT.release_id == sa.bindparam("release_id"),

@@ -76,7 +76,7 @@ def check_ticks(connection: sa.Connection) -> None:
     for name, release, text in chain.from_iterable(raw_rows(connection, query)):
         match name:
             case "release_reserved" if release not in needed and "stream_tick" not in text and "\\" not in text:
-                pass  # neither a tick nor a release that pays for one
+                pass  # a release that is neither a tick of a stream nor pays for ticks needs no check here
             case "release_reserved":
                 detail = json.loads(text)
                 seen.events[release] = detail["event"]
@@ -182,7 +182,7 @@ def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | No
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(table.c.number.is_not(None))  # rows without a number have no journal entry yet
+        query = query.where(table.c.number.is_not(None))  # rows of segments without a number have no journal entry yet
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
@@ -276,7 +276,8 @@ def check_changes(connection: sa.Connection, before: Compared | None) -> Checked
         When the journal or a row was changed by hand; see `compare`.
     """
     if before is not None:
-        with suppress(Corrupt, LookupError, ValueError, TypeError):  # the complete check then reports the cause
+        # if the incremental check fails, the complete check below reports the cause
+        with suppress(Corrupt, LookupError, ValueError, TypeError):
             known, replay = compare_part(connection, before)
             versions = {name: replay.reported[name].keys() for name in ("version", "joint_version")}
             first, last = part_after(before)
@@ -312,12 +313,13 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
-        raise Corrupt(f"more than {PART} entries are new or releases are open; check everything.")
+        raise Corrupt(f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check.")
     if _hash_of(connection, before.entries) != before.head:
         raise Corrupt(f"entry {before.entries} of the journal changed since the last check; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
     first, last = part_after(before)
-    part = _between(connection, first, min(last + 1, before.entries))  # one more, whose previous hash is checked
+    # one entry more than the part, so that the hash link to the next part is checked
+    part = _between(connection, first, min(last + 1, before.entries))
     journal.follow(part, count=first, previous=_hash_of(connection, first))
     releases = before.open.union(entry[2] for entry in chain(part[: last - first], new) if entry[2] is not None)
     replay = Replay()

@@ -112,7 +112,7 @@ def append(
         raise Invalid(
             f"journal event {name!r} has no fact {min(strangers)!r}; if it is public, add it to `journal.DETAILS`."
         )
-    lock(connection)  # one writer of the chain at a time
+    lock(connection)  # the lock lets only one process at a time append to the hash chain
     last = connection.execute(_LAST).first()
     row = {
         "seq": last.seq + 1 if last else 1,
@@ -357,7 +357,8 @@ def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
     facts = dict(zip(table.columns.keys(), row, strict=True))
     for name in _JSON:
         if name in facts:
-            with suppress(ValueError, TypeError):  # text that is not JSON stays as it is, and equals no replayed value
+            # text that is not JSON stays as it is, and then differs from every replayed value
+            with suppress(ValueError, TypeError):
                 facts[name] = json.loads(facts[name])
     if table is tables.release:
         facts["charge"] = bytes(facts["charge"])

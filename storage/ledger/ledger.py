@@ -261,7 +261,8 @@ class Ledger:
         check_name("run key", run_key)
         budget = self.budget(population)
         rules = budget.build_filter()
-        rules.charge_after(rules.zero, event, delta=delta)  # computed before the lock is taken
+        # the event is checked and its charge computed before the lock is taken
+        rules.charge_after(rules.zero, event, delta=delta)
         with self.drawing(), self.transaction() as connection:
             lock_budget(connection, budget)
             for standing in under_run_key(connection, run_key, population=population):

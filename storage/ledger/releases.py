@@ -55,7 +55,8 @@ from storage.ledger.journal import ENDED, GIVEN_UP, OF_RELEASES, check_rows
 ORPHAN_AFTER = 3600.0
 """Seconds after which a file without a database row counts as left behind; a live writer adds the row much earlier."""
 
-_STAGED = re.compile(r"[0-9a-f]{32}")  # the name of a release or of a staged artifact
+# pattern of the names of staging folders: the id of a release, or random hex digits
+_STAGED = re.compile(r"[0-9a-f]{32}")
 _HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
@@ -65,10 +66,12 @@ def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
         orphan = name in among and _STAGED.fullmatch(name)
         if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
             path = folder / name
-            with suppress(FileNotFoundError):  # another process may remove it at the same time
+            with suppress(FileNotFoundError):  # another process may remove the same file at the same time
                 if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
                     if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)  # its writer may live, after a clock jump
+                        # deletion may fail if the writer is alive, as after a jump of the clock; it is tried again
+                        # later
+                        shutil.rmtree(path, ignore_errors=True)
                     else:
                         path.unlink()
 
@@ -169,7 +172,7 @@ _ENTER = tables.release.insert()
 _MOVE = tables.release.update().where(
     tables.release.c.id == sa.bindparam("moved"), tables.release.c.state == sa.bindparam("before")
 )
-_FEW = 100  # with more digests, a query reads all rows instead of listing digests
+_FEW = 100  # with more digests than this, a query reads all rows instead of listing the digests
 _EVENT = tables.event.c
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),

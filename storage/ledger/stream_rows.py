@@ -356,7 +356,7 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
         closed.
     """
     if not stream.is_live:
-        raise Refused(f"stream {stream.name!r} is closed permanently; open a new stream, which has a new charge.")
+        raise Refused(f"stream {stream.name!r} is closed permanently; open a new stream, which is charged separately.")
     if ticks and not ticks[-1].is_settled:
         raise Refused(
             f"tick {ticks[-1].tick} of stream {stream.name!r} is under way for slot {ticks[-1].slot!r}; run this slot "
@@ -449,7 +449,8 @@ def bind_tick(
     journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
     bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
     known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
-    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # numbers may restart after a restore
+    # ingest numbers may restart at 1 after a restore, but must not decrease from tick to tick
+    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])
     enter_tick(connection, {**bound, "number": number, "arrivals": known})
     return ticks_of(connection, stream.id)[-1]
 

@@ -369,7 +369,7 @@ class Streams:
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)
         if not stream.is_live:
-            raise Refused(f"stream {name!r} is closed permanently; open a new stream, which has a new charge.")
+            raise Refused(f"stream {name!r} is closed permanently; open a new stream, which is charged separately.")
         return stream
 
 

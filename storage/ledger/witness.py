@@ -94,7 +94,7 @@ def _copies(payload: bytes) -> tuple[Head | None, Head | None]:
     return _sound(payload[:_PAGE]), _sound(payload[_PAGE:])
 
 
-@lru_cache(maxsize=16)  # a release reads both witness files about thirty times
+@lru_cache(maxsize=16)  # results are cached, because a release reads both witness files about thirty times
 def _sound(copy: bytes) -> Head | None:
     text, _, checksum = copy.rstrip().rpartition(b" ")
     return Head(**json.loads(text)) if sha256(text).hexdigest().encode() == checksum else None
@@ -121,7 +121,8 @@ class Witness:
 
     def _read(self) -> tuple[Head, bytes] | None:
         """Return the copied head and the content of the witness file, or None if there is no file."""
-        path = f"{self.folder}/{_NAME}"  # not a path object, since a release reads this file about thirty times
+        # text instead of a path object, because a release reads this file about thirty times
+        path = f"{self.folder}/{_NAME}"
         try:
             payload = read_file(path, most=_MOST_BYTES)
             return decode(payload), payload
@@ -180,7 +181,7 @@ class Witness:
         if seen is None:
             if current.seq > 1 and not restored:
                 raise Refused(
-                    f"{self.folder} has no witness file of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
+                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
                     "ledger, or accept the ledger with `dpca budget accept-restored`."
                 )
             return
@@ -265,7 +266,8 @@ class Witnesses:
             raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
         notes = []
         for line in lines:
-            with suppress(ValueError):  # a line cut short by a crash belongs to no committed transaction
+            # a line that a crash cut short belongs to no committed transaction, so it is skipped
+            with suppress(ValueError):
                 notes.append(json.loads(line))
         return notes
 
@@ -273,21 +275,22 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # a separate lock, since the database is locked meanwhile
+            # not the lock of the witness file, because this lock is taken while the database is locked
+            fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
             yield file, end > 0 and file.read(1) != b"\n"
 
     def _confirm(self, engine: sa.Engine, seen: Head) -> None:
-        if seen != self._ours:  # written by another process, perhaps for another copy of the ledger
+        if seen != self._ours:  # the recorded head is from another process, which may use another copy of the ledger
             with reading(engine) as connection:
                 _require(connection, seen)
 
 
 def _require(connection: sa.Connection, seen: Head) -> None:
     stored = connection.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
-    if stored is None:  # the entry may be newer than the snapshot of this connection
+    if stored is None:  # the entry may have been committed after the snapshot that this connection reads
         with reading(connection.engine) as newer:
             stored = newer.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:

@@ -131,7 +131,7 @@ class Cape:
     calibration: Calibration = "tight"
 
     def __post_init__(self) -> None:
-        """Refuse parameters that leave no honest site, a calibration that does not fit the masks, and invalid ratios."""
+        """Refuse parameters that leave no honest site, a calibration that does not fit the masks, or a bad ratio."""
         if self.sites < 2:
             raise InvalidInput(f"sites={self.sites} must be at least 2; use a mechanism for one owner instead.")
         if self.dropouts < 0 or self.tolerated < 0 or self.honest < 1:
@@ -374,8 +374,8 @@ def check_public(
     forms = {name: (array.shape, array.dtype) for name, array in public.items()}
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
         raise InvalidInput(
-            f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not planned: there are {rounds} "
-            f"rounds, with the arrays {', '.join(sorted(expected)) or 'none'} of planned shapes; send the planned "
+            f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned "
+            f"rounds, whose arrays are {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned "
             "request."
         )
 

@@ -328,7 +328,7 @@ def test_rows_of_another_population_are_refused_before_a_charge(budget: Populati
     model(budget=budget).fit(ROWS)
     Workspace.open().ledger.open_budget("staff", epsilon=4.0, delta=5e-6)
     staff = Workspace.open().budget("staff")
-    with pytest.raises(Conflict, match="two budgets for the same people add up"):
+    with pytest.raises(Conflict, match="privacy losses of two populations with the same people add up"):
         model(budget=staff).fit(ROWS)
     assert staff.statement().spent == 0
 

@@ -50,7 +50,8 @@ def upgrade() -> None:
     same = " AND ".join(f"OLD.{column} = NEW.{column}" for column in FIXED)
     once = "(OLD.artifact_digest IS NULL OR OLD.artifact_digest = NEW.artifact_digest)"
     whole = "((NEW.artifact_digest IS NULL) = (NEW.state <> 'committed'))"
-    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL counts as a violation of the rule
+    # COALESCE makes an unknown (NULL) result a violation of the rule
+    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"
     if op.get_bind().dialect.name == "postgresql":
         op.create_index("ix_release_newest", "release", ["population", sa.text("seq NULLS FIRST")])
         _postgresql_rules(rule)
