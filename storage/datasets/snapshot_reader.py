@@ -53,7 +53,9 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedArray:
-    """A 2-D array with one row per block, padded at the end of each row; chunks are parts of single rows.
+    """Reader of a 2-D Zarr array with one row per block.
+
+    Rows are padded at the end, and each chunk is part of a single row.
 
     Attributes
     ----------

@@ -313,7 +313,9 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
-        raise Corrupt(f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check.")
+        raise Corrupt(
+            f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check."
+        )
     if _hash_of(connection, before.entries) != before.head:
         raise Corrupt(f"entry {before.entries} of the journal changed since the last check; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
