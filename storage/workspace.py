@@ -374,7 +374,7 @@ class Workspace:
         return version
 
     def digest_of_joint(self, joint_id: str) -> str | None:
-        """Return the digest of a joint release's published artifact; None if the joint release is not published."""
+        """Return the digest of the published artifact of a joint release of several sites; None if unpublished."""
         with reading(self.ledger.engine) as connection:
             return publishing.digest_of_joint(connection, joint_id)
 

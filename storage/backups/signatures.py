@@ -41,7 +41,10 @@ def read_passphrase(file: Path) -> str:
 
     Raises
     ------
-    NotFound, Invalid If the file cannot be read, or the passphrase is shorter than `LEAST_CHARACTERS`.
+    NotFound
+        If the file cannot be read.
+    Invalid
+        If the passphrase is shorter than `LEAST_CHARACTERS`.
     """
     try:
         line = file.read_text(encoding="utf-8").split("\n")[0].strip()

@@ -221,7 +221,10 @@ def connect_to_read(url: str) -> sa.Engine | None:
 
     Raises
     ------
-    Invalid When the URL is not the URL of a SQLite file or of PostgreSQL. Unavailable When the database cannot be read.
+    Invalid
+        When the URL is not the URL of a SQLite file or of PostgreSQL.
+    Unavailable
+        When the database cannot be read.
     Refused
         When another version of this program wrote the database.
     """

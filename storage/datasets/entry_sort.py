@@ -46,7 +46,7 @@ type Entries = NDArray[Any]
 
 
 class EntrySort:
-    """External sorter of entries by (unit, line), that is by individual and row; equal entries keep their order.
+    """External sort of entries (stored values) by individual (unit) and row (line); equal entries keep their order.
 
     Memory is bounded by a constant plus the size of the largest record.
 
@@ -109,7 +109,7 @@ class EntrySort:
         self.size += len(entries)
 
     def translate(self, replace: Callable[[Entries], None]) -> None:
-        """Replace the provisional ids of all entries by final ids, then sort each part on disk.
+        """Replace the provisional ids of all entries (stored values) by final ids, then sort each part on disk.
 
         `replace` is called with the entries of one part at a time, in source order, and modifies them in place.
 
@@ -171,7 +171,7 @@ class EntrySort:
         _write(file, (_take(entries, order[start : start + BATCH_VALUES]) for start in starts))
 
     def _merged(self) -> Iterator[Entries]:
-        """Merge the sorted parts on disk; if no record is complete in the pieces read so far, read longer pieces."""
+        """Merge the sorted part files; a longer piece of each file is read if no record is complete in memory yet."""
         step = max(self._most // (4 * len(self._files)), _LEAST_PIECE)
         parts = [_SortedPart(file) for file in self._files]
         while parts := [part for part in parts if part.refill(step)]:
@@ -188,7 +188,7 @@ class EntrySort:
 
 
 class _SortedPart:
-    """A sorted part on disk, with the piece in memory that was read from it but not yet merged."""
+    """A sorted part file on disk, with the piece in memory that was read from the file but not yet merged."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at, self._size = file, 0, file.stat().st_size // ENTRY.itemsize
@@ -196,21 +196,21 @@ class _SortedPart:
 
     @property
     def is_open(self) -> bool:
-        """True if the part has entries on disk that were not read yet."""
+        """True if the part file has entries that were not read yet."""
         return self._at < self._size
 
     def refill(self, count: int) -> bool:
-        """Read until the piece has `count` entries or the part ends; return whether the piece has any entries."""
+        """Read entries until `count` are in memory or the file ends; return whether any entries are in memory."""
         if self.is_open and len(self.piece) < count:
             self._read(count - len(self.piece))
         return len(self.piece) > 0
 
     def lengthen(self) -> None:
-        """Read as many further entries as the piece already has, which doubles its length."""
+        """Read as many further entries from the file as are in memory, which doubles the piece in memory."""
         self._read(len(self.piece))
 
     def take_below(self, unit: int | None) -> Entries:
-        """Remove the entries of units below `unit` from the piece and return them; for None, remove all entries."""
+        """Remove the entries with unit ids below `unit` from memory and return them; for None, all entries."""
         cut = len(self.piece) if unit is None else _count_below(self.piece, unit)
         taken, self.piece = self.piece[:cut], self.piece[cut:]
         return taken
@@ -237,7 +237,7 @@ def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]
 
 
 def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
-    """Return the stable sorting permutation of entries, by (unit, line) or by unit alone."""
+    """Return the stable sorting permutation of entries, by (id of individual, id of row) or by the first alone."""
     order = np.arange(len(entries), dtype=np.int32)
     for name in ("line", "unit") if by_line else ("unit",):
         keys, least, most, rises = _keys(entries[name], order)
@@ -326,7 +326,7 @@ def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _count_below(entries, unit):  # type: ignore[no-untyped-def]
-    """Count the entries with units below `unit`, by bisection; the entries are sorted by unit."""
+    """Count the entries with an id of individual below `unit`, by bisection in sorted entries."""
     low, high = 0, len(entries)
     while low < high:
         middle = (low + high) // 2

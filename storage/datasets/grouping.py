@@ -85,7 +85,7 @@ class IdTables:
     def add_texts(self, role: str, texts: pa.Array, *, first_code: int) -> None:
         """Add text ids; `role` is "unit" for ids of individuals or "line" for ids of rows.
 
-        The texts get consecutive integer codes from `first_code`.
+        Each text is given an integer code, counting up from `first_code`.
         """
         codes = np.arange(first_code, first_code + len(texts))
         self._insert(f"{role}_texts", "code bigint, id varchar", {"code": codes, "id": texts})
@@ -475,7 +475,7 @@ class Grouping:
                 yield pa.array(entries["unit"][_changes(entries["unit"])])
 
     def _sorted(self) -> Iterator[Entries]:
-        """Yield all entries sorted by individual, row and place in the source; first replace text codes by ranks."""
+        """Yield all entries (stored values) sorted by individual, row and position in the source."""
         if self._sort is None:
             return
         if self._codes["unit"] or self._codes["line"]:
@@ -527,7 +527,7 @@ class Grouping:
         self._sort = by_number
 
     def _of_one_number(self, entries: Entries) -> Iterator[tuple[int | None, Entries]]:
-        """Split entries of whole records where the first-seen number changes; yield each part with its number."""
+        """Split sorted entries between records where the first-seen number changes; yield (number, entries)."""
         if not self._firsts:
             yield self._first_seen, entries
             return

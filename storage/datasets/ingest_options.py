@@ -57,7 +57,7 @@ class IngestOptions:
     """
 
     population: Annotated[
-        str | None, Field(description="Population whose budget releases charge; the dataset's name by default.")
+        str | None, Field(description="Population whose budget is charged; named like the dataset by default.")
     ] = None
     features: Annotated[
         int | None, Field(description="Number of columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
@@ -219,10 +219,7 @@ class IngestOptions:
         if chosen is not None and not chosen.repeats and self.duplicates is not None:
             raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
-            raise Invalid(
-                "public_items and feature_names are both given, but the items come either from the rows or from the "
-                "file; omit one of the two options"
-            )
+            raise Invalid("items come from the rows or from a file, not both; omit public_items or feature_names")
 
     def check_units(self) -> None:
         """Refuse options about the ids of individuals that contradict each other.
@@ -235,10 +232,7 @@ class IngestOptions:
             If two options contradict each other.
         """
         if self.unit_column is not None and self.units is not None:
-            raise Invalid(
-                "unit_column and units are both given, but the ids of individuals come either from a column or from a "
-                "file; omit one of the two options"
-            )
+            raise Invalid("ids of individuals come from a column or from a file, not both; omit unit_column or units")
         for name in ("max_rows_per_unit", "unit_name"):
             if getattr(self, name) is not None and self.unit_column is None and self.units is None:
                 raise Invalid(f"{name} requires the individual of each row; give unit_column or units")

@@ -39,7 +39,7 @@ from storage.formats.registry import of_reader
 from storage.formats.sources import FilesReader, infer_items
 
 _STEP = 1 << 16
-_WIDEST = 8  # bytes; Arrow has no wider float
+_WIDEST = 8  # bytes of the widest float type in Arrow
 _NO_ID = "has an id in the file of unit ids that is neither a whole number nor text; correct or drop it"
 
 

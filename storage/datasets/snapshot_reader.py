@@ -53,7 +53,9 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedArray:
-    """A 2-D array with one row per block, padded at the end of each row; chunks are parts of single rows.
+    """Reader of a 2-D Zarr array with one row per block.
+
+    Rows are padded at the end, and each chunk is part of a single row.
 
     Attributes
     ----------
@@ -86,7 +88,7 @@ class PaddedArray:
         return items[:length], b"".join(checksum for _, checksum in chunks)
 
     def _chunk(self, row: int, column: int) -> tuple[NDArray[Any], bytes]:
-        # imported here, because processes that read no rows do not need it
+        # imported here, because processes that read no rows do not need numcodecs
         from numcodecs import blosc  # type: ignore[import-untyped]
 
         payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
@@ -479,13 +481,12 @@ class NightRows:
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
             raise Invalid(
-                "a stream needs at least one snapshot, and all snapshots with the same number of columns; give such "
-                "snapshots"
+                "a stream needs at least one snapshot, and all snapshots must have the same columns; give such snapshots"
             )
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
             raise Conflict(
-                "a tick's snapshot must not be older than the snapshot of an earlier tick; use the newest snapshot"
+                "the ingest numbers of a stream's snapshots never decrease from tick to tick; use the newest snapshot"
             )
         return cls(nights=nights)
 

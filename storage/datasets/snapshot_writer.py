@@ -51,7 +51,7 @@ _PACKING = Blosc(cname="lz4", clevel=1, shuffle=Blosc.SHUFFLE)
 
 
 def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> bytes:
-    """Write one chunk of a 2-D array, whose chunks are parts of single rows, and return its checksum.
+    """Write one chunk of a Zarr array in which each chunk is part of a single row, and return the checksum.
 
     The write is not atomic: a concurrent reader of the array may see a part of the chunk.
 
@@ -114,10 +114,10 @@ class SnapshotWriter:
         A block is written before it would exceed this many stored values. A number below `n_features` is raised to the
         smaller of `n_features` and the default, so that a dense row fits.
     written : sequence of Extent
-        Extents of the blocks that a killed writer left in the folder. The caller must append all records again from the
-        start. Records that are in these blocks are compared with them, not written again.
+        Extents (sizes and checksums) of the blocks that a killed writer left in the folder. The caller must append all
+        records again from the start. Records that are in these blocks are compared with them, not written again.
     on_block : callable or None
-        Called with the extent of each block once the block is written.
+        Called with the extent (sizes and checksums) of each block once the block is written.
 
     Guarantees
     ----------
@@ -283,10 +283,10 @@ class SnapshotWriter:
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
-        """Record first-seen numbers for blocks that a killed writer left, while their records are appended again.
+        """While the records of a killed writer are appended again, record the first-seen numbers of its blocks.
 
-        The next `count` appended records have the first-seen number `first_seen`. It is recorded for each left block
-        that begins among these records.
+        The next `count` records have the first-seen number `first_seen`, which is recorded for each block that begins
+        among these records.
         """
         start = int(self._bounds[-1]) - self._to_compare
         begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()

@@ -367,7 +367,7 @@ class DelimitedReader(TextReader):
         return table.combine_chunks().to_batches()[0], places, bad
 
     def _judge(self, text: bytes, first_line: int, extent: Extent | None) -> NDArray[np.uint8]:
-        """Return the verdicts of `judge_lines` on complete lines of the file.
+        """Return for each of some complete lines whether it is a row, or what is wrong; see `judge_lines`.
 
         Raises
         ------

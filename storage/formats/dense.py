@@ -54,10 +54,10 @@ def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """
     version = npy.read_magic(stream)
     if version not in _HEADERS:
-        raise ValueError(f"npy version {version}")
+        raise ValueError(f"the .npy version {version} is not supported")
     shape, by_columns, dtype = _HEADERS[version](stream)
     if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
-        raise ValueError(f"{shape} array of {dtype}")
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} cannot be read")
     return shape, by_columns, dtype
 
 
@@ -336,7 +336,7 @@ class _Column:
         self._stream = stream
         shape, _, dtype = read_header(stream)
         if len(shape) != 1:
-            raise ValueError(f"{shape} array of {dtype}")
+            raise ValueError(f"the array has shape {shape}, but one dimension is required")
         self.dtype: np.dtype[Any] = dtype
         self.position = 0
         self._length = shape[0]

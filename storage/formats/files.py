@@ -274,7 +274,7 @@ class ObjectFile:
         import obstore
 
         if not (key := f"{self._key}/{name}".strip("/")):
-            raise FileNotFoundError("a bucket is not an object")
+            raise FileNotFoundError("the address is a bucket without the key of an object")
         with self._bucket.reaching():
             # a GET request instead of HEAD, because a failed HEAD request returns no reason
             return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)

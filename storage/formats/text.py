@@ -146,7 +146,7 @@ class TextFile:
                     continue
                 if filled > PIECE + longest:
                     raise BadSource(
-                        f"line {self.line}: the line is longer than {filled} bytes, too long for a row; "
+                        f"line {self.line}: longer than {filled} bytes, too long for a row; "
                         "check the format, and that each row is one line"
                     )
                 buffer = bytearray(2 * len(buffer))

@@ -145,8 +145,8 @@ def open_budget(
 ) -> Budget:
     """Open a budget with these terms, or return the open budget if it has the same terms.
 
-    If ``failure_delta`` is None, it is the failure_delta of the open budget if that budget has the same delta, and
-    otherwise a tenth of delta.
+    If ``failure_delta`` is None, a tenth of delta is used. But if the population already has a budget with the same
+    delta, the failure_delta of that budget is used.
 
     Raises
     ------

@@ -313,7 +313,9 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
-        raise Corrupt(f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check.")
+        raise Corrupt(
+            f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check."
+        )
     if _hash_of(connection, before.entries) != before.head:
         raise Corrupt(f"entry {before.entries} of the journal changed since the last check; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
@@ -369,7 +371,10 @@ def _hash_of(connection: sa.Connection, entry: int) -> str:
 def _replayed_before(
     connection: sa.Connection, before: Compared, part: Sequence[Entry], releases: Collection[str]
 ) -> list[Entry]:
-    """Return the older entries to replay: ``part``, and all about ``releases`` or fully compared tables."""
+    """Return the older journal entries that an incremental check replays, in order.
+
+    These are the entries in ``part``, all about ``releases``, and all about tables of which every row is compared.
+    """
     wanted = _EVENT.name.in_(_OF_WHOLE) | _EVENT.release_id.in_(releases)
     found = {entry[0]: entry for entry in part if entry[3] != "alias_moved"}
     for entries in journal.entries(connection, (_EVENT.seq <= before.entries) & wanted):

@@ -71,7 +71,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Run one writing transaction of the ledger, then store the new last hash of the journal in the witnesses.
+        """Run one writing transaction of the ledger, then record the journal's last hash outside the database.
 
         Raises
         ------
@@ -118,9 +118,9 @@ class Ledger:
         """Open a population's budget, or return the open budget if it has the same terms.
 
         ``failure_delta`` is the part of delta that is reserved for events known only by (epsilon, delta). If it is 0,
-        no such event is admitted after the first Gaussian release. By default, it is the failure_delta of the open
-        budget if that budget has the same delta, and otherwise a tenth of delta. ``unit`` is the name of the ids of
-        individuals, whose rows are protected together. A dataset may have at most ``rows_per_unit`` rows per
+        no such event is admitted after the first Gaussian release. If it is None, it is a tenth of delta; but if a
+        budget with the same delta is already open, it is the failure_delta of that budget. ``unit`` is the name of the
+        ids of individuals, whose rows are protected together. A dataset may have at most ``rows_per_unit`` rows per
         individual. Without ``unit``, the privacy unit is one row. ``allow_large_delta`` allows a delta of 1 / (number
         of records) or more.
 
@@ -387,7 +387,9 @@ class Ledger:
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
-        """Check the journal's hash chain, each row, and the last hash in the witnesses; return the number of entries.
+        """Check the journal's hash chain, all rows, and the hashes recorded outside the database.
+
+        Return the number of journal entries.
 
         Raises
         ------

@@ -287,10 +287,10 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return up to two releases for a run key.
+    """Return the releases that a run key may mean, at most two.
 
-    The first is stored under exactly this key, of any population. The second was reserved under this key by
-    ``population`` through a remote ledger, and is stored in the form of `separate_key`.
+    The first is stored under exactly this key, for any population. The second was reserved by ``population`` through a
+    remote ledger; it is stored under the key with a prefix (`separate_key`).
     """
     separate = run_key if population is None else separate_key(population, run_key)
     rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "separate": separate}).all()

@@ -456,7 +456,7 @@ def bind_tick(
 
 
 def guarantee_of(connection: sa.Connection, stream: Stream) -> tuple[float, float]:
-    """Return the epsilon and delta of all ticks together that are paid for so far."""
+    """Return the joint epsilon and delta of all ticks of a stream that are paid for."""
     rows = [releases.read_release(connection, charge.release_id) for charge in stream.charges]
     delta = rows[0].delta
     if len(rows) == 1:

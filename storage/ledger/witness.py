@@ -48,30 +48,31 @@ _PAGE = 4096
 
 
 def encode(head: Head) -> bytes:
-    """Return the content of a new witness file, in which both pages contain the same head."""
+    """Return the content of a new witness file, which records the number and hash of the last journal entry twice."""
     return 2 * _copy_of(head)
 
 
 def decode(payload: bytes) -> Head:
-    """Return the newer of the intact heads in a witness file.
+    """Return the newer intact head (number and hash of the journal's last entry) in a witness file.
 
     Raises
     ------
     TypeError, ValueError
-        When neither head is intact.
+        When the file contains no intact head.
     """
     if len(payload) != 2 * _PAGE:
-        raise ValueError("the witness file does not have the length of two heads")
+        raise ValueError(f"the witness file has {len(payload)} bytes instead of {2 * _PAGE}")
     sound = [head for head in _copies(payload) if head is not None]
     if not sound:
-        raise ValueError("both heads in the witness file are damaged")
+        raise ValueError("both copies of the journal's head in the witness file are damaged")
     return max(sound, key=lambda head: head.seq)
 
 
 def write_next(path: Path, head: Head, *, over: bytes) -> None:
-    """Write a newer head durably over the older or damaged head in a witness file with the content ``over``.
+    """Write a new head of the journal durably into a witness file, over the older or damaged of the file's two.
 
-    The caller must hold the lock of the witness folder.
+    A head is the number and hash of the journal's last entry. ``over`` is the current content of the file. The caller
+    must hold the lock of the witness folder.
     """
     first, second = _copies(over)
     is_first = first is None or (second is not None and first.seq <= second.seq)
@@ -115,12 +116,12 @@ class Witness:
     folder: Path
 
     def read(self) -> Head | None:
-        """Return the copied head, or None if no ledger has written a head here."""
+        """Return the recorded head of the journal, or None if no ledger has recorded a head in this folder."""
         found = self._read()
         return None if found is None else found[0]
 
     def _read(self) -> tuple[Head, bytes] | None:
-        """Return the copied head and the content of the witness file, or None if there is no file."""
+        """Return the recorded head of the journal and the content of the witness file, or None if there is no file."""
         # text instead of a path object, because a release reads this file about thirty times
         path = f"{self.folder}/{_NAME}"
         try:
@@ -140,7 +141,7 @@ class Witness:
         return self.folder / _NAME
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
-        """Copy the new head of the journal into this witness, after a commit.
+        """Record the new head of the journal (number and hash of the last entry) in this folder, after a commit.
 
         Parameters
         ----------
@@ -165,7 +166,7 @@ class Witness:
                     write_next(self._path, reached, over=payload)
 
     def check(self, connection: sa.Connection, current: Head, *, restored: bool = False) -> None:
-        """Check that the database contains the head that this witness has recorded.
+        """Check that the database contains the last journal entry that was recorded in this folder.
 
         ``current`` is the journal's head, which the caller has read from the database before. ``restored`` admits an
         older state of the same ledger. The order of reads matters: entry 2 is written only after the head of entry 1
@@ -195,7 +196,7 @@ class Witness:
 
 
 class Witnesses:
-    """Both witnesses of a ledger: files that record the journal's head outside the database.
+    """The two folders that record the journal's last entry outside the database, to detect a restored database.
 
     ``local`` is the key folder, and ``separate`` is the folder for this ledger in the state folder.
     """
@@ -208,9 +209,9 @@ class Witnesses:
         """True if a check found no witness in the state folder: the ledger is new, or new on this machine."""
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
-        """Check the database against both witnesses by `Witness.check`, and return the journal's head.
+        """Check that the database contains the last journal entries recorded in the key and state folders.
 
-        The witness in the state folder may be missing.
+        Return the number and hash of the journal's last entry. The record in the state folder may be missing.
         """
         current = journal.head(connection)
         self._local.check(connection, current, restored=restored)
@@ -221,25 +222,25 @@ class Witnesses:
         return current
 
     def follow(self, connection: sa.Connection) -> None:
-        """Check, before anything is written, that the database still contains the head that this process last read.
+        """Check, before writing, that the database still contains the journal entry that this process read last.
 
         Raises
         ------
         Refused
-            When the head is missing. Then an older copy of the database was restored, or a replica without the newest
+            When the entry is missing. Then an older copy of the database was restored, or a replica without the newest
             commits took over.
         """
         if self._ours is not None:
             _require(connection, self._ours)
 
     def advance(self, reached: Head, *, engine: sa.Engine, back: bool = False) -> None:
-        """Copy the new head of the journal into both witnesses, after a commit.
+        """Record the number and hash of the journal's last entry in the key and state folders, after a commit.
 
         Raises
         ------
         Refused
-            When a witness has a head that this database lacks, so another copy of the ledger is in use. The caller must
-            then not act on the committed rows.
+            When a folder has the record of an entry that this database lacks, so another copy of the ledger is in use.
+            The caller must then not act on the committed rows.
         """
         both = self._local, self._separate
         if not back and reached == self._ours and all(witness.read() == reached for witness in both):
@@ -249,7 +250,7 @@ class Witnesses:
         self._ours = reached
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Append notes durably; call this before the commit of the transaction that the notes describe."""
+        """Append notes about releases or versions durably; call this before the commit of the described transaction."""
         lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
         with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
             file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
@@ -316,18 +317,27 @@ _STREAM_FACTS = {
 
 
 def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Return the note of a release, with its row and the terms of its budget, in a list."""
+    """Return the note of a release for the state folder, in a list: its row, and the terms of its budget.
+
+    With notes, releases that a restored database lacks can be inserted again.
+    """
     rows = connection.execute(_OF_RELEASE, {"id": release_id}).mappings().all()
     return [_release_note(connection, row) for row in rows]
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
-    """Return the note of a tick's answer, with its digest, in a list."""
+    """Return the note of a tick's answer for the state folder, in a list.
+
+    With notes, answers of ticks that a restored database lacks can be recorded again.
+    """
     return [{"answer": {"stream": stream, "tick": tick, "digest": digest}}]
 
 
 def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Return one note for each published version of a release."""
+    """Return one note for the state folder for each published version of a release.
+
+    With notes, versions that a restored database lacks can be inserted again.
+    """
     return [
         {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
         for row in connection.execute(_VERSIONS, {"id": release_id}).mappings()
@@ -335,7 +345,10 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
-    """Return one note for each published version of a joint release, or of all joint releases."""
+    """Return one note for the state folder for each published version of a joint release, or of all.
+
+    With notes, versions that a restored database lacks can be inserted again.
+    """
     table = tables.joint_version
     query = sa.select(table) if joint_id is None else sa.select(table).where(table.c.joint_id == joint_id)
     return [
@@ -350,7 +363,10 @@ def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) 
 
 
 def note_everything(connection: sa.Connection) -> list[Note]:
-    """Return the notes of all begun releases, all versions and all answers of ticks, for a new witness."""
+    """Return the notes of all begun releases, all versions and all answers of ticks.
+
+    They are written to the state folder of a machine that has no notes of this ledger yet.
+    """
     has_begun = tables.release.c.state.in_(("noising", "committed", "closed"))
     begun = connection.execute(_ROW.where(has_begun)).mappings().all()
     releases = [_release_note(connection, row) for row in begun]

@@ -114,7 +114,7 @@ def alias_history(
 
 FEW = 100
 """Largest number of names in one query; for more names, all rows are read."""
-# this text occurs only in the JSON of an event without privacy, since events contain no text of users
+# the JSON of an event contains this text if and only if the event has no privacy
 _NON_PRIVATE = '"name": "non_private"'
 _PUBLISHED, _VERSION = tables.published.c, tables.version.c
 _FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)

@@ -153,7 +153,7 @@ def record_version(
 
 
 def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
-    """Return the digest of a joint release's published artifact; None if the joint release is not published."""
+    """Return the digest of the published artifact of a joint release of several sites; None if unpublished."""
     table = tables.joint_version
     return connection.execute(sa.select(table.c.digest).where(table.c.joint_id == joint_id).limit(1)).scalar()
 

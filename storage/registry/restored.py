@@ -62,9 +62,9 @@ _LOST = "lost with the ledger"
 
 
 def enter_stream_facts(connection: sa.Connection, note: Note) -> None:
-    """Insert the stream that a noted release opens, or the row by which it pays for ticks, if there is one.
+    """If a missing release opened a stream or pays for ticks, insert the rows about this from its note.
 
-    The release itself is already inserted.
+    The release itself is already inserted. ``note`` is from the witness in the state folder.
     """
     if "stream" in note:
         enter_stream(connection, {**note["stream"], "terms": json.loads(note["stream"]["terms"])})
@@ -110,7 +110,10 @@ def make_room(
 
 
 def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, facts: Mapping[str, Any]) -> None:
-    """Insert the row of a missing tick from the facts in its note or manifest; its release is already inserted."""
+    """Insert the row of a tick that a restored ledger lacks; the tick's release is already inserted.
+
+    ``facts`` are from a note of the witness, or from the manifest of the tick's artifact.
+    """
     enter_tick(
         connection,
         {
@@ -237,7 +240,7 @@ class Recharged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A version that the restored ledger lacks, found in the registry, or only in the witness's notes."""
+    """A published version that a restored ledger lacks, found in the registry or in the notes of the witness."""
 
     name: str
     version: int
@@ -352,7 +355,7 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
 
 
 def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
-    """Return the versions that the ledger lacks, from the registry and, if not found there, from the notes.
+    """Return the versions that a restored ledger lacks, from the registry or else from the witness's notes.
 
     Versions derived from a release's artifact come after versions with this artifact itself.
     """
@@ -398,7 +401,10 @@ def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
 
 
 def _populations(connection: sa.Connection, noted: Sequence[Note]) -> dict[str, str]:
-    """Return the population of each release, by id, as far as a row or a note states it."""
+    """Return the population of each known release, by id.
+
+    Releases are known from database rows, and from notes of the witness in the state folder.
+    """
     table = tables.release
     known = {note["release"]["id"]: str(note["release"]["population"]) for note in noted if "release" in note}
     return known | {row.id: row.population for row in connection.execute(sa.select(table.c.id, table.c.population))}
@@ -412,9 +418,9 @@ def _explain(
     charge_to: str | None,
     another_ledger: bool,
 ) -> set[str]:
-    """Determine the population of each missing release, and return the names that another ledger publishes.
+    """Find the population of each release that a restored ledger lacks, and add it to ``payers``.
 
-    ``payers`` maps releases to populations, and is extended in place.
+    Return the published names that another ledger uses.
     """
     version, release = tables.version, tables.release
     owners: dict[str, set[str]] = {}
@@ -454,9 +460,9 @@ def _begin_reserved(connection: sa.Connection) -> list[str]:
 
 
 def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
-    """Return the release row in a note, with its old charge, or None as charge if the budget's terms changed.
+    """Return the row of a release from its note in the state folder, with the budget opened if it is missing.
 
-    If the budget is missing too, open it with the noted terms.
+    The row has the old charge. If the terms of the budget changed, the charge is None.
     """
     terms = Budget(**note["budget"])
     standing = find_budget(connection, terms.population)
@@ -520,7 +526,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
-    """Return the facts about a stream's tick in the manifest of a version, or an empty mapping."""
+    """Return what the manifest of a version states about a stream's tick, or an empty mapping."""
     plan = version.manifest.get("plan")
     declared = plan.get("stream") if isinstance(plan, dict) else None
     return declared if isinstance(declared, dict) else {}

@@ -148,7 +148,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
 
 
 def _checked(checkpoints: Sequence[Checkpoint], *, entries: int, key: str | None, continues: bool) -> str:
-    """Return a one-sentence description of the checks that were made."""
+    """Return a sentence that describes the checks of an audit trail."""
     signer = "the key that was given" if key is not None else "the key in the file (give --key to verify the signer)"
     return (
         f"{entries} entries against their hashes, {len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)} against "
