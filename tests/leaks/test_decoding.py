@@ -372,7 +372,7 @@ def test_every_entry_of_the_journal_is_listed_with_all_its_facts() -> None:
 
 
 def test_the_fields_of_an_entry_are_listed() -> None:
-    text = SECTION.partition("An\nentry has ")[2].partition(";")[0]
+    text = " ".join(SECTION.split()).partition("An entry has the fields ")[2].partition(".")[0]
     assert quoted(text) == list(FIELDS)
 
 
