@@ -13,6 +13,7 @@ import numpy as np
 
 from dpca.registry.reader import Registry
 from flows.jobs import run_refresh
+from flows.refresh import refresh_directly
 from flows.requests import SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
@@ -47,7 +48,8 @@ def request(**others: Any) -> SubspaceRequest:
 
 def refresh(inbox: Path, *, direct: bool = True, releases: int | None = None, **others: Any) -> dict[str, Any]:
     """Run the loop once; each file counts as complete immediately."""
-    return run_refresh(str(inbox), request(**others), OPTIONS, direct=direct, settled=0.0, releases=releases)
+    run = refresh_directly if direct else run_refresh
+    return run(str(inbox), request(**others), OPTIONS, settled=0.0, releases=releases)
 
 
 def open_budget(epsilon: float = 20.0) -> Ledger:

@@ -30,10 +30,9 @@ from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream
 from flows.families.base import FAMILIES, family_named, stored_request
 from flows.families.restated_subspace import packed, restate_subspace
 from flows.families.streams import StreamTerms, factor
-from flows.jobs import run_release
 from flows.releases import stages
 from flows.releases.arrival_ends import drift_from, judge
-from flows.releases.stages import plan_on
+from flows.releases.stages import plan_on, release_directly
 from flows.releases.verdicts import preview
 from flows.reports.terminal import rounded_down
 from flows.requests import SubspaceRequest
@@ -94,9 +93,9 @@ def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pyte
     logged: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(stages, "log_event", lambda event, **facts: logged.append((event, facts)))
     with pytest.raises(Refused, match="on_noise=refuse"):
-        run_release(SubspaceRequest(**NOISY, on_noise="refuse"), direct=True)
+        release_directly(SubspaceRequest(**NOISY, on_noise="refuse"))
     assert (logged, releases()) == ([], [])
-    run_release(SubspaceRequest(**NOISY), direct=True)
+    release_directly(SubspaceRequest(**NOISY))
     assert logged[0][0] == "expects_noise"
     assert logged[0][1]["forecast"].startswith("expect noise: ")
     assert len(releases()) == 1

@@ -38,6 +38,7 @@ from flows.orchestration import prefect_stages as subject
 from flows.orchestration.prefect_stages import RETRY_DELAYS, as_task, finish, in_flow
 from flows.orchestration.stage_calls import ENDINGS, StageEnded, directly
 from flows.releases import running, stages
+from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import newest_run
@@ -393,7 +394,7 @@ def test_the_card_of_a_run_that_goes_on_is_left_until_it_is_silent_for_long(
 
 @pytest.mark.usefixtures("ready")
 def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Artifact]]) -> None:
-    run_release(_request(), direct=True)
+    release_directly(_request())
     assert seen
     assert not any(seen)
     assert Workspace.read_only().registry.names() == ["sub"]

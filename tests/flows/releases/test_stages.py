@@ -25,11 +25,10 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from flows.families.base import every_family, read_planned, stored_request
 from flows.families.subspace import SUBSPACE
-from flows.jobs import run_release
 from flows.releases import running
 from flows.releases import running as subject
 from flows.releases.running import deliver_notices, give_notice
-from flows.releases.stages import plan_on
+from flows.releases.stages import plan_on, release_directly
 from flows.reports import activity as watching
 from flows.reports.activity import Activity
 from flows.requests import SubspaceRequest
@@ -151,7 +150,7 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
         patch.setattr(running, "write_artifact", full)
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
     plans.clear()
-    report = run_release(SubspaceRequest(**REQUEST), direct=True)
+    report = release_directly(SubspaceRequest(**REQUEST))
     assert len(plans) == 1  # to find the release by its request
     assert (report["artifact"], report["reused"]) == ("sub@1", False)
 
