@@ -244,7 +244,7 @@ class ItemEmbeddings(Artifact):
         if not np.isfinite(values).all():
             raise Invalid("a rating is not a finite number, but all must be; correct it, or leave it out")
         if ((rated < 0) | (rated >= self.n_items)).any():
-            raise Invalid(f"an item number is outside the range 0 to {self.n_items - 1}; correct it, or leave it out")
+            raise Invalid(f"an item number is outside 0..{self.n_items - 1}, the range of item numbers; correct it")
         last = dict(zip(rated.tolist(), values.tolist(), strict=True))
         order = sorted(last)
         return np.array(order, dtype=np.int64), np.array([last[item] for item in order])

@@ -40,7 +40,7 @@ def open_to_notes[T](kind: type[T]) -> type[T]:
 
 def _check_note(name: str) -> None:
     if not name.startswith("_"):
-        raise FrozenInstanceError(f"cannot change {name!r}; a release never changes; create another object")
+        raise FrozenInstanceError(f"cannot change {name!r}; a release is fixed; create another object")
 
 
 class FittedTransformer:

@@ -242,7 +242,7 @@ class TensorComponents(Artifact):
             )
         matrix = self._checked(rows)
         if not matrix.shape[0]:
-            raise Invalid("rows is empty, but a mean needs at least one row; pass at least one row")
+            raise Invalid("there are no rows, but a mean needs at least one; pass at least one row")
         found = self._alignments(matrix)
         exponents = self._exponents(found)
         most = exponents.max(axis=1)
@@ -289,7 +289,7 @@ class TensorComponents(Artifact):
         values = matrix if isinstance(matrix, np.ndarray) else matrix.data
         if values.size and np.abs(values).max() > _LARGEST:
             raise Invalid(
-                f"rows hold a value larger than {_LARGEST:g}, for which no likelihood can be computed; check the units"
+                f"rows hold a value beyond {_LARGEST:g}, for which no likelihood can be computed; check the units"
             )
         if self.model == "topics" and ((values < 0).any() or (values != np.floor(values)).any()):
             raise Invalid("rows hold a count that is negative or not a whole number; pass whole counts of words")

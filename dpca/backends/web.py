@@ -200,7 +200,7 @@ class WebPlace:
                 f"{url} answers {status}, which is usually temporary, instead of 200; run the same request again later"
             )
         if status != httpx.codes.OK:
-            raise Unavailable(f"{url} answers {status} instead of 200; contact the operator of that server")
+            raise Unavailable(f"{url} answers {status}; it must answer 200; contact the operator of that server")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise Unavailable(
                 f"{url} is sent compressed; files must be sent as they are stored; turn compression off on the server"

@@ -167,13 +167,12 @@ class Pointer:
         except FileNotFoundError:
             if not place.lists:
                 raise NotFound(
-                    f"the name {name!r} was not found at {place.at('registry')}; correct the name or the URL (a web "
+                    f"the name {name!r} cannot be read at {place.at('registry')}; correct the name or the URL (a web "
                     "server cannot list the names that exist)"
                 ) from None
             known = _listed(read_names(place))
             raise NotFound(
-                f"the name {name!r} does not exist in {place.at('registry')}, which has the names {known}; see dpca "
-                "registry list"
+                f"the name {name!r} does not exist in {place.at('registry')}, which has {known}; see dpca registry list"
             ) from None
         try:
             pointer = cls.from_facts(name, json.loads(payload))

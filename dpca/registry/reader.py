@@ -257,8 +257,8 @@ class Registry:
         resolved, artifact = self._read(reference)
         if format not in artifact.exports:
             raise Invalid(
-                f"format {format!r} is unknown; a {artifact.noun} can be exported as {', '.join(artifact.exports)}; "
-                "choose one of these"
+                f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)} as formats; "
+                "choose one"
             )
         tags = lineage_tags(artifact, reference=str(resolved), digest=resolved.digest)
         made = artifact.exports[format](artifact, tags)

@@ -411,7 +411,7 @@ class Canonical:
             return _of_texts(pc.strftime(cells.cast(pa.timestamp(kind.unit)), format=f"{_ISO} %H:%M:%S"))
         if not is_number(kind):
             raise BadSource(
-                f"it holds {kind}; the values must be stored as text, numbers, booleans or dates; convert them, or "
+                f"it holds {kind}; the values must be stored as text, numbers, booleans or dates; convert it, or "
                 "declare another kind of column"
             )
         coded = pc.if_else(pa.array(_is_null(cells)), pa.scalar(None, kind), cells).dictionary_encode()

@@ -31,11 +31,11 @@ from dpca.schemas.schema import Schema
 
 _EPOCH = date(1970, 1, 1).toordinal()
 _SQUARES_WELL = 1e150  # up to 65536 numbers of this size can be squared and summed without overflow
-_NO_VALUE = "has a missing value; the schema refuses rows with a missing value in this column"
+_NO_VALUE = "has a missing value; the schema refuses such rows"
 _NO_NUMBER = "has a value that is not a finite number; correct or drop it"
 _NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
 _NO_WORD = "has a value that the schema does not list; list it if it is public, or declare a rule for other values"
-_OUTSIDE = "has a value outside the declared range; the schema refuses rows with such a value"
+_OUTSIDE = "has a value outside the declared range; the schema refuses such rows"
 _LENGTH = "has a list whose length differs from the declared length; correct or drop it"
 
 
@@ -118,7 +118,7 @@ class Encoder:
                 for at, name in enumerate(names)
             }
             if len(arrays) < len(names):
-                raise Invalid("two columns of the table have the same name; rename one of them")
+                raise Invalid("two columns have the same name; rename one of them")
             rows = pa.table(arrays)
         rows = flat_table(rows)
         self.match(rows.column_names, needs_unit=False)
@@ -150,7 +150,7 @@ class Encoder:
             return array_of(list(column), decimal=self.schema.text.decimal)
         except (TypeError, ValueError, OverflowError):
             raise Invalid(
-                f"column {name!r} holds objects that are not text, numbers or dates; convert them first"
+                f"column {name!r} holds objects that are not text, numbers or dates; convert it first"
             ) from None
 
     def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:
