@@ -131,12 +131,12 @@ def with_published_rounds(
     return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
 
 
-OUTER_SHARE = 0.41  # share of a round's mu^2 for H; w gets the rest, so its relative noise is 1.2 times smaller
-PAPER_SHARE = 0.5  # share of a round's mu^2 for H with calibration=paper: as much as for w
+OUTER_SHARE = 0.41  # share of a round's budget mu^2 for the items' matrices H; the rest is for their vectors w
+PAPER_SHARE = 0.5  # `OUTER_SHARE` for calibration=paper, which adds equal noise to the matrices H and the vectors w
 FINEST = 10
-GRAM_SHARE = 0.1  # share of a round's mu^2 for the users' Gram matrix, which is released only if `unobserved` is set
+GRAM_SHARE = 0.1  # share of a round's budget mu^2 for the second moment of all users' factors, if `unobserved` is set
 _COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
-_DISTANT = 3.0  # expected relative error of item factors above which predictions without factors are better
+_DISTANT = 3.0  # if the expected relative error of item factors is larger, predictions without factors are better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

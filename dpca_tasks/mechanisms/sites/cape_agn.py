@@ -153,7 +153,7 @@ class CapeAgn:
         """
         releases, expected = self._of(plan.total.problem), dict(self.inputs(plan, index=index))
         given: dict[str, Any] = dict(public)
-        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # if noise hides some directions, fewer are sent
+        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer than K directions may exceed the noise
             expected["directions"] = expected["directions"][:, : max(given["directions"].shape[1], 1)]
         check_public(public, expected, index=index, rounds=self.rounds)
         if index == 0:

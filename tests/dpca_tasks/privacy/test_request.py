@@ -343,7 +343,7 @@ def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, c
         if relation == charged:
             call(curator, relation)
             continue
-        with pytest.raises(StepMismatch, match=f"relation {relation}, but {charged} was reserved"):
+        with pytest.raises(StepMismatch, match=f"relation {relation}, but the release was charged for {charged}"):
             call(curator, relation)
         assert reservation.steps == {}
 
