@@ -446,7 +446,11 @@ class Dpals:
         )
 
     def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Return warnings: that the published noise ignores a sum, and that noise makes the factors useless."""
+        """Return warnings of the plan.
+
+        One is for ``calibration=paper``, whose formula counts only one of a round's two sums. The other is for so few
+        users that the noise is expected to outweigh the factors.
+        """
         notes = []
         if self.calibration == "paper":
             notes.append("the noise of calibration=paper counts one of the two sums of a round.")
