@@ -98,7 +98,7 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
 type Matrix = NDArray[np.float64]
 
 _ONE_IN_100 = 2.33  # the 99 % quantile of a standard normal variable
-_CRITICAL = 2.5  # excess of `widened_edge` over `edge_quantile` for w = 2, multiplied by d^(1/6)
+_CRITICAL = 2.5  # `widened_edge` for a shift of 1 minus `edge_quantile`, multiplied by d^(1/6)
 
 
 def edge_quantile(order: int) -> float:

@@ -197,7 +197,7 @@ def mixture_eigenspace(
     noise_variance: float | None = None,
     most: float = math.inf,
 ) -> Eigenspace:
-    """Return the leading eigenpairs of the second moment of a mixture's points, without the points' noise variance.
+    """Return the leading eigenpairs of a mixture's second moment, after the points' noise variance is subtracted.
 
     Parameters
     ----------
@@ -396,8 +396,8 @@ class TensorReleases:
         For a mixture: the clip norm R divided by the root mean square norm of points. This norm is
         ``sqrt(m^2 + D s2)`` for means of norm m, so the factor determines m.
     score_factor : float
-        For a mixture: the bound on the norm of a point's scores (coordinates along U), divided by the root mean square
-        of this norm. The latter is ``sqrt(m^2 + K s2)``.
+        For a mixture: the bound on the norm of a point's scores, its coordinates along the leading eigenvectors,
+        divided by the root mean square of this norm. The latter is ``sqrt(m^2 + K s2)``.
     """
 
     problem: TensorProblem
