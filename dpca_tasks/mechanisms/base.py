@@ -312,8 +312,9 @@ class ItemFactors:
 
     ``user_step`` holds the public numbers with which a user computes the user's own factor and offset:
 
-    - ``centre``, the average rating, and ``prior``, the number of ratings at the centre that are added to a user's
-      mean; ``prior`` is None if a user's mean is not subtracted;
+    - ``centre``, the average rating;
+    - ``prior``, the number of ratings at the centre that are added to a user's mean. It is None if a user's mean is not
+      subtracted;
     - with factors also ``ridge``, ``rating_bound`` and, for some mechanisms, ``unobserved``;
     - if the factors are the directions of a Frank-Wolfe descent, ``gains`` and ``row_norm`` in place of ``ridge``.
     """

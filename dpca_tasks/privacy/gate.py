@@ -63,7 +63,7 @@ type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
 
 
 class Reservation(Protocol):
-    """The interface of a charged release: its event, neighboring relation, snapshot and key, and its stored answers."""
+    """The interface of a charged release, with its event, neighboring relation, snapshot, key and stored answers."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102

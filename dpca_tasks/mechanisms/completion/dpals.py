@@ -78,10 +78,11 @@ def split_noises(
     totals: bool,
     start_share: float | None,
 ) -> RoundNoises:
-    """Divide a privacy target exactly over the steps of `Dpals`: centre, item totals, start, and rounds.
+    """Divide a privacy target exactly over all steps of `Dpals`.
 
-    Centre, item totals and start get a share only if they are requested. The shares of the rounds grow geometrically,
-    so that the last round gets ``growth`` times the share of the first round.
+    The steps are the release of a centre, item totals, the start and the rounds. The first three get a share only if
+    they are requested. The shares of the rounds grow geometrically: the last round gets ``growth`` times the share of
+    the first round.
     """
     share = Fraction(totals_share)
     first = CENTRE_SHARE * share if centre else Fraction(0)
@@ -141,10 +142,11 @@ _DISTANT = 3.0  # if the expected relative error of item factors is larger, pred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpals:
-    """Private alternating least squares: compute user factors inside, and release noisy statistics of items per round.
+    """Private alternating least squares: each round releases noisy statistics of the items, never a user's factor.
 
-    For each item, the statistics are H, the sum of ``u u^T`` over the factors u of the users who rated the item, and w,
-    the sum of their ratings times u. At most K = ``ratings_per_user`` ratings of each user are counted.
+    For each item, the statistics are a matrix H and a vector w. H is the sum of ``u u^T`` over the factors u of the
+    users who rated the item. w is the sum of the users' ratings times u. At most K = ``ratings_per_user`` ratings of
+    each user are counted.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ with a share of noise and under a mask. The masks cancel in the total, which alo
 noise of a release by one data owner, plus additional noise for tolerated colluders. The public inputs of the second
 round are the eigenvectors and, for a mixture, a variance. They are computed from the first total and sent to every
 site. A site only accepts orthonormal directions, the declared variance, if any, and the bound on scores that follows
-from the variance. So nobody can request another statistic, and the noise protects a site's records for every accepted
+from the variance. So no other statistic can be requested, and the noise protects a site's records for every accepted
 request.
 """
 

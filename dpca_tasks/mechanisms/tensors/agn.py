@@ -43,8 +43,8 @@ class Agn:
         for means of norm m and noise of variance s2. So the factor determines m from public numbers.
     score_factor : float
         For a mixture: the bound on the norm of a point's K scores (coordinates along the eigenvectors), divided by the
-        root mean square of this norm. The latter is ``sqrt(m^2 + K s2)``. A smaller factor clips more points, and a
-        larger factor adds more noise.
+        root mean square of this norm, ``sqrt(m^2 + K s2)``. A smaller factor clips more points, and a larger factor
+        adds more noise.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: the published noise multiplier
         ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` for each of the two releases. The published noise has equal

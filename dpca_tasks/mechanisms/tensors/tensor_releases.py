@@ -396,8 +396,8 @@ class TensorReleases:
         For a mixture: the clip norm R divided by the root mean square norm of points. This norm is
         ``sqrt(m^2 + D s2)`` for means of norm m, so the factor determines m.
     score_factor : float
-        For a mixture: the bound on the norm of a point's scores, its coordinates along the leading eigenvectors,
-        divided by the root mean square of this norm. The latter is ``sqrt(m^2 + K s2)``.
+        For a mixture: the bound on the norm of a point's scores (coordinates along the leading eigenvectors), divided
+        by the root mean square of this norm, ``sqrt(m^2 + K s2)``.
     """
 
     problem: TensorProblem
