@@ -50,8 +50,8 @@ from dpca_tasks.threads import one_thread
 type Vector = NDArray[np.float64]
 type Selfenergy = Callable[[complex], complex]
 
-_EXACT, _BINS = 160, 240  # the 160 largest strengths are used one by one, the others as averages of about 240 bins
-_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the points of integration, divided by the noise's size
+_EXACT, _BINS = 160, 240  # the 160 largest eigenvalues are used exactly; at most 240 bins average the others
+_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the integration points, divided by noise_std * sqrt(d)
 _ITERATIONS = 30
 
 
@@ -132,7 +132,7 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
     the scale, and b makes the means sum to 1. After each draw, each strength is reduced by the part already found.
     """
     if len(strengths) <= DRAWN:
-        sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # epsilon has no effect: draws get a scale
+        sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # epsilon has no effect on `draw`
 
         def draw(rng: np.random.Generator) -> Vector:
             key = subkey(rng.bytes(32), label="forecast", info=b"")
@@ -140,12 +140,12 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
             return np.asarray((rows**2).sum(axis=0))
 
         return draws_of(draw, len(strengths) ** 2 * n_components // 20)
-    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # parts of each component not yet found, and found
+    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # for each component: the part not found, and found
     for _ in range(n_components):
         drawn = _mean_squares(strengths * kept, scale)
         found += kept * drawn
         kept *= 1.0 - drawn
-    between = found * (1.0 - found)  # weights that spread the rest, k minus all overlaps, over partly found components
+    between = found * (1.0 - found)  # weights for raising the overlaps of partly found components, so that all sum to k
     return [np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))]
 
 
@@ -415,9 +415,10 @@ class TruncatedRounds:
 def overlaps_with_truncation(strengths: Vector, run: TruncatedRounds, *, spread: bool) -> list[Vector]:
     """Simulate truncated rounds; return the overlaps of the found directions, one array for each draw.
 
-    With ``spread``, each component is spread evenly over all features; otherwise each component is one feature. The
-    simulation assumes that all n messages for directions V have the same squared norm, ``tr(V^T S V) / n``. So clipping
-    multiplies the product by ``message_clip`` over this norm, if this ratio is below 1.
+    With ``spread``, each component is spread evenly over all features; otherwise each component is one feature. A
+    message is the contribution of one record to a product ``S V``. The simulation assumes that all n messages have the
+    same norm, ``sqrt(tr(V^T S V) / n)``. So clipping multiplies the product by ``message_clip`` divided by this norm,
+    if this ratio is below 1.
     """
     signs = np.where(np.random.default_rng(_SEED).random(len(strengths)) < 0.5, -1.0, 1.0)[:, None]
 

@@ -88,7 +88,7 @@ def last_round(
         if max(factor, 1.0) * share >= USELESS:
             factors, share = np.ones(order), (total + extra) / n_records
         noise_std = planned
-        if centred or (factors < 1.0).any():  # a record clipped at norm c keeps at most the energy c^2
+        if centred or (factors < 1.0).any():  # a record that is clipped at norm c has a squared norm of at most c^2
             noise_std *= max(min(factor * share, REACH**2) / kept, share)
         precision += noise_std**-2
         found = LastRound(factors=factors, noise_std=precision**-0.5)

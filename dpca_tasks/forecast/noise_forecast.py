@@ -44,8 +44,8 @@ from dpca_tasks.accounting.events import steps
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem, Subspace
 
-_ROUNDING_OF_SHARES = 0.01  # tolerance in the sum of declared parts, because users round each part
-_STEEPEST = 200.0  # largest decay rate of a power law: a steeper tail contains almost no variance
+_ROUNDING_OF_SHARES = 0.01  # tolerance for the sum of the declared parts of the variance, which users may have rounded
+_STEEPEST = 200.0  # largest decay rate of a spectrum's power law: a steeper tail contains almost no variance
 
 
 def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
@@ -118,8 +118,8 @@ UNDECLARED_SHARE = 0.1
 
 _ROUNDING = 1e-9
 _LARGEST_EPSILON = 1e3
-_LEAST_NOISE = 1e-6  # the epsilon of a smaller noise multiplier is too large to be meaningful
-_CLOSE, _ATTEMPTS = 0.01, 12  # accepted relative excess of the returned epsilon, and largest number of tried plans
+_LEAST_NOISE = 1e-6  # least noise multiplier for which an epsilon is computed; below, epsilon is meaninglessly large
+_CLOSE, _ATTEMPTS = 0.01, 12  # `epsilon_needed`: accepted relative error of the result, and largest number of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,7 @@ def _with_factors(
     """Forecast a mechanism whose factors have the relative error ``missed``; its offsets get the share `TOTALS`."""
     found = part / (1.0 + missed**2)
     left, own = 1.0 - found, rank / problem.most
-    weight = 1.0 / (1.0 + own)  # factor by which the ridge shrinks the solution of a user's regression
+    weight = 1.0 / (1.0 + own)  # the ridge multiplies the solution of a user's regression by this factor
     regression = (1.0 - weight) ** 2 * found + weight**2 * own * left
     offsets = _left_of_offsets(problem, multiplier / math.sqrt(TOTALS))
     return Forecast(mechanism=name, error=math.sqrt(_variance(problem) * (left + regression) + offsets), missed=missed)

@@ -169,7 +169,7 @@ def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], fl
     order = releases.problem.n_features
     over = moment(order * (order + 1) // 2)
     if plan.printed:
-        over *= math.sqrt(2.0)  # noise of the published formula has the same std on and off the diagonal
+        over *= math.sqrt(2.0)  # the published noise has the same std on and off the diagonal of the moment
 
     def core_std(count: int, overlap: float) -> float:
         drawn = core(count * (count + 1) * (count + 2) // 6)

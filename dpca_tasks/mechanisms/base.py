@@ -97,8 +97,8 @@ class Plan:
 
     ``problem`` holds the public facts of the request, as the subclass of `Terms` for the family. ``noise_multiplier``
     is the scale of the noise divided by the sensitivity, in each main step. ``bits`` sets the grid to which records are
-    rounded: the clip norm is ``2^bits`` grid steps. ``notes`` are warnings about limits of the utility, from public
-    facts.
+    rounded: with one more bit, the grid step is half as large. ``notes`` are warnings about limits of the utility, from
+    public facts.
 
     ``event`` is the DP event of all steps, including steps that a wrapper of the mechanism adds. The charge of a
     release and every stated epsilon are computed from this event. ``printed`` is true if the noise follows a published
@@ -312,8 +312,9 @@ class ItemFactors:
 
     ``user_step`` holds the public numbers with which a user computes the user's own factor and offset:
 
-    - ``centre``, the average rating, and ``prior``, the number of ratings at the centre that are added to a user's
-      mean; ``prior`` is None if a user's mean is not subtracted;
+    - ``centre``, the average rating;
+    - ``prior``, the number of ratings at the centre that are added to a user's mean. It is None if a user's mean is not
+      subtracted;
     - with factors also ``ridge``, ``rating_bound`` and, for some mechanisms, ``unobserved``;
     - if the factors are the directions of a Frank-Wolfe descent, ``gains`` and ``row_norm`` in place of ``ridge``.
     """

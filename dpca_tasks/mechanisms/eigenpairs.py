@@ -38,7 +38,7 @@ RESIDUAL = 1e-12
 
 _BLOCK = 64  # the number of columns that LAPACK processes at a time
 _SINGLE = 2.0**-20  # expected residual of eigenpairs in single precision, relative to the matrix's norm
-_PRODUCTS = 2  # the number of matrix products for an estimate of the spectral norm
+_PRODUCTS = 2  # the number of matrix-vector products with which the spectral norm is estimated
 
 
 def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
@@ -50,7 +50,7 @@ def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     order = matrix.shape[0]
     with _threads(order):
         values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
-        if values.size < count:  # with repeated eigenvalues this driver may return too few
+        if values.size < count:  # for repeated eigenvalues, LAPACK's driver "evr" may return too few of them
             values, vectors = eigh(matrix, driver="evd")
     return values[: -count - 1 : -1].copy(), signed(vectors.T[: -count - 1 : -1])
 
@@ -113,7 +113,7 @@ def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[
     values, vectors = found
     with one_thread():
         basis = np.linalg.qr(vectors)[0]
-    with two_threads():  # SciPy's BLAS, as for the vectors: idle threads of a second BLAS would compete for processors
+    with two_threads():  # uses SciPy's BLAS, because threads of NumPy's BLAS would compete for the same processors
         image = blas.dgemm(1.0, matrix.T, basis)
     with one_thread():
         inner = basis.T @ image
@@ -276,7 +276,7 @@ def leading_eigenpairs_of(
                 small, gram = np.diag(ritz), basis[:, :held].T @ basis[:, :held]
     with one_thread():
         vectors, values = _ritz(basis[:, :held], small, gram, count)
-        if width > count:  # a separate call, so that the first k pairs have the same bits for any width
+        if width > count:  # computed separately, so that the first k eigenpairs have the same bits for any width
             others, lower = _ritz(basis[:, :held], small, gram, width)
             vectors, values = np.hstack([vectors, others[:, count:]]), np.r_[values, lower[count:]]
     return values, signed(vectors.T)

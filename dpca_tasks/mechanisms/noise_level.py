@@ -36,7 +36,7 @@ FAILED = (
     "the budget is spent."
 )
 _WISHART_EDGE = 3.330
-_WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # the square root of the solution x of (x - 1)^2 = 2 (x + 1)
+_WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # the square root of the larger solution of (x - 1)^2 = 2 (x + 1)
 
 
 def semicircle_edge(order: int, *, std: float) -> float:
@@ -98,7 +98,7 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
 type Matrix = NDArray[np.float64]
 
 _ONE_IN_100 = 2.33  # the 99 % quantile of a standard normal variable
-_CRITICAL = 2.5  # `widened_edge`: growth of the 99 % quantile for w near 2, times d^(1/6)
+_CRITICAL = 2.5  # `widened_edge` for a shift of 1 minus `edge_quantile`, multiplied by d^(1/6)
 
 
 def edge_quantile(order: int) -> float:

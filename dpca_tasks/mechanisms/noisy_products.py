@@ -179,7 +179,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
         When no grid fits the noise. Plans call this function to detect the error before anything is charged.
     """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
-    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the std of the noise divided by its scale
+    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the std of the noise divided by its scale parameter
     noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread
     query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
     return sampled(query, rate=1.0, halved=halved)
@@ -187,7 +187,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
 
 START_SEED = 20140109  # seed of the public start directions; no guarantee depends on it
 AVERAGED = 64  # largest number of averaged iterates: more do not improve the average, and all are held in memory
-_UP = 1.0 + 2.0**-48  # a factor that exceeds the rounding error of the noise scale in grid steps
+_UP = 1.0 + 2.0**-48  # multiplies the noise scale in grid steps, so that its rounding error cannot reduce it
 FINEST = 14  # the largest number of bits of the grid: exact products on a finer grid would overflow int64
 
 
@@ -245,7 +245,7 @@ def plan_products(
 
     for noise, _ in noises:
         check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
-    some = 1 if message_clip == 1.0 else FINEST  # with a clip, start from the finest grid: a coarse step may exceed it
+    some = 1 if message_clip == 1.0 else FINEST  # one step of a coarse grid may exceed the message clip
     bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
     while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
         bits = fits  # a coarser grid may increase the sensitivity of a clipped product, so the loop checks again
@@ -283,7 +283,7 @@ def product_noise(
 
     For a product over a sample of the records, the std is divided by the sampling rate.
     """
-    start = start_directions(problem.n_features, min(width, 2))  # two columns suffice: more have equal sensitivity
+    start = start_directions(problem.n_features, min(width, 2))  # the sensitivity is the same for two or more columns
     query = product_query(problem, bits=FINEST, directions=start, halved=halved, message_clip=message_clip)
     return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
@@ -303,7 +303,10 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 
 
 def is_halved(problem: Problem, *, rate: float) -> bool:
-    """Return whether a release samples records under replace_one; then `inner_target` differs from the target."""
+    """Return whether a release samples records under replace_one.
+
+    If it does, its steps are calibrated to the stricter target of `inner_target`.
+    """
     return rate != 1 and problem.relation == "replace_one"
 
 

@@ -88,8 +88,8 @@ class Curator:
     def with_stored_inputs(self, query: Query, *, step: int | None = None) -> Query:
         """Return the query of the next step, with the public inputs that an earlier run stored, if any.
 
-        If public inputs are computed again, their last bits may differ. So a resumed release uses the stored inputs.
-        With ``step``, that step is the next step.
+        If public inputs are computed again, their last bits may differ. So a resumed release uses the stored inputs. If
+        ``step`` is given, the curator first moves to this step.
         """
         if step is not None:
             self._gate.move_to(step)

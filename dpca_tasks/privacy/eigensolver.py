@@ -120,7 +120,9 @@ class Eigensolver:
         """Refuse invalid public parameters."""
         self._query(np.zeros((self.n_features, 1), np.int64))
         if self.passes < 1 or self.oversampling < 0:
-            raise InvalidInput(f"passes={self.passes} must be at least 1, oversampling={self.oversampling} at least 0.")
+            raise InvalidInput(
+                f"passes={self.passes} must be at least 1, oversampling={self.oversampling} at least 0; correct them."
+            )
 
     @property
     def kind(self) -> str:
@@ -214,7 +216,7 @@ class Eigensolver:
         orthonormal, triangle = np.linalg.qr(basis)
         images = solve_triangular(triangle, images.T, trans="T").T
         small = orthonormal.T @ images
-        values, vectors = np.linalg.eigh((small + small.T) / 2)  # solvers for few pairs may miss repeated eigenvalues
+        values, vectors = np.linalg.eigh((small + small.T) / 2)  # all pairs: solvers for some may miss repeated values
         values, vectors = values[-self.n_components - 1 :], vectors[:, -self.n_components - 1 :]
         pairs = orthonormal @ vectors
         residual = float(np.linalg.norm(images @ vectors - pairs * values))

@@ -63,7 +63,7 @@ type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
 
 
 class Reservation(Protocol):
-    """The interface of a charged release: its event, neighboring relation, snapshot and key, and its stored answers."""
+    """The interface of a charged release, with its event, neighboring relation, snapshot, key and stored answers."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102
@@ -115,7 +115,7 @@ class Gate:
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         self._source, self._reservation = source, reservation
         self._step = 0
-        self._vacant = -1  # the step that had no answer when `with_stored_inputs` was called
+        self._vacant = -1  # the last step without a stored answer for which `with_stored_inputs` was called
 
     def move_to(self, step: int) -> None:
         """Make ``step`` the current step, whichever steps were answered before."""
@@ -148,7 +148,7 @@ class Gate:
         if query.relation != charged.relation:
             raise StepMismatch(
                 f"step {step} uses sensitivities for the relation {query.relation}, but the release was charged for "
-                f"{charged.relation}; use the relation of the budget."
+                f"{charged.relation}; use the neighboring relation of the budget."
             )
         if charged.content not in (None, snapshot_content(self._source)):
             raise StepMismatch(
@@ -182,8 +182,8 @@ class Gate:
             if stored is None or stored[DIGEST].tobytes() == request.digest:
                 return request
         raise StepMismatch(
-            f"step {self._step} and the steps before it were answered for other requests, and a step has one answer; "
-            "repeat one of these requests, or reserve more attempts in a new release."
+            f"all charged attempts up to step {self._step} were answered for other requests, and a step has only one "
+            "answer; repeat one of these requests, or reserve more attempts in a new release."
         )
 
     def key(self, request: Request[Any, Any], label: str) -> SecretKey:

@@ -43,8 +43,8 @@ class Row(NamedTuple):
     add_remove: Bound
     zero_out: Bound
     replace_one: Bound
-    is_sharp: bool = True  # False: the query's own sensitivity may be smaller, depending on its grid
-    per_zeta: bool = False  # True: the sensitivity is for all ticks of a stream, in units of the query's `zeta`
+    is_sharp: bool = True  # False if the stated number is only an upper bound of the query's sensitivity
+    per_zeta: bool = False  # True if the sensitivity is for all ticks of a stream, in units of the query's `zeta`
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -267,7 +267,9 @@ def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistributio
     scale = math.nextafter(distribution.noise_multiplier * query.sensitivity(distribution.norm), math.inf)
     scale *= query.steps_per_unit
     if not 0 < scale <= MAX_NOISE_STEPS:
-        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; use a coarser grid.")
+        raise InvalidInput(
+            f"the noise scale of {scale:.3g} grid steps must be positive and at most 2^28; use a coarser grid."
+        )
     return (scale,)
 
 
@@ -280,7 +282,8 @@ def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[
     for name, scale in zip(query.parts, scales, strict=True):
         if not 0 < scale <= MAX_NOISE_STEPS:
             raise InvalidInput(
-                f"a noise scale of {scale:.3g} grid steps in {name} is outside 0 .. 2^28; change its grid."
+                f"the noise scale of {scale:.3g} grid steps in part {name} must be positive and at most 2^28; use "
+                "another grid for this part."
             )
     return scales
 

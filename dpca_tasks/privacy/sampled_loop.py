@@ -56,7 +56,7 @@ def run_passes(
         failure = type(error).__name__
     else:
         return _take_steps(rows, query, passes, distribution, secrets, step_ptr, np.searchsorted(touched, ordinals))
-    raise WorkerFailed(f"a block could not be gathered ({failure}); check the dataset with `dpca dataset verify`.")
+    raise WorkerFailed(f"a block of rows cannot be read ({failure}); check the dataset with `dpca dataset verify`.")
 
 
 def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -128,7 +128,7 @@ def _take_steps(
     directions = np.ascontiguousarray((query.directions / 2.0**DIRECTION_BITS).T)
     out = np.zeros((len(passes.snapshots), d + k, k))
     out[np.asarray(passes.snapshots) == 0, :d] = directions.T
-    seen = np.zeros((k + 1, k))  # sums of V^T G; the last row counts the summed steps
+    seen = np.zeros((k + 1, k))  # the sum of V^T G over some steps; the last row counts these steps
     at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
@@ -190,7 +190,7 @@ def _loop(
         total = noise[step]
         for at in range(step_ptr[step], step_ptr[step + 1]):
             bounds = record_ptr[records[at] : records[at] + 2]
-            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # only the features of this record are needed
+            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # only nonzero features of the record matter
                 i = indices[stored]
                 for j in range(k):
                     gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))

@@ -78,10 +78,11 @@ def split_noises(
     totals: bool,
     start_share: float | None,
 ) -> RoundNoises:
-    """Divide a privacy target exactly over the steps of `Dpals`: centre, item totals, start, and rounds.
+    """Divide a privacy target exactly over all steps of `Dpals`.
 
-    Centre, item totals and start get a share only if they are requested. The shares of the rounds grow geometrically,
-    so that the last round gets ``growth`` times the share of the first round.
+    The steps are the release of a centre, item totals, the start and the rounds. The first three get a share only if
+    they are requested. The shares of the rounds grow geometrically: the last round gets ``growth`` times the share of
+    the first round.
     """
     share = Fraction(totals_share)
     first = CENTRE_SHARE * share if centre else Fraction(0)
@@ -131,20 +132,21 @@ def with_published_rounds(
     return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
 
 
-OUTER_SHARE = 0.41  # share of a round's mu^2 for H; w gets the rest, so its relative noise is 1.2 times smaller
-PAPER_SHARE = 0.5  # share of a round's mu^2 for H with calibration=paper: as much as for w
+OUTER_SHARE = 0.41  # share of a round's budget mu^2 for the items' matrices H; the rest is for their vectors w
+PAPER_SHARE = 0.5  # `OUTER_SHARE` for calibration=paper, which adds equal noise to the matrices H and the vectors w
 FINEST = 10
-GRAM_SHARE = 0.1  # share of a round's mu^2 for the users' Gram matrix, which is released only if `unobserved` is set
+GRAM_SHARE = 0.1  # share of a round's budget mu^2 for the second moment of all users' factors, if `unobserved` is set
 _COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
-_DISTANT = 3.0  # expected relative error of item factors above which predictions without factors are better
+_DISTANT = 3.0  # if the expected relative error of item factors is larger, predictions without factors are better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpals:
-    """Private alternating least squares: compute user factors inside, and release noisy statistics of items per round.
+    """Private alternating least squares: each round releases noisy statistics of the items, never a user's factor.
 
-    For each item, the statistics are H, the sum of ``u u^T`` over the factors u of the users who rated the item, and w,
-    the sum of their ratings times u. At most K = ``ratings_per_user`` ratings of each user are counted.
+    For each item, the statistics are a matrix H and a vector w. H is the sum of ``u u^T`` over the factors u of the
+    users who rated the item. w is the sum of the users' ratings times u. At most K = ``ratings_per_user`` ratings of
+    each user are counted.
 
     Parameters
     ----------
@@ -446,7 +448,11 @@ class Dpals:
         )
 
     def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Return warnings: that the published noise ignores a sum, and that noise makes the factors useless."""
+        """Return warnings of the plan.
+
+        One is for ``calibration=paper``, whose formula counts only one of a round's two sums. The other is for so few
+        users that the noise is expected to outweigh the factors.
+        """
         notes = []
         if self.calibration == "paper":
             notes.append("the noise of calibration=paper counts one of the two sums of a round.")

@@ -81,7 +81,7 @@ class Centring:
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """Centre and prior as entries of ``user_step`` in `ItemFactors`; there an infinite prior is None."""
+        """The centre and the prior by name, in the form in which a release stores them: an infinite prior is None."""
         return {"centre": self.centre, "prior": None if math.isinf(self.prior) else self.prior}
 
 

@@ -5,7 +5,7 @@ with a share of noise and under a mask. The masks cancel in the total, which alo
 noise of a release by one data owner, plus additional noise for tolerated colluders. The public inputs of the second
 round are the eigenvectors and, for a mixture, a variance. They are computed from the first total and sent to every
 site. A site only accepts orthonormal directions, the declared variance, if any, and the bound on scores that follows
-from the variance. So nobody can request another statistic, and the noise protects a site's records for every accepted
+from the variance. So no other statistic can be requested, and the noise protects a site's records for every accepted
 request.
 """
 
@@ -153,7 +153,7 @@ class CapeAgn:
         """
         releases, expected = self._of(plan.total.problem), dict(self.inputs(plan, index=index))
         given: dict[str, Any] = dict(public)
-        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # if noise hides some directions, fewer are sent
+        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer than K directions may exceed the noise
             expected["directions"] = expected["directions"][:, : max(given["directions"].shape[1], 1)]
         check_public(public, expected, index=index, rounds=self.rounds)
         if index == 0:

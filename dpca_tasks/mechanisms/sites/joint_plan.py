@@ -235,8 +235,8 @@ class Membership:
     weights : tuple of int, optional
         The factors by which the sites multiply their sums before these are added; 1 by default.
     attempts : int
-        The number of charged attempts of each round. An attempt with other sites, after a site dropped out, needs a
-        charged step of its own.
+        The number of charged attempts of each round. If a site drops out, the attempt without this site needs another
+        charged step.
     """
 
     names: tuple[str, ...]

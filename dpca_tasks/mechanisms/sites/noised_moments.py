@@ -113,9 +113,9 @@ class DpDis(Conv):
     name: ClassVar[str] = "dp_dis"
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return the leading part of a site's noisy second moment, as eigenvectors times roots of the eigenvalues.
+        """Return the leading part of a site's noisy second moment.
 
-        The rows of the result are the eigenvectors. Only positive eigenvalues are used.
+        Each row of the result is an eigenvector times the square root of a positive eigenvalue.
         """
         values, rows = leading_eigenpairs(_released(curator, plan), min(2 * self.n_components, plan.problem.n_features))
         return np.asarray(rows[values > 0] * np.sqrt(values[values > 0])[:, None])

@@ -1,1 +1,1 @@
-"""Streams: one noisy release per tick (period), under one guarantee for all ticks, and estimates from the releases."""
+"""Streams, with one noisy answer per tick (period) and one guarantee for all ticks, and estimates from the answers."""

@@ -69,12 +69,15 @@ def coefficients(
     window: int | None = None,
     half_life: float | None = None,
 ) -> Matrix:
-    """Return the multipliers of a stream's stored answers whose sum is an estimate at the last tick.
+    """Return the multipliers with which a stream's stored answers sum to an estimate at the last tick.
+
+    A stream releases one noisy answer per tick (period). Each answer is a weighted sum of the second moments of the
+    records that arrived in all ticks so far, the arrivals.
 
     Parameters
     ----------
     weights : Weights
-        The weights with which the stream's answers sum arrivals.
+        The weights of arrivals in the answers of the stream.
     kept : sequence of int
         The ticks with a stored answer, rising, from 1 on. The estimate is for the last of these ticks.
     answer : {"prefix", "window", "decay"}, optional
@@ -208,9 +211,9 @@ def contrast_of(
     Parameters
     ----------
     weights : Weights
-        The weights with which the stream's answers sum arrivals.
+        The weights with which each answer sums the second moments of all records that have arrived so far.
     kept : sequence of int
-        The ticks with a stored answer, rising.
+        The ticks (periods) with a stored answer, rising.
     before : int
         The tick t_0 of the estimate whose directions are tested. Only answers after this tick are used.
     change : int

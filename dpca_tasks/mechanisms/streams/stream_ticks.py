@@ -34,7 +34,7 @@ NAME = "stream"
 
 
 def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int) -> Plan:
-    """Plan the noise, the privacy event and the grid of a stream.
+    """Plan the noise, the privacy event and the grid of a stream, which releases one noisy answer per tick (period).
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
     target : PrivacyTarget
         The guarantee of all ticks together.
     weights : Weights
-        The weights with which each answer sums the arrivals of all ticks so far.
+        The weights with which each answer sums the second moments of all records that have arrived so far.
     ticks : int
         The number of ticks that the charge covers. If one charge covers an endless stream, the number is used only for
         the forecast.

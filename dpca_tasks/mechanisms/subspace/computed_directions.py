@@ -73,9 +73,9 @@ class OnEigenpairs:
         solver = self.solver(problem)
         if not (solver.is_complete or self.allow_uncertified):
             raise Refused(
-                f"passes={self.passes} of {solver.width} directions do not span n_features={problem.n_features}, so "
-                "the guarantee would depend on the convergence of the eigensolver; use analyze_gauss or "
-                "noisy_power, or accept that with allow_uncertified=true."
+                f"passes={self.passes} with {solver.width} directions each give fewer than "
+                f"n_features={problem.n_features} directions, so the guarantee would depend on the convergence of the "
+                "eigensolver; use analyze_gauss or noisy_power, or accept this with allow_uncertified=true."
             )
         return solver
 

@@ -119,8 +119,8 @@ class DpSpca:
             )
         if self.form == "one_row" and problem.center != "none":
             raise Refused(
-                f"center={problem.center} subtracts a mean from released products, and form=one_row releases none: its "
-                "steps are one fused loop; use form=batches, or center=none."
+                f"center={problem.center} subtracts a mean from released products, and form=one_row releases no "
+                "products; use form=batches, or center=none."
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
             raise InvalidInput(
@@ -243,7 +243,7 @@ def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarge
     if found > inner.epsilon and not sampled_gaussian_is_private(
         multiplier, epsilon=inner.epsilon, delta=inner.delta, rate=1 / steps, steps=steps
     ):
-        halves = round(target.epsilon / inner.epsilon)  # 2 if a replacement is accounted as two changes, else 1
+        halves = round(target.epsilon / inner.epsilon)  # 2 for replace_one, which is accounted as two changes; else 1
         raise Refused(
             f"calibration=paper: its noise multiplier {multiplier:.4g} really gives up to epsilon {halves * found:.4g} "
             f"at delta={target.delta:g}, more than the requested epsilon={target.epsilon:g}; use calibration=tight."

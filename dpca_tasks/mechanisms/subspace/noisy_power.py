@@ -81,7 +81,8 @@ class NoisyPower:
         check_request(problem, target, n_components=self.n_components)
         if self.iterations < 1 or self.oversampling < 0:
             raise InvalidInput(
-                f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0."
+                f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0; "
+                "correct them."
             )
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))

@@ -33,8 +33,8 @@ class ProposeTestRelease(OnEigenpairs):
     Notes
     -----
     The proof is in the notes of `dpca_tasks.privacy.noised_directions.ProposedGap`. The bound and the directions are
-    charged together, as one (epsilon, delta): the noise on the directions is sufficient only if the bound is below the
-    true eigengap, which fails with a probability of at most half of delta.
+    charged together, as one (epsilon, delta). The reason is that the noise on the directions is sufficient only if the
+    bound is below the true eigengap. The bound exceeds the eigengap with a probability of at most half of delta.
 
     The artifact publishes whether the test failed, the bound on the eigengap, and the std of the noise that follows
     from the bound.

@@ -145,7 +145,7 @@ class SmoothSensitivity(OnEigenpairs):
         if self.noise == "cauchy" and self.calibration == "paper":
             shift, smoothness = smooth_cauchy_shift(epsilon=epsilon, size=size)
             epsilon = FORMULAS["smooth_cauchy"].event(Settings(epsilon=epsilon))["epsilon"]
-            shift /= math.sqrt(size) * UP  # the l1 norm of a shift is at most sqrt(size) times its l2 norm
+            shift /= math.sqrt(size) * UP  # the l1 norm of a vector is at most sqrt(size) times its l2 norm
         elif self.noise != "gaussian":
             shift, smoothness = tailed_shift(epsilon=target.epsilon, size=size)
         else:

@@ -43,13 +43,13 @@ class Agn:
         for means of norm m and noise of variance s2. So the factor determines m from public numbers.
     score_factor : float
         For a mixture: the bound on the norm of a point's K scores (coordinates along the eigenvectors), divided by the
-        root mean square of this norm. The latter is ``sqrt(m^2 + K s2)``. A smaller factor clips more points, and a
-        larger factor adds more noise.
+        root mean square of this norm, ``sqrt(m^2 + K s2)``. A smaller factor clips more points, and a larger factor
+        adds more noise.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: the published noise multiplier
-        ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each release, with equal std in the upper triangle of the
-        second moment, whose true epsilon is stated and charged. The plan also states a violated condition of the
-        published theorem.
+        ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` for each of the two releases. The published noise has equal
+        std in the whole upper triangle of the second moment. The plan states and charges its true epsilon, and states
+        if a condition of the published theorem is violated.
 
     Notes
     -----

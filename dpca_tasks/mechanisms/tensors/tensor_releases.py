@@ -197,7 +197,7 @@ def mixture_eigenspace(
     noise_variance: float | None = None,
     most: float = math.inf,
 ) -> Eigenspace:
-    """Return the leading eigenpairs of the second moment of a mixture's points, without the points' noise variance.
+    """Return the leading eigenpairs of a mixture's second moment, after the points' noise variance is subtracted.
 
     Parameters
     ----------
@@ -378,7 +378,7 @@ POINT_FACTOR, SCORE_FACTOR = 1.3, 1.4
 CORE_SENSITIVITY = 2.0
 """A bound on the sensitivity of a core for any directions, up to rounding, in the unit of the core's query."""
 _GRID_LOSS = 0.01
-_FAR = 16.0  # noise of random length: a margin for its length, in multiples of its scale, that is almost never exceeded
+_FAR = 16.0  # margin for noise of random length, in multiples of its scale; it is almost never exceeded
 _LEAST_MARGIN = 1.0 + 2.0**-30
 
 
@@ -396,8 +396,8 @@ class TensorReleases:
         For a mixture: the clip norm R divided by the root mean square norm of points. This norm is
         ``sqrt(m^2 + D s2)`` for means of norm m, so the factor determines m.
     score_factor : float
-        For a mixture: the bound on the norm of a point's scores (coordinates along U), divided by the root mean square
-        of this norm. The latter is ``sqrt(m^2 + K s2)``.
+        For a mixture: the bound on the norm of a point's scores (coordinates along the leading eigenvectors), divided
+        by the root mean square of this norm, ``sqrt(m^2 + K s2)``.
     """
 
     problem: TensorProblem

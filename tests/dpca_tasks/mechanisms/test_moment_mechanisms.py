@@ -342,7 +342,7 @@ def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
     assert tight.real_epsilon is None
     with pytest.raises(Refused, match="below 1"):
         mechanism.plan(problem, CLAIM)
-    with pytest.raises(InvalidInput, match="one calibration"):
+    with pytest.raises(InvalidInput, match="use calibration=tight with"):
         SmoothSensitivity(n_components=K, noise="spherical_t", calibration="paper").plan(problem, CLAIM)
 
 

@@ -151,7 +151,7 @@ def test_dp_spca_as_published_has_the_noise_of_the_sheet_and_is_charged_what_it_
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"form": "batches"}, "one row a step"),
+        ({"form": "batches"}, "one row per step"),
         ({"records_at_most": 300, "epsilon": 0.1}, r"condition \(c\)"),
         ({"records_at_most": 10}, r"condition \(c\)"),
     ],
@@ -185,7 +185,7 @@ def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(m
     accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=5.0, upper=6.0, agrees=False))
     monkeypatch.setattr("dpca_tasks.mechanisms.subspace.dp_spca.sampled_gaussian_is_private", lambda *_, **__: False)
-    with pytest.raises(Refused, match=r"really gives up to epsilon 6 .* more than the epsilon=4"):
+    with pytest.raises(Refused, match=r"really gives up to epsilon 6 .* more than the requested epsilon=4"):
         DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
 
 

@@ -343,7 +343,7 @@ def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, c
         if relation == charged:
             call(curator, relation)
             continue
-        with pytest.raises(StepMismatch, match=f"relation {relation}, but {charged} was reserved"):
+        with pytest.raises(StepMismatch, match=f"relation {relation}, but the release was charged for {charged}"):
             call(curator, relation)
         assert reservation.steps == {}
 
@@ -422,7 +422,7 @@ def test_a_query_in_another_has_its_public_terms(wrapped, change):
 
 def test_local_reports_keep_the_relation_of_their_budget():
     reports, law = LocallyNoised.of(moment_of_charged_terms("zero_out")), SYMMETRIC
-    with pytest.raises(StepMismatch, match="relation zero_out, but replace_one was reserved"):
+    with pytest.raises(StepMismatch, match="relation zero_out, but the release was charged for replace_one"):
         Curator(ArrayBlocks(CHARGED_TERMS_ROWS), InMemoryReservation(event=law.event, relation="replace_one")).release(
             reports, law
         )

@@ -306,7 +306,7 @@ def test_a_variance_or_a_bound_that_does_not_follow_from_what_is_known_is_refuse
         with pytest.raises(InvalidInput, match=r"noise_variance=.* must be"):
             mechanism.query(plan, index=1, public=fine | {"noise_variance": np.array([variance])})
     for norm in (np.nan, 0.0, 1.001 * fine["score_norm"].item(), 1e9):
-        with pytest.raises(InvalidInput, match=r"score_norm=.* that follows"):
+        with pytest.raises(InvalidInput, match=r"score_norm=.* must be .* which follows"):
             mechanism.query(plan, index=1, public=fine | {"score_norm": np.array([norm])})
 
 

@@ -207,7 +207,7 @@ def test_an_undeclared_number_of_records_is_reported_where_a_variance_rests_on_i
     [
         (topics_problem(), {"components": 5}, "below n_features=5"),
         (topics_problem(), {"components": 0}, "at least 1"),
-        (topics_problem(words_at_most=None), {}, "state a public bound on the words of one"),
+        (topics_problem(words_at_most=None), {}, "state a public bound on the number of words"),
         (topics_problem(words_at_most=2), {}, "at least 3"),
         (topics_problem(clip_norm=1.0), {}, "are for model=mixture"),
         (topics_problem(model="graph"), {}, "must be topics or mixture"),
