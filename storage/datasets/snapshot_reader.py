@@ -481,7 +481,8 @@ class NightRows:
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
             raise Invalid(
-                "a stream needs at least one snapshot, and all snapshots must have the same columns; give such snapshots"
+                "a stream needs at least one snapshot, and all snapshots must have the same columns; give such "
+                "snapshots"
             )
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
