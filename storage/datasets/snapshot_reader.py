@@ -538,4 +538,4 @@ class NightRows:
                 return replace(found, first_record=before + found.first_record, first_seen=number)
             block -= dataset.n_blocks
             before += dataset.n_records
-        raise AssertionError("the blocks of all nights add up to n_blocks")
+        raise AssertionError("every block below n_blocks belongs to a night")
