@@ -310,7 +310,7 @@ def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
         named = f"Figure 3a, epsilon={epsilon:g}:"
         yield at_most(f"{named} distance after round 4 over that after round 1", 0.05, got=ours[4] / ours[1])
         yield near(f"{named} distance after round 8 over that after round 4", 1.0, 0.2, got=ours[8] / ours[4])
-        yield near(f"{named} whole messages, after round 8 over after round 4", 1.0, 0.2, got=whole[8] / whole[4])
+        yield at_most(f"{named} whole messages, after round 8 over after round 4", 1.2, got=whole[8] / whole[4])
     lead = min(seen[PRINTED.name, each, 10] / seen[OURS.name, each, 8] for each in FIGURE_3A_EPSILONS)
     yield at_least("Figure 3a: last distance under printed noise over ours, least over epsilon", 10.0, got=lead)
     for epsilon, expected in ((0.5, 0.053), (1.0, 0.043), (1.5, 0.038), (2.0, 0.034)):

@@ -169,7 +169,7 @@ def rules_of(bounds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OptionField(NamedTuple):
-    """One option of a record: its name, its type without bounds, and its declaration."""
+    """One option of a record, with its name, its type without bounds, and its declaration."""
 
     name: str
     kind: Any
@@ -192,7 +192,7 @@ class OptionField(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """The bounds by their names in Pydantic; bounds inside a union type, such as number or word, are included."""
+        """The bounds by their names in Pydantic, including bounds inside a union type (number or word)."""
         members = [one for one in get_args(self.field.annotation) if get_origin(one) is Annotated]
         declared = [
             *self.field.metadata,
@@ -232,7 +232,7 @@ _listed: dict[type[Any], tuple[OptionField, ...]] = {}
 
 
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
-    """Return the options of a record: first the required options, then the others, each in declaration order."""
+    """Return the options of a record in declaration order, but required options first."""
     if record not in _listed:
         kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
         options = [

@@ -56,7 +56,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Manifest of a backup: its origin, the state of the backed-up ledger, and the list of files.
+    """Manifest of a backup, with the state of the backed-up ledger and the list of files.
 
     Attributes
     ----------

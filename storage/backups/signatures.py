@@ -107,7 +107,7 @@ _SIGNED, _KEYED = b"dpca backup 1\n", b"dpca backup under a passphrase 1\n"
 
 
 def sign_manifest(manifest: bytes, *, private: Ed25519PrivateKey, passphrase: str | None) -> bytes:
-    """Return the content of the signature file: the manifest's signature and, with a passphrase, a salt and a MAC."""
+    """Return the content of the signature file, which has a salt and a MAC if there is a passphrase."""
     facts = {"signature": private.sign(_SIGNED + manifest).hex()}
     if passphrase is not None:
         salt = os.urandom(16)

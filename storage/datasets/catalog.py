@@ -59,8 +59,7 @@ class Entry:
     unit, rows_per_unit : str and int or None, the privacy unit, see `privacy_unit`
     created_at : str, ISO 8601 in UTC
     number : int or None, the number of the snapshot's ingest, counted by the ledger; None before registration
-    epoch : str or None, the id of the table of ids that gave each individual a first-seen number (the number of the
-        ingest in which the id first appeared); None if the snapshot has no such numbers
+    epoch : str or None, the id of the table with the number of the ingest in which each id first appeared, or None
     """
 
     snapshot: str

@@ -1,8 +1,8 @@
 """Content digest and manifest of a snapshot.
 
 The same rows have the same content digest, whatever the format of their source and of their storage. The digest is
-private: whoever has it can confirm a guess of the whole dataset. Therefore the digest never enters an artifact, a run
-key or Prefect.
+private, because it can confirm a guess of the whole dataset. Therefore the digest never enters an artifact, a run key
+or Prefect.
 
 >>> digest = ContentDigest(n_features=3)
 >>> digest.update(

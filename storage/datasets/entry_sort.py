@@ -267,7 +267,7 @@ def _keys(ids, order):  # type: ignore[no-untyped-def]
 def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
     """Sort the positions `order` by their keys and return them; a radix sort from the lowest digit to the highest.
 
-    The digits are those of ``key - least``, a number of `bits` bits.
+    The digits are taken from ``key - least``, a number of `bits` bits.
     """
     passes = max(1, (bits + _DIGIT - 1) // _DIGIT)
     digit = np.uint64((bits + passes - 1) // passes)

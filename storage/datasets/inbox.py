@@ -1,4 +1,4 @@
-"""Inbox of a dataset: a folder, or a prefix of an object store, into which new files are put.
+"""Inbox of a dataset, a folder or a prefix of an object store into which new files are put.
 
 Each file is processed once. A file is identified by its address, size and tag (time of the last change, or ETag), so a
 changed file counts as a new arrival. The state of an arrival is recorded in write-once files in the home folder.

@@ -240,7 +240,7 @@ class IngestOptions:
 
     @property
     def unit(self) -> PrivacyUnit:
-        """Privacy unit: an individual with a bounded or unbounded number of rows or, without ids, one row.
+        """Privacy unit of the dataset, which is one row, or an individual with a bounded or unbounded number of rows.
 
         Raises
         ------

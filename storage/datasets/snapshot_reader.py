@@ -481,7 +481,8 @@ class NightRows:
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
             raise Invalid(
-                "a stream needs at least one snapshot, and all its snapshots must have the same columns; give such ones"
+                "a stream needs at least one snapshot, and all snapshots must have the same columns; give such "
+                "snapshots"
             )
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
@@ -537,4 +538,4 @@ class NightRows:
                 return replace(found, first_record=before + found.first_record, first_seen=number)
             block -= dataset.n_blocks
             before += dataset.n_records
-        raise AssertionError("the blocks of all nights add up to n_blocks")
+        raise AssertionError("every block below n_blocks belongs to a night")

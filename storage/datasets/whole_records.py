@@ -321,7 +321,7 @@ def whole_records(
 
     Guarantees
     ----------
-    Memory is bounded by a constant plus the size of the largest record. A row changes only the record of its own
+    Memory is bounded by a constant plus the size of the largest record. A row changes only the record of the row's
     individual. A row with an unreadable id counts as a separate individual, like an id that occurs only once. Its
     record is empty and follows all other records. If a source declares its number of rows, there are exactly these
     rows: an entry with an unreadable row number is left out.

@@ -150,7 +150,7 @@ class Quarantine(Rejects):
         self._stream: TextIO | None = None
 
     def open(self, path: Path) -> None:
-        """Create the report file; an existing file, left by a killed ingest, is overwritten."""
+        """Create the report file, and overwrite a file that a killed ingest left."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)

@@ -176,8 +176,8 @@ def read_scale(path: str | Path, *, n_features: int) -> NDArray[np.float64]:
     Raises
     ------
     Invalid
-        If `path` is a word such as "std" that asks to compute factors from the data. Also if the file does not contain
-        `n_features` positive finite numbers.
+        If `path` is a word such as "std", which requests factors computed from the data. Also if the file does not
+        contain `n_features` positive finite numbers.
     """
     if str(path).lower() in _FROM_DATA:
         raise Invalid(

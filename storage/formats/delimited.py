@@ -81,7 +81,9 @@ def judge_lines(
     extent: Extent | None = None,
     first_line: int = 1,
 ) -> NDArray[np.uint8]:
-    """Return a verdict on each line: `ROW`, one of `NO_ROWS`, or a fault code, which `reason_of` explains.
+    """Return a verdict on each line.
+
+    A verdict is `ROW`, one of `NO_ROWS`, or a fault code, which `reason_of` explains.
 
     Parameters
     ----------

@@ -354,9 +354,9 @@ def locate(address: str | Path) -> SourceFile:
 def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
-    A folder stands for the files in it, and a pattern such as ``part-*.csv`` for the files that it matches, both sorted
-    by name. Hidden files and marker files such as ``_SUCCESS`` are left out. A Zarr store counts as one file. In an
-    object store, only the last part of a URL may be a pattern.
+    A folder means the files in it, and a pattern such as ``part-*.csv`` means the files that it matches, both sorted by
+    name. Hidden files and marker files such as ``_SUCCESS`` are left out. A Zarr store counts as one file. In an object
+    store, only the last part of a URL may be a pattern.
 
     Raises
     ------

@@ -111,9 +111,10 @@ class MatrixMarketReader(TextReader):
     def _parse(
         self, text: bytes, line: int, rejects: Rejects
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], int]:
-        """Parse complete lines; return (rows, columns, values, line numbers, a mask of bad entries, number of lines).
+        """Parse complete lines.
 
-        A bad line becomes an entry with value 0 in the line's row. If the line has no valid row number, the row is -1.
+        Return (rows, columns, values, line numbers, a mask of bad entries, number of lines). A bad line becomes an
+        entry with value 0 in the line's row. If the line has no valid row number, the row is -1.
         """
         room = len(text) // 2 + 1
         rows, columns, lines = (np.empty(room, dtype=np.int64) for _ in range(3))

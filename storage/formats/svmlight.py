@@ -165,7 +165,10 @@ def _ends_token(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scan_column(text, start):  # type: ignore[no-untyped-def]
-    """Read ``digits:``; return (column, position of the value), with column -1 if the text has another form."""
+    """Read ``digits:`` at `start`.
+
+    Return (column, position of the value). The column is -1 if the text has another form.
+    """
     at, column = start, np.uint64(0)
     while True:
         digit = np.uint64(text[at]) - np.uint64(_ZERO)
@@ -383,7 +386,7 @@ class SvmlightReader(TextReader):
                 yield parts[0] if len(parts) == 1 else _joined(parts)
 
     def _parts(self, text: memoryview, rejects: Rejects) -> Iterator[RowBatch]:
-        """Parse complete lines; yield batches of good rows, and each bad line as a separate batch, in order."""
+        """Parse complete lines into batches of good rows, and a separate batch for each bad line, in order."""
         while len(text):
             try:
                 yield self._parse(text)

@@ -227,7 +227,8 @@ class Faults:
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
         """Mark rows as bad because they break a rule.
 
-        Only the first rule of each row is noted, unless `rejects` counts all broken rules.
+        If a row breaks several rules, only the first is passed to `rejects` later, unless `rejects` counts all broken
+        rules.
         """
         self._reasons += [(row, reason, column) for row in np.flatnonzero(rows & ~self._hides).tolist()]
         self.bad |= rows

@@ -301,7 +301,7 @@ def check_tables(
 def _read(
     file: SourceFile, declared: Declared, rejects: Rejects, progress: Progress | None, rows: int
 ) -> Iterator[int]:
-    """Read all rows of a file; after each batch, yield the number of rows read so far, starting from `rows`."""
+    """Read all rows of a file, and yield after each batch the number of rows read, starting from `rows`."""
     with closing(open_file(file, declared)) as reader:
         for batch in reader.batches(rejects):
             rows += len(batch.places)

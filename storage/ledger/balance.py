@@ -127,7 +127,7 @@ def _written(value: float, fits: Callable[[float], bool]) -> str:
 
 
 def _is_bounded(budget: Budget, event: Event) -> bool:
-    """Return whether the budget charges a part of an event by an upper bound instead of its own accounting."""
+    """Return whether the budget charges a part of an event by an upper bound on its privacy loss."""
     parts = parts_of(event)
     return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
 

@@ -48,7 +48,7 @@ _NEXT = "restore the database from a copy, and accept it with `dpca budget accep
 
 @dataclass(kw_only=True)
 class _Replayed:
-    """State of the journal replayed so far, as `check_ticks` needs it: releases, charges, streams and ticks."""
+    """The part of the replayed journal that `check_ticks` needs."""
 
     events: dict[str, dict[str, object]] = field(default_factory=dict)
     charged: dict[str, bool] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Releases of a ledger: their database rows, run keys, secret keys and stored steps.
+"""Releases of a ledger, with their database rows, run keys, secret keys and stored steps.
 
 Functions that take a connection run in the caller's transaction.
 

@@ -407,12 +407,12 @@ def epoch_of(snapshot: sa.Row[Any]) -> str | None:
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return what states at the next tick when each record arrived: "rows", the id of a table, or "unknown".
+    """Return the source of the arrival times of records at the next tick.
 
-    With "rows", each row arrives with its snapshot. A table (arrival epoch) has the number of the ingest in which each
-    individual's id first appeared. A stream uses the table of its first tick. From the first tick whose snapshot has no
-    table or another table, all arrivals are unknown permanently. Otherwise an id could arrive later according to the
-    new table than according to the old one.
+    The source is "rows", "unknown", or the id of a table (arrival epoch). With "rows", each row arrives with its
+    snapshot. A table has the number of the ingest in which each individual's id first appeared. A stream uses the table
+    of its first tick. From the first tick whose snapshot has no table or another table, all arrivals are unknown
+    permanently. Otherwise an id could arrive later according to the new table than according to the old one.
     """
     if stream.terms.get("unit") == "rows":
         return "rows"

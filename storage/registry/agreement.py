@@ -56,7 +56,7 @@ def others_of(connection: sa.Connection) -> set[str]:
 
 
 def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations whose releases are published under a name; None stands for a joint release."""
+    """Return the populations whose releases are published under a name; None represents a joint release."""
     table, release = tables.published, tables.release
     rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
     return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())

@@ -81,7 +81,7 @@ def make_room(
     name: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Insert what must precede a missing tick: its stream, the charges for it, and ended earlier ticks.
+    """Insert a missing tick's stream and earlier ticks, and the charges for them, as far as they are missing.
 
     Parameters
     ----------

@@ -148,9 +148,9 @@ class Checkpoint:
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
-        """Check that the first entries of a journal are the entries that this checkpoint covers.
+        """Check that a journal begins with exactly the entries that this checkpoint covers.
 
-        For each given population, the checkpoint must also cover all of its entries among them.
+        Also check for each population in ``roots`` that none of its entries among them is missing.
 
         Raises
         ------
