@@ -446,14 +446,14 @@ def test_every_row_of_both_tables_is_checked() -> None:
 
 
 def test_a_years_sensitivity_and_weights() -> None:
-    assert f"{YEAR.zeta(365):.3f} for 365" in TEXT
-    assert f"({', '.join(map(str, YEAR.weights[:4]))}, ... over {2**YEAR.bits} for a year)" in TEXT
+    assert f"for 365 nights, zeta is {YEAR.zeta(365):.3f}" in TEXT
+    assert f"for a year they are {', '.join(map(str, YEAR.weights[:4]))}, ... divided by {2**YEAR.bits}" in TEXT
 
 
 def test_instalments_and_extensions() -> None:
     parts = [float(YEAR.zeta_squared(to) / YEAR.zeta_squared(365)) for to in (1, 7, 30, 90)]
     assert [f"{part:.0%}".replace("%", " %") for part in parts] == ["34 %", "57 %", "73 %", "85 %"]
-    assert "the first night takes 34 %, the first 7 nights 57 %, 30 nights 73 % and 90 nights 85 %" in TEXT
+    assert "34 % for the first night, 57 % for 7 nights, 73 % for 30 nights and 85 % for 90 nights" in TEXT
     multiplier = gaussian_noise_multiplier(epsilon=1.0, delta=1e-6)
     more = extension_event(YEAR, horizon=365, charged=365, to=730, noise_multiplier=multiplier)
     squares = 1 / Fraction(multiplier) ** 2, 1 / Fraction(more["noise_multiplier"]) ** 2
@@ -487,7 +487,7 @@ def test_a_removed_record_fades_by_the_stated_law(later: int, declared: float) -
 
 
 def test_arrivals_of_a_lost_answer() -> None:
-    assert ".50, .78 and .90 of them 1, 7 and 30 ticks later" in TEXT
+    assert ".50 of them after 1 tick, .78 after 7 ticks and .90 after 30 ticks" in TEXT
     for later, declared in {1: 0.50, 7: 0.78, 30: 0.90}.items():
         tick = 40 + later
         kept = [at for at in range(1, tick + 1) if at != 40]
@@ -498,15 +498,15 @@ def test_arrivals_of_a_lost_answer() -> None:
 def test_an_arrival_that_is_set_again() -> None:
     """The record is removed before tick 181, and arrives again at tick 181."""
     squares = YEAR.zeta_squared(180) + YEAR.zeta_squared(185)
-    assert f"multiply the loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
+    assert f"multiply the privacy loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
 
 
 def test_what_is_captured_is_what_the_reproduction_expects() -> None:
     declared = {nights: message(expected, places=3) for nights, (expected, _) in NIGHTS.items()}
-    assert f"the mean over 32 nights of the captured variance is {declared[32]}," in TEXT
-    assert f"over 128 nights it is {declared[128]} and .810" in TEXT
+    assert f"Over 32 nights, a stream captures {declared[32]} of the variance" in TEXT
+    assert f"Over 128 nights, a stream captures {declared[128]} and separate releases .810" in TEXT
 
 
 def test_the_size_of_kept_answers() -> None:
     year = {features: 365 * 4 * features * (features + 1) for features in (123, 2000)}
-    assert f"{year[123] / 1e6:.0f} MB a year for 123 features, {year[2000] / 1e9:.1f} GB for 2,000" in TEXT
+    assert f"{year[123] / 1e6:.0f} MB for 123 features and {year[2000] / 1e9:.1f} GB for 2,000" in TEXT
