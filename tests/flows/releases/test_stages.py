@@ -87,7 +87,7 @@ LEDGER: Any = SimpleNamespace(budget=lambda _population: BUDGET)
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that collects every problem for which a mechanism plans."""
+    """Return a list that collects the problem of every call of a mechanism's `plan`."""
     seen: list[Any] = []
     plan: Callable[..., Any] = AnalyzeGauss.plan
 
@@ -151,7 +151,7 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
     plans.clear()
     report = release_directly(SubspaceRequest(**REQUEST))
-    assert len(plans) == 1  # to find the release by its request
+    assert len(plans) == 1  # the plan that finds the release by its request
     assert (report["artifact"], report["reused"]) == ("sub@1", False)
 
 
@@ -280,7 +280,7 @@ def test_a_notice_that_was_reported_and_taken_is_never_reported_again_by_one_who
     faster = list[bool]()
 
     def slow(path: Path, payload: bytes) -> bool:
-        """Let another process create the same notice just before."""
+        """Claim the notice file, after another process has just claimed the same file."""
         monkeypatch.setattr(running, "claim_file", claim_file)
         faster.append(give(tmp_path))
         return claim_file(path, payload)

@@ -1,7 +1,7 @@
-"""AGN, AVN and the non-private reference for tensor components.
+"""AGN, AVN and the reference without privacy, which release tensor components.
 
-AGN is tested for cost, accuracy, resumption after any step, and the inputs of its second query. AVN has pure noise
-whose parts add up to epsilon. The reference without privacy must be exact and require an acknowledgement.
+AGN is tested for cost, accuracy, resumption after any step, and the inputs of its second query. AVN is pure epsilon-DP,
+and the epsilons of its parts add up. The reference without privacy must be exact and require an acknowledgment.
 """
 
 import math
@@ -51,7 +51,7 @@ def test_both_releases_add_up_to_the_target(epsilon, split):
     squares = [step["noise_multiplier"] ** -2 for step in events.steps(plan.event)]
     mu = math.sqrt(sum(squares))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # tolerance for rounding of floats
     assert squares[0] / sum(squares) == pytest.approx(split)
 
 
