@@ -1,17 +1,18 @@
-"""Privacy events, neighbouring relations, and the accounting of each step.
+"""Privacy events, neighboring relations, and the accounting of each step.
 
-*Directed rounding* converts exact numbers to floats.
+*Directed rounding.* These functions convert exact numbers to floats that are never smaller, or never larger.
 
 >>> float_up(Fraction(1, 10)) == 0.1, float_down(Fraction(1, 10)) < 0.1
 (True, True)
 >>> root_down(Fraction(2)), root_up(Fraction(2))
 (1.414213562373095, 1.4142135623730951)
 
-*Neighbouring relations* are those for which a sensitivity and a guarantee are stated.
+*Neighboring relations.* `Relation` lists the relations of neighboring datasets for which sensitivities and guarantees
+are stated.
 
-*Events.* One table lists the kinds of events with their builders. An event is a plain dict that states its mathematics
-and goes through JSON unchanged. Its cost is computed from the event alone, which is read and never changed. A new kind
-consists of its record type, a builder, and a row of `KINDS`.
+*Events.* An event is a plain dict that states the mathematics of a release, such as its noise multiplier. Events can be
+stored as JSON without a change. The privacy cost is computed from the event alone. The table `KINDS` lists all kinds of
+events. To add a kind, write its record type and its builder, and add a row to `KINDS`.
 
 >>> event = composed(gaussian(4.0), self_composed(poisson_sampled(gaussian(1.0), 0.01), 1000))
 >>> count_steps(event)
@@ -19,7 +20,8 @@ consists of its record type, a builder, and a row of `KINDS`.
 >>> step_at(event, 0)
 {'name': 'gaussian', 'noise_multiplier': 4.0}
 
-*Accounting.* The steps of an event are counted and sorted by the way in which they are accounted for.
+*Accounting.* `parts_of` counts the steps of an event, sorted by how their privacy cost is computed: Gaussian noise,
+Gaussian noise on samples, and events known only by their (epsilon, delta).
 
 >>> from dpca_tasks.accounting import events
 >>> parts_of(events.composed(events.gaussian(2.0), events.self_composed(events.gaussian(2.0), 3))).gaussians
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def float_up(value: Fraction) -> float:
-    """Return the smallest float that is at least a number; infinity if it exceeds the largest float."""
+    """Return the smallest float that is at least an exact number; infinity if the number exceeds the largest float."""
     if value > Fraction(sys.float_info.max):
         return math.inf
     nearest = float(value)
@@ -51,13 +53,13 @@ def float_up(value: Fraction) -> float:
 
 
 def float_down(value: Fraction) -> float:
-    """Return the largest float that is at most a number, or 0 for negative numbers."""
+    """Return the largest float that is at most an exact number, or 0 for negative numbers."""
     nearest = float(value)
     return max(0.0, nearest if Fraction(nearest) <= value else math.nextafter(nearest, -math.inf))
 
 
 def root_up(value: Fraction) -> float:
-    """Return the smallest float whose square is at least a nonnegative number."""
+    """Return the square root of an exact nonnegative number, rounded up: the least float with a square so large."""
     root = math.sqrt(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -67,7 +69,7 @@ def root_up(value: Fraction) -> float:
 
 
 def root_down(value: Fraction) -> float:
-    """Return the largest float whose square is at most a nonnegative number."""
+    """Return the square root of an exact nonnegative number, rounded down: the largest float with a square so small."""
     root = root_up(value)
     return root if Fraction(root) ** 2 == value else math.nextafter(root, 0.0)
 
@@ -78,10 +80,10 @@ Relation = Literal["add_remove", "zero_out", "replace_one"]
 class Gaussian(TypedDict):
     """Gaussian noise on a sum.
 
-    With ``z = noise_multiplier``, std over L2 sensitivity, ``mu = 1 / z``. The privacy loss of neighbours is normal
-    with mean ``mu^2 / 2`` and variance ``mu^2``. So the event is private at
-    ``delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` and at no smaller delta (Balle
-    and Wang, 2018). In composition the ``mu^2`` add up.
+    ``noise_multiplier`` is the std over the L2 sensitivity; let ``mu`` be its reciprocal. The privacy loss of neighbors
+    is normal with mean ``mu^2 / 2`` and variance ``mu^2``. So the event is (epsilon, delta)-DP exactly for
+    ``delta >= Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)`` (Balle and Wang, 2018). In composition
+    the ``mu^2`` add up.
     """
 
     name: Literal["gaussian"]
@@ -91,8 +93,8 @@ class Gaussian(TypedDict):
 class Laplace(TypedDict):
     """Laplace noise on a sum.
 
-    With ``b = noise_multiplier``, scale over L1 sensitivity, the event is pure (1 / b)-DP. It is accounted for as this
-    pure guarantee alone, so in composition the ``1 / b`` add up.
+    ``noise_multiplier`` is the scale over the L1 sensitivity, b. The event is pure epsilon-DP with ``epsilon = 1 / b``.
+    Only this pure guarantee is used in accounting, so in composition the ``1 / b`` add up.
     """
 
     name: Literal["laplace"]
@@ -100,7 +102,7 @@ class Laplace(TypedDict):
 
 
 class Approximate(TypedDict):
-    """A mechanism known only to be (epsilon, delta)-DP; delta 0 means pure. In composition both add up."""
+    """A mechanism that is known only to be (epsilon, delta)-DP; delta 0 means pure. In composition both add up."""
 
     name: Literal["approximate"]
     epsilon: float
@@ -108,11 +110,11 @@ class Approximate(TypedDict):
 
 
 class PoissonSampled(TypedDict):
-    """An additive event on a sample that includes each record independently with probability ``q = rate``.
+    """Additive noise on the sum of a sample that includes each record independently with probability ``q = rate``.
 
-    Neighbours of Gaussian noise with multiplier z differ as ``(1 - q) N(0, z^2) + q N(1, z^2)`` and ``N(0, z^2)`` do,
-    in either order. Distributions of the privacy loss are composed on a grid, rounded up. A replaced record is
-    accounted for as a record that is emptied and then filled.
+    For Gaussian noise with multiplier z, the output distributions of the worst neighbors are
+    ``(1 - q) N(0, z^2) + q N(1, z^2)`` and ``N(0, z^2)``, in either order. Privacy loss distributions are composed on a
+    grid and rounded up. A replaced record is accounted for as a record that is emptied and then filled again.
     """
 
     name: Literal["poisson_sampled"]
@@ -121,7 +123,7 @@ class PoissonSampled(TypedDict):
 
 
 class StreamTick(TypedDict):
-    """A tick of a stream: Gaussian noise that was charged when the stream was opened."""
+    """The release of one tick of a stream, whose Gaussian noise was already charged when the stream was opened."""
 
     name: Literal["stream_tick"]
     stream: str
@@ -130,20 +132,20 @@ class StreamTick(TypedDict):
 
 
 class NonPrivate(TypedDict):
-    """An answer without noise: its epsilon is infinite at every delta."""
+    """An answer without noise, which has an infinite epsilon at every delta."""
 
     name: Literal["non_private"]
 
 
 class Composed(TypedDict):
-    """Several events in sequence on the same records; each may depend on earlier answers."""
+    """Several events in sequence on the same records; each event may depend on earlier answers."""
 
     name: Literal["composed"]
     events: list["Event"]
 
 
 class SelfComposed(TypedDict):
-    """The same event ``count`` times on the same records."""
+    """The same event, ``count`` times in sequence on the same records."""
 
     name: Literal["self_composed"]
     event: "Event"
@@ -158,30 +160,30 @@ type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
 
 
 def gaussian(noise_multiplier: float) -> Gaussian:
-    """Return the event of Gaussian noise: std divided by the L2 sensitivity."""
+    """Return the event of Gaussian noise; the noise multiplier is the std divided by the L2 sensitivity."""
     return {"name": "gaussian", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
 def laplace(noise_multiplier: float) -> Laplace:
-    """Return the event of Laplace noise: scale divided by the L1 sensitivity."""
+    """Return the event of Laplace noise; the noise multiplier is the scale divided by the L1 sensitivity."""
     return {"name": "laplace", "noise_multiplier": _multiplier(noise_multiplier)}
 
 
 def approximate(epsilon: float, delta: float) -> Approximate:
-    """Return the event of a mechanism known only to be (epsilon, delta)-DP; delta 0 means pure."""
+    """Return the event of a mechanism that is known only to be (epsilon, delta)-DP; delta 0 means pure epsilon-DP."""
     if not (_is_number(epsilon) and epsilon >= 0):
-        raise InvalidInput(f"epsilon={epsilon} must be finite and not negative; pass the mechanism's guarantee")
+        raise InvalidInput(f"epsilon={epsilon} must be finite and not negative; pass the epsilon of the mechanism")
     if not (_is_number(delta) and 0 <= delta < 1):
-        raise InvalidInput(f"delta={delta} must be in [0, 1); pass the mechanism's guarantee")
+        raise InvalidInput(f"delta={delta} must be in [0, 1); pass the delta of the mechanism")
     return {"name": "approximate", "epsilon": float(epsilon), "delta": float(delta)}
 
 
 def stream_tick(stream: str, tick: int, noise_multiplier: float) -> StreamTick:
-    """Return the event of one tick of a stream: a Gaussian release covered by the charge of the stream."""
+    """Return the event of one tick of a stream: a Gaussian release that the charge of the stream already covers."""
     if not (isinstance(stream, str) and stream):
-        raise InvalidInput(f"stream={stream!r} must be the id of a stream; begin ticks through the ledger")
+        raise InvalidInput(f"stream={stream!r} must be the id of a stream; use the ledger to begin a tick")
     if isinstance(tick, bool) or not isinstance(tick, int) or tick < 1:
-        raise InvalidInput(f"tick={tick!r} must be a positive int; ticks are counted from 1")
+        raise InvalidInput(f"tick={tick!r} must be a positive int; count ticks from 1")
     return {
         "name": "stream_tick",
         "stream": stream,
@@ -191,26 +193,29 @@ def stream_tick(stream: str, tick: int, noise_multiplier: float) -> StreamTick:
 
 
 def non_private() -> NonPrivate:
-    """Return the event of an answer without noise, which has no guarantee: its epsilon is infinite."""
+    """Return the event of an answer without noise, which has no privacy guarantee (epsilon is infinite)."""
     return {"name": "non_private"}
 
 
 def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
     """Return the event of additive noise on a sample that includes each record with probability `rate`.
 
-    The multiplier is stated for an emptied record, even where records are replaced. There a sample of rate 1 is priced
-    together with other samples.
+    The noise multiplier of `event` is always stated for the sensitivity to an emptied record, also if neighbors differ
+    by a replaced record. In that case a sample of rate 1 is priced as a sample, and not as plain Gaussian noise.
     """
     if not kind_of(event).is_additive:
         additive = tuple(name for name, kind in KINDS.items() if kind.is_additive)
-        raise InvalidInput(f"a sampled {event['name']!r} event has no known cost; sample one of {additive}")
+        raise InvalidInput(
+            f"a sampled {event['name']!r} event has no known cost; only the events {additive} can be sampled; use one "
+            "of these"
+        )
     if not (_is_number(rate) and 0 < rate <= 1):
         raise InvalidInput(f"rate={rate} must be in (0, 1]; pass the sampling probability of a record")
     return {"name": "poisson_sampled", "rate": float(rate), "event": event}
 
 
 def composed(*events: Event) -> Composed:
-    """Return the event of several steps, one after the other."""
+    """Return the event of several events, one after the other on the same records."""
     if not events:
         raise InvalidInput("composed() needs at least one event; omit the step instead")
     for event in events:
@@ -219,7 +224,7 @@ def composed(*events: Event) -> Composed:
 
 
 def self_composed(event: Event, count: int) -> SelfComposed:
-    """Return the event of the same step `count` times."""
+    """Return the event of the same event, `count` times on the same records."""
     kind_of(event)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInput(f"count={count!r} must be a positive int; pass the number of steps")
@@ -228,20 +233,21 @@ def self_composed(event: Event, count: int) -> SelfComposed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Row of the table of event kinds: how events of one name are built, checked and accounted for.
+    """A row of the table `KINDS`: how the events of one name are built, checked and accounted for.
 
     Parameters
     ----------
     record : type
-        The record, which defines the fields and the mathematics of an event of this kind.
+        The record type, which defines the fields of such an event and documents its mathematics.
     build : callable
-        The builder, with the fields as keyword arguments; arguments that it refuses are not a valid event.
+        The builder, which takes the fields as keyword arguments. An event is valid if the builder accepts its fields.
     inside : callable, optional
-        Returns the contained events in order, each with its count; without it, the event is one step.
+        Returns the events that such an event contains, in order, each with its count. None if the event is one step.
     part : callable, optional
-        Returns the accounting part of a step, given the step and whether neighbours differ by a replaced record.
+        Takes a step, and whether neighbors differ by a replaced record. Returns how the step is accounted for, as a
+        field of `Parts` and a key.
     is_additive : bool
-        True for additive noise, which can be applied to a sample.
+        True for additive noise, which can also be applied to a sample.
     """
 
     record: type[Any]
@@ -252,12 +258,12 @@ class Kind:
     fields: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Take the names of the fields other than ``name`` from the record."""
+        """Set ``fields`` to the names of the fields of the record type, except ``name``."""
         object.__setattr__(self, "fields", frozenset(self.record.__annotations__) - {"name"})
 
 
 def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
-    """Return the part of a sample: a Gaussian at rate 1, unless replaced records go through the emptied one."""
+    """Return how a sampled Gaussian is accounted for: at rate 1 as plain noise, unless neighbors replace a record."""
     inner = checked(event["event"])
     if inner["name"] != "gaussian":
         raise _stranger(event)
@@ -267,10 +273,10 @@ def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - same 
 
 
 def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
-    """Refuse to price a tick: its stream was charged for all ticks, and the ledger enters it without a charge."""
+    """Refuse to price a tick of a stream, because the stream was charged for all of its ticks together."""
     raise InvalidInput(
-        f"tick {event['tick']} of a stream has no separate price, because the stream is charged; begin the tick "
-        "through the stream."
+        f"tick {event['tick']} of a stream has no separate price, because the stream is charged for all ticks; begin "
+        "the tick through the stream."
     )
 
 
@@ -310,7 +316,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def kind_of(event: Event) -> Kind:
-    """Return the table row of an event by its name."""
+    """Return the row of `KINDS` for the name of an event."""
     name = event.get("name") if isinstance(event, Mapping) else event
     if not isinstance(name, str) or name not in KINDS:
         raise InvalidInput(f"the event name {name!r} is not known; build events with dpca_tasks.accounting.events")
@@ -318,7 +324,7 @@ def kind_of(event: Event) -> Kind:
 
 
 def checked(event: Event) -> Event:
-    """Rebuild an external event with its builder, or refuse it; contained events are not checked."""
+    """Check an untrusted event by rebuilding it with the builder of its kind; events inside it are not checked."""
     try:
         kind = kind_of(event)
         if set(event) == {"name", *kind.fields} and isinstance(event.get("events", []), list):
@@ -329,7 +335,7 @@ def checked(event: Event) -> Event:
 
 
 def leaves(event: Event) -> Iterator[tuple[Event, int]]:
-    """Check an event and iterate over its distinct steps, each with its count."""
+    """Check an event, and yield its steps, each with the number of its repetitions."""
     event = checked(event)
     inside = kind_of(event).inside
     if inside is None:
@@ -341,12 +347,12 @@ def leaves(event: Event) -> Iterator[tuple[Event, int]]:
 
 
 def is_private(event: Event) -> bool:
-    """Return whether every part of an event has a privacy guarantee."""
+    """Return whether an event has a privacy guarantee, that is, contains no answer without noise."""
     return all(leaf["name"] != "non_private" for leaf, _ in leaves(event))
 
 
 def steps(event: Event) -> Iterator[Event]:
-    """Iterate over the steps of an event in execution order, without building a list."""
+    """Yield the steps of an event one by one, in the order of execution."""
     inside = kind_of(event).inside
     if inside is None:
         yield event
@@ -358,7 +364,7 @@ def steps(event: Event) -> Iterator[Event]:
 
 
 def count_steps(event: Event) -> int:
-    """Return the number of steps of an event."""
+    """Return the number of steps of an event, counting repetitions."""
     inside = kind_of(event).inside
     return 1 if inside is None else sum(count * count_steps(part) for part, count in inside(event))
 
@@ -373,7 +379,7 @@ def step_at(event: Event, index: int) -> Event:
     """
     total = count_steps(event)
     if not 0 <= index < total:
-        raise StepMismatch(f"step {index} must be one of the {total} steps reserved; plan more steps")
+        raise StepMismatch(f"step {index} is not one of the {total} reserved steps; plan a release with more steps")
     inside = kind_of(event).inside
     if inside is None:
         return event
@@ -386,31 +392,34 @@ def step_at(event: Event, index: int) -> Event:
 
 
 def check_reserved(requested: Event, reserved: Event, *, first: int, count: int = 1) -> None:
-    """Check that `count` steps of a reserved event, starting at step `first`, all equal the requested event.
+    """Check that a requested event equals `count` consecutive steps of a reserved event, starting at step `first`.
 
     Raises
     ------
     StepMismatch
-        If there are fewer steps, or one of them is a different event.
+        If the reserved event has fewer steps, or if one of these steps differs from the requested event.
     """
     if count > 1:
         if sum(map(eq, islice(steps(reserved), first, first + count), repeat(requested))) < count:
             raise StepMismatch(
-                f"{count} steps from step {first} were not all reserved for this event; plan the run again."
+                f"{count} steps from step {first} on were requested, but were not all reserved for this event; plan "
+                "the release again."
             )
     elif first >= count_steps(reserved):
-        raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
+        raise StepMismatch(
+            f"step {first} was requested but not reserved; plan and reserve every step before the release."
+        )
     elif step_at(reserved, first) != requested:
         raise StepMismatch(f"step {first} requests another event than the one reserved; plan the release again.")
 
 
 def is_tick(event: Event) -> bool:
-    """Return whether an event is a tick of a stream, which is charged to the stream."""
+    """Return whether an event is a tick of a stream."""
     return event.get("name") == "stream_tick"
 
 
 def shown_event(event: Event) -> Event:
-    """Return the event that is passed to a curator; for a tick it is the underlying Gaussian release."""
+    """Return the event that describes the noise of a release: for a tick of a stream, its Gaussian noise."""
     return gaussian(event["noise_multiplier"]) if is_tick(event) else event
 
 
@@ -429,16 +438,18 @@ def _stranger(event: object) -> InvalidInput:
     return InvalidInput(f"event {event!r} is not in the ledger's table ({', '.join(KINDS)}); record one of these.")
 
 
-_TAIL = 10.0  # standard deviations of the noise beyond which losses are ignored
+_TAIL = 10.0  # how many standard deviations of the noise are considered when the spread of losses is estimated
 _LARGEST_LOSS = 700.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Steps of an event, sorted by how they are accounted for.
+    """The numbers of steps of an event, sorted by how the steps are accounted for.
 
-    ``gaussians`` maps a multiplier to its count, and ``sampled`` a rate and multiplier. ``approximate`` maps an
-    (epsilon, delta) to its count; Laplace noise is (1 / multiplier, 0) and an answer without noise (infinity, 0).
+    ``gaussians`` maps a noise multiplier to the number of such Gaussian steps. ``sampled`` maps a pair (sampling rate,
+    noise multiplier) to the number of such sampled Gaussian steps. ``approximate`` maps a pair (epsilon, delta) to the
+    number of steps that are known only by this guarantee. Laplace noise counts as (1 / multiplier, 0), and an answer
+    without noise as (infinity, 0).
     """
 
     gaussians: dict[float, int] = field(default_factory=dict)
@@ -447,12 +458,18 @@ class Parts:
 
 
 def parts_of(event: Event, *, replaced: bool = False) -> Parts:
-    """Check an event against the table and sort its steps, where neighbours differ by a ``replaced`` record or not.
+    """Check an event, and count its steps by how they are accounted for.
+
+    Parameters
+    ----------
+    event : Event
+    replaced : bool
+        Whether neighbors differ by a replaced record; this affects only samples of rate 1.
 
     Raises
     ------
     InvalidInput
-        When the event is not in the table, or a number is outside its domain.
+        If the event has an unknown name, or a number that is not allowed.
     """
     parts = Parts()
     for step, count in leaves(event):
@@ -465,7 +482,7 @@ def parts_of(event: Event, *, replaced: bool = False) -> Parts:
 
 
 def loss_event(parts: Parts) -> "DpEvent":
-    """Return the Gaussian parts of an event, sampled or not, as a dp-accounting event."""
+    """Return the Gaussian steps of an event, sampled or not, as an event of the library dp-accounting."""
     import dp_accounting as dp
 
     whole = [dp.SelfComposedDpEvent(dp.GaussianDpEvent(z), count) for z, count in sorted(parts.gaussians.items())]
@@ -477,7 +494,10 @@ def loss_event(parts: Parts) -> "DpEvent":
 
 
 def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
-    """Return the privacy loss of the Gaussian parts on a grid, for a record added, removed or emptied."""
+    """Return the composed privacy loss distribution of the Gaussian steps, for a record added, removed or emptied.
+
+    ``interval`` is the spacing of the grid on which dp-accounting composes the losses.
+    """
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
@@ -485,7 +505,7 @@ def composed_losses(parts: Parts, *, interval: float) -> "PLDAccountant":
 
 
 def spread_of_losses(parts: Parts) -> float:
-    """Return the approximate spread of the Gaussian parts' losses; divided by the interval, it is the grid size."""
+    """Estimate the width of the range of the Gaussian steps' composed loss, from which the grid size follows."""
     squares = sum(count / z**2 for z, count in parts.gaussians.items())
     widest = math.sqrt(squares) * 2 * _TAIL
     for (rate, z), count in parts.sampled.items():

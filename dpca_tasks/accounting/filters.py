@@ -1,31 +1,35 @@
 """Privacy filters, which decide whether a budget admits one more release of an adaptive sequence.
 
-A filter turns an event into a *charge*, a vector of integers, rounded up. Charges add up. Totals are compared with the
-budget in integers, so the result does not depend on the order of releases, their number or the machine.
+A filter converts the event of a release into a *charge*: a vector of integers, rounded up. The *total* of a budget is
+the sum of its charges. Totals are compared with the budget in integers. So the decision does not depend on the order or
+the number of releases, or on the machine.
 
-Requests depend on earlier answers, so the bounds must not. Suppose an analyst could choose, after an answer, to use
-*either* the delta of one event *or* the rest of mu squared. The total would then reach 1.9 delta, although each choice
-alone stays within delta. So every bound is fixed before the first answer that it limits. `failure_delta` is set aside
-when the budget is opened, for events that are known only by their (epsilon, delta), and a composition that has begun
-never ends.
+*Fixed bounds.* Requests may depend on earlier answers, but the bounds must not. Suppose an analyst could choose, after
+an answer, to use *either* the delta of one event *or* the rest of mu squared. The total could then reach 1.9 delta,
+although each choice alone stays within delta. So every bound is fixed before the first answer that it limits. Two rules
+follow. When a budget is opened, `failure_delta` is set aside for events that are known only by their (epsilon, delta).
+And once a budget has begun to compose its releases, it never stops.
 
-*Standalone charges.* A composition is efficient for many releases. It is expensive for a single release that is not
-Gaussian, because it charges the smallest Gaussian that dominates the release. So until the composition begins, a
-release may get a standalone charge instead. Its (epsilon, delta) is subtracted from the budget, and the composition
-later begins with the rest. The whole is (epsilon, delta)-DP. *Proof.* Let F(e, d) be a filter that is valid for every e
-and d, and F+ the rule above. Take the first request, and suppose that F+ is valid for fewer requests. If the request
-begins the composition, F+ equals F from there on. Otherwise it gets the standalone charge (e1, d1). Given its answer y,
-the rest is F+(e - e1, d - d1), which is valid for any prior knowledge, including y. An (e1, d1)-DP answer followed, for
-every y, by an (e - e1, d - d1)-DP one is (e, d)-DP (basic composition holds for adaptive choices). The kind of charge
-is decided before the request is answered, and e1 and d1 depend on the event, not on the answer.
+*Composition and standalone charges.* Composed releases are charged by mu squared or by Renyi divergences. This is
+efficient for many releases, but expensive for a single release that is not Gaussian: the charge is that of the smallest
+Gaussian that dominates the release. So a release before the composition begins may get a standalone charge instead. A
+standalone charge is the (epsilon, delta) of the release, which is subtracted from the budget. The composition later
+begins with the rest of the budget. All releases together are (epsilon, delta)-DP.
 
-A standalone charge after the composition began is not allowed: an analyst could then choose, knowing an answer of the
-composition, whether its rest is worth more. Later versions never price a charge again: the total would change after it
-was compared with its bound.
+*Proof.* Let F(e, d) be a filter that is valid for every e and d, and let F+ be the rule above. By induction, suppose
+that F+ is valid for fewer requests, and consider the first request. If it begins the composition, F+ equals F from then
+on. Otherwise it gets a standalone charge (e1, d1). Given the answer y to this request, the rest is
+F+(e - e1, d - d1), which is valid for any prior knowledge, including y. By basic composition, which holds for adaptive
+choices, an (e1, d1)-DP answer y followed by (e - e1, d - d1)-DP answers, for every y, is (e, d)-DP. The kind of charge
+is decided before the request is answered, and e1 and d1 depend on the event alone, not on the answer.
 
-Charges are made at reservation, before the first step. So each of several concurrent releases is one interactive
-mechanism, and they compose as if they had run one after another (Vadhan and Zhang 2023; Haney, Shoemate, Tian, Vadhan,
-Vyrros, Xu and Zhang 2023).
+No standalone charge is allowed after the composition began. Otherwise an analyst who knows an answer of the composition
+could choose the kind of charge that leaves more of the budget. Stored charges are never priced again by later versions,
+because the total would change after it was compared with its bound.
+
+*Concurrent releases.* A release is charged when it is reserved, before its first step. So each of several concurrent
+releases is one interactive mechanism. Such mechanisms compose as if they had run one after another (Vadhan and Zhang
+2023; Haney, Shoemate, Tian, Vadhan, Vyrros, Xu and Zhang 2023).
 
 >>> from dpca_tasks.accounting.prices import add
 >>> rules = build_filter("gdp", epsilon=1.0, delta=1e-6)
@@ -36,10 +40,10 @@ Vyrros, Xu and Zhang 2023).
 >>> rules.spent(pure), rules.remaining(pure)
 (0.75, 0.25)
 
-*Pacing* computes how many equal Gaussian releases still fit in a budget, and the largest epsilon of each of a given
-number of them. Only a filter decides whether a total is admitted, so it also decides here. Releases are charged one
-after another as in the ledger. The largest epsilon is the largest float for which every release is admitted, and
-nothing is rounded in between.
+*Pacing.* `admitted_runs` computes how many Gaussian releases with the same epsilon still fit into a budget.
+`largest_epsilon` computes the largest epsilon with which a given number of releases fits. Both use the filter itself to
+charge the releases one after another, as the ledger does. The largest epsilon is exact: it is the largest float for
+which every release is admitted.
 
 >>> rules = build_filter("gdp", epsilon=4.0, delta=1e-6)
 >>> each = largest_epsilon(rules, rules.zero, runs=52, delta=1e-6)
@@ -48,10 +52,10 @@ nothing is rounded in between.
 >>> admitted_runs(rules, rules.zero, epsilon=math.nextafter(each, 1.0), delta=1e-6)
 51
 
-*History* is the budget spent and left after each of many releases, in time linear in their number. The current numbers
-of a budget are computed with 50 digits (`dpca_tasks.accounting.calibration`), which takes milliseconds. A history needs
-such numbers for every release, and floats suffice. They are computed together and moved to the safe side by more than
-their error: spent is never shown too low, and the remaining budget never too high.
+*History.* `burn_down` computes the spent and the remaining epsilon after each of many releases. For the current state
+of a budget, these numbers are computed with many digits (`dpca_tasks.accounting.calibration`), which takes
+milliseconds. For a history they are computed for all releases at once in float64. The results are moved to the safe
+side by more than their error: the spent epsilon is never too low, and the remaining epsilon never too high.
 """
 
 import math
@@ -98,16 +102,18 @@ ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyFilter(ABC):
-    """Conversion of events into charges, and of total charges into the spent and the remaining budget.
+    """Base class of filters: converts events into charges, and totals of charges into the spent and remaining budget.
 
     Parameters
     ----------
     epsilon, delta : float
         The budget.
     failure_delta : float
-        The part of delta for events that are known only by (epsilon, delta); standalone charges use it first.
+        The part of delta that is reserved for events known only by their (epsilon, delta). The delta of standalone
+        charges is also taken from this part first.
     replaced : bool
-        Whether neighbours differ by a replaced record, so that sampled events are priced through the empty record.
+        Whether neighbors differ by a replaced record. Sampled events are then priced as a record that is emptied and
+        filled again.
     """
 
     epsilon: float
@@ -121,18 +127,22 @@ class PrivacyFilter(ABC):
 
     @property
     def zero(self) -> Charge:
-        """The zero charge."""
+        """The total of a budget without charges."""
         return (0,) * (2 + self.width)
 
     def charge(self, event: Event, *, delta: float) -> Charge:
-        """Price an event in the composition; ``delta`` is the delta of the release, used to price sampled parts."""
+        """Return the charge of an event in the composition.
+
+        ``delta`` is the delta of the release, at which sampled parts of the event are priced.
+        """
         return _bounded((0, 0, *self._composed(parts_of(event, replaced=self.replaced), delta=delta)))
 
     def charge_after(self, total: Charge, event: Event, *, delta: float) -> Charge:
-        """Price an event after a total: in the composition, or standalone if no composition has begun.
+        """Return the charge of an event, given the total of earlier charges.
 
-        An event that the composition prices exactly is charged in the composition, any other event standalone. The
-        other kind of charge is used if only that one is admitted.
+        Once the composition has begun, the event is charged in the composition. Before that, an event that the
+        composition prices exactly (Gaussian noise) is charged in the composition, and any other event standalone. If
+        only the other kind of charge is within the budget, that kind is used.
         """
         parts = parts_of(event, replaced=self.replaced)
         composed = self.charge(event, delta=delta)
@@ -145,7 +155,7 @@ class PrivacyFilter(ABC):
         return second if self.admits(add(total, second)) and not self.admits(add(total, first)) else first
 
     def admits(self, total: Charge) -> bool:
-        """Return whether a total is within the budget."""
+        """Return whether a total of charges is within the budget."""
         own_epsilon, own_delta, *composed = total
         if own_epsilon > Fraction(self.epsilon) * EPSILON_UNITS or own_delta > Fraction(self.delta) * DELTA_UNITS:
             return False
@@ -153,7 +163,10 @@ class PrivacyFilter(ABC):
         return not any(composed) or (composed[-1] <= math.ceil(left) and self._fits(total))
 
     def spent(self, total: Charge) -> float:
-        """Return the composed epsilon of a total at the budget's delta, rounded up; infinity without a guarantee."""
+        """Return the epsilon that a total of charges has spent at the budget's delta, rounded up.
+
+        The result is infinity if the charged releases have no guarantee.
+        """
         if max(total) >= MOST:
             return math.inf
         own = Fraction(total[0], EPSILON_UNITS)
@@ -162,36 +175,39 @@ class PrivacyFilter(ABC):
         return float_up(own + Fraction(rest)) if math.isfinite(rest := self._spent(total)) else math.inf
 
     def remaining(self, total: Charge) -> float:
-        """Return the largest epsilon, at the budget's delta, of one more Gaussian release that is admitted."""
+        """Return the largest epsilon, at the budget's delta, with which one more Gaussian release is admitted."""
         if max(total) >= MOST:
             return 0.0
         alone = 0.0 if total[1] or any(total[2:]) else self._epsilon_left(total)
         return max(alone, _largest_request(self, total, self.units_left(total)))
 
     def failures(self, total: Charge) -> float:
-        """Return the delta, rounded up, that (epsilon, delta) events in the composition have used."""
+        """Return the delta, rounded up, that composed events known only by their (epsilon, delta) have spent."""
         return float_up(Fraction(total[-1], DELTA_UNITS))
 
     def own_left(self, total: Charge) -> tuple[float, float] | None:
-        """Return the largest (epsilon, delta) of one more standalone charge, or None after the composition began."""
+        """Return the largest (epsilon, delta) of one more standalone charge; None if the composition has begun."""
         if any(total[2:]):
             return None
         return self._epsilon_left(total), float_down(Fraction(self.delta) - Fraction(total[1], DELTA_UNITS))
 
     def own_spent(self, total: Charge) -> float:
-        """Return the epsilon of all standalone charges, rounded up."""
+        """Return the sum of the epsilons of all standalone charges, rounded up."""
         return float_up(Fraction(total[0], EPSILON_UNITS))
 
     def _epsilon_left(self, total: Charge) -> float:
         return float_down(Fraction(self.epsilon) - Fraction(total[0], EPSILON_UNITS))
 
     def _delta_left(self, total: Charge, *, among: int = 1) -> float:
-        """Return the delta of the composition without failures, fixed when it began, divided into equal parts."""
+        """Return the delta that is left to the Gaussian part of the composition, divided by ``among``.
+
+        It does not change after the composition began, because the delta for failures is set aside.
+        """
         aside = max(Fraction(self.failure_delta), Fraction(total[1], DELTA_UNITS))
         return float_down((Fraction(self.delta) - aside) / among)
 
     def delta_unspent(self, total: Charge, *, among: int = 1) -> float:
-        """Return the delta not used by standalone charges or failures, divided into equal parts."""
+        """Return the delta that neither standalone charges nor failures have spent, divided by ``among``."""
         return float_down((Fraction(self.delta) - Fraction(total[1] + total[-1], DELTA_UNITS)) / among)
 
     @abstractmethod
@@ -199,7 +215,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def _is_exact(self, parts: Parts, composed: Charge) -> bool:
-        """Return whether the composition prices an event by its exact kind rather than by a bound."""
+        """Return whether the composition prices an event exactly, rather than by an event that dominates it."""
 
     @abstractmethod
     def _fits(self, total: Charge) -> bool: ...
@@ -209,13 +225,13 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def units_left(self, total: Charge) -> int:
-        """Return the largest mu squared, in units, of one more Gaussian release that the composition admits."""
+        """Return the largest mu squared, in `UNITS`, of one more Gaussian release that the composition admits."""
 
 
 def build_filter(
     kind: str, *, epsilon: float, delta: float, failure_delta: float = 0.0, replaced: bool = False
 ) -> PrivacyFilter:
-    """Return the filter for the terms of a budget."""
+    """Return the filter of a kind in `KINDS` (such as ``gdp``) for the terms of a budget."""
     if kind not in KINDS:
         raise InvalidInput(f"filter {kind!r} is unknown; choose one of {', '.join(KINDS)}.")
     return KINDS[kind](epsilon=epsilon, delta=delta, failure_delta=failure_delta, replaced=replaced)
@@ -223,33 +239,33 @@ def build_filter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GdpFilter(PrivacyFilter):
-    """Filter by total mu squared, and by total delta of the events that are not Gaussian.
+    """Filter that limits the total mu squared, and the total delta of the events that are not Gaussian.
 
     Notes
     -----
-    *Validity.* Consider a composition of mu_i-GDP mechanisms, each chosen with its mu_i from earlier answers. It is
-    mu-GDP when the sum of mu_i^2 never passes a mu^2 fixed beforehand (Smith and Thakurta 2022, "Fully adaptive
-    composition for Gaussian differential privacy"; Koskela, Tobaben and Honkela 2023). Mu-GDP is (epsilon, delta)-DP
-    exactly under the condition in `dpca_tasks.accounting.calibration` (Dong, Roth and Su 2022, Corollary 1), here at
-    ``delta - failure_delta``.
+    *Validity.* Consider a sequence of mu_i-GDP mechanisms, where each mechanism and its mu_i may depend on earlier
+    answers. The composition is mu-GDP if the sum of the mu_i^2 never exceeds a mu^2 that was fixed beforehand (Smith
+    and Thakurta 2022, "Fully adaptive composition for Gaussian differential privacy"; Koskela, Tobaben and Honkela
+    2023). Mu-GDP is (epsilon, delta)-DP exactly under the condition in `dpca_tasks.accounting.calibration` (Dong, Roth
+    and Su 2022, Corollary 1). Here the condition is applied with ``delta - failure_delta``.
 
-    *Pure events.* Epsilon-DP has the trade-off function f of randomised response: straight from (0, 1) to (a, a) and
-    on to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su 2022). The trade-off
-    function of mu-GDP is convex and, at ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, passes through the same three points.
-    So it lies below f: the event is mu-GDP, and with no smaller mu.
+    *Pure events.* The trade-off function f of epsilon-DP is that of randomized response: a straight line from (0, 1) to
+    (a, a) and another one to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su
+    2022). For ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, the trade-off function of mu-GDP is convex and passes through
+    the same three points. So it lies below f. Hence the event is mu-GDP, and no smaller mu suffices.
 
-    *(epsilon, delta) events.* With probability at most delta such an event fails, otherwise it is epsilon-DP (Kairouz,
-    Oh and Viswanath 2015). On every path the probabilities of failure add to at most ``failure_delta``. Paths without
-    failure have the same weight in both neighbouring worlds. So the whole has the delta of its Gaussian part plus
-    ``failure_delta``. Poisson-sampled Gaussians are charged in the same way, with an epsilon priced at the release's
-    delta.
+    *(epsilon, delta) events.* Such an event fails with probability at most delta; otherwise it is epsilon-DP (Kairouz,
+    Oh and Viswanath 2015). In every sequence of answers, the probabilities of failure add up to at most
+    ``failure_delta``. Sequences without failure have the same probability for both neighbors. So all releases together
+    have the delta of their Gaussian part plus ``failure_delta``. Poisson-sampled Gaussians are charged in the same way,
+    with an epsilon priced at the delta of the release.
     """
 
     accounting: ClassVar[str] = "gdp-2"
     width: ClassVar[int] = 2
 
     def _composed(self, parts: Parts, *, delta: float) -> Charge:
-        """Return (mu squared, delta) in units."""
+        """Return the total mu squared in `UNITS` and the total delta in `DELTA_UNITS` of an event's parts."""
         squares = sum(units_of(z, count) for z, count in parts.gaussians.items())
         failures = 0
         for (epsilon, failure), count in _approximate_parts(parts, delta=delta, replaced=self.replaced).items():
@@ -267,7 +283,7 @@ class GdpFilter(PrivacyFilter):
         return smallest_epsilon(total[2], self.delta_unspent(total))
 
     def units_left(self, total: Charge) -> int:
-        """Return the remaining mu squared."""
+        """Return the mu squared, in `UNITS`, that the budget has left after a total."""
         return self._limit(total) - total[2]
 
     def _limit(self, total: Charge) -> int:
@@ -276,27 +292,30 @@ class GdpFilter(PrivacyFilter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenyiFilter(PrivacyFilter):
-    """Filter by Renyi divergences at the public `ORDERS`, and by total delta of (epsilon, delta) events.
+    """Filter that limits the Renyi divergences at the public `ORDERS`, and the total delta of (epsilon, delta) events.
 
     Notes
     -----
-    *Validity.* At one order, divergences of adaptively chosen mechanisms add up as long as the sum never passes a
-    bound fixed beforehand (Feldman and Zrnic 2021; Lecuyer 2021). A divergence r at order a is (epsilon, delta)-DP for
-    ``epsilon = r + log(1 - 1/a) - (log delta + log a) / (a - 1)`` (Canonne, Kamath and Steinke 2020, Proposition 12).
-    The rule "some order still fits" needs a share ``delta / m`` for each of the m orders: paths are divided by an order
-    that fits, and the deltas of the parts add up. Failures are as for `GdpFilter`.
+    *Validity.* At one order, the divergences of adaptively chosen mechanisms add up if their sum never exceeds a bound
+    that was fixed beforehand (Feldman and Zrnic 2021; Lecuyer 2021). A divergence r at order a implies
+    (epsilon, delta)-DP with ``epsilon = r + log(1 - 1/a) - (log delta + log a) / (a - 1)`` (Canonne, Kamath and Steinke
+    2020, Proposition 12). A total is admitted if the divergence at any one of the m orders is within its bound. So each
+    order may use only the share ``delta / m``: each sequence of answers is assigned to an order whose bound holds, and
+    the deltas of the m sets of sequences add up. Failures are treated as in `GdpFilter`.
 
-    *Pure events* are charged with the divergence of randomised response, which dominates every epsilon-DP mechanism
-    (Kairouz, Oh and Viswanath 2015). Poisson-sampled Gaussians are charged with their divergence by dp-accounting
-    (Mironov, Talwar and Zhang 2019), which takes no delta. It holds for one record more or less. Where records are
-    replaced, a sampled event is charged as (epsilon, delta).
+    *Pure events* are charged with the divergence of randomized response, which dominates every epsilon-DP mechanism
+    (Kairouz, Oh and Viswanath 2015).
+
+    *Poisson-sampled Gaussians* are charged with their divergence as computed by dp-accounting (Mironov, Talwar and
+    Zhang 2019), which needs no delta. This divergence holds for one record added or removed. If neighbors differ by a
+    replaced record, a sampled event is charged by its (epsilon, delta).
     """
 
     accounting: ClassVar[str] = "renyi-2"
     width: ClassVar[int] = len(ORDERS) + 1
 
     def _composed(self, parts: Parts, *, delta: float) -> Charge:
-        """Return the divergence at every order, and the delta, in units."""
+        """Return the divergence of an event's parts at each order in `RENYI_UNITS`, and then delta in `DELTA_UNITS`."""
         squares = sum((count / Fraction(z) ** 2 for z, count in parts.gaussians.items()), Fraction(0))
         curve = [math.ceil(squares * Fraction(order) / 2 * RENYI_UNITS) for order in ORDERS]
         approximate = parts.approximate
@@ -316,11 +335,11 @@ class RenyiFilter(PrivacyFilter):
         return not composed[-1]
 
     def _fits(self, total: Charge) -> bool:
-        """Return whether some order is within its bound, which uses that order's share of delta."""
+        """Return whether the divergence at any order is within the bound for this order's share of delta."""
         return any(spent <= bound for spent, bound in zip(total[2:-1], self._bounds(total), strict=True))
 
     def _spent(self, total: Charge) -> float:
-        """Return the smallest epsilon over the orders, each at its share of the remaining delta."""
+        """Return the smallest epsilon to which the divergence at any order converts, at its share of unspent delta."""
         share = self.delta_unspent(total, among=len(ORDERS))
         if not any(total[2:-1]):
             return 0.0
@@ -333,7 +352,7 @@ class RenyiFilter(PrivacyFilter):
         return max(0.0, min(found))
 
     def units_left(self, total: Charge) -> int:
-        """Return the mu squared that the order with the most room admits."""
+        """Return the largest mu squared, in `UNITS`, that any order admits for one more Gaussian release."""
         slack = (
             Fraction(2 * (bound - spent), RENYI_UNITS) / Fraction(order)
             for spent, bound, order in zip(total[2:-1], self._bounds(total), ORDERS, strict=True)
@@ -352,7 +371,7 @@ KINDS: dict[str, type[GdpFilter | RenyiFilter]] = {"gdp": GdpFilter, "renyi": Re
 
 @lru_cache(maxsize=256)
 def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
-    """Return the largest total of mu squared after standalone charges of a given total."""
+    """Return the largest total mu squared of the composition, given the totals of the standalone charges."""
     opened = (own_epsilon, own_delta, 0, 0)
     left = terms._epsilon_left(opened)
     return largest_units(left, terms._delta_left(opened)) if left > 0 else 0
@@ -360,7 +379,10 @@ def _limit_after(terms: GdpFilter, own_epsilon: int, own_delta: int) -> int:
 
 @lru_cache(maxsize=64)
 def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -> float:
-    """Return the largest round-tripping epsilon whose exactly calibrated Gaussian is admitted after ``total``."""
+    """Return the largest epsilon of a Gaussian release that is still admitted after ``total``.
+
+    Several slightly rounded values are tried, until the release calibrated to the value is admitted.
+    """
     if left <= 0:
         return 0.0
     epsilon = smallest_epsilon(left, terms.delta)
@@ -376,7 +398,7 @@ def _largest_request(terms: GdpFilter | RenyiFilter, total: Charge, left: int) -
 
 @expensive
 def _sampled_divergences(sampled: tuple[tuple[tuple[float, float], int], ...]) -> tuple[float, ...]:
-    """Return the divergence of sampled Gaussians at every order."""
+    """Return the Renyi divergence of Poisson-sampled Gaussian steps at each of `ORDERS`."""
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(list(ORDERS)).compose(loss_event(Parts(sampled=dict(sampled))))
@@ -384,7 +406,10 @@ def _sampled_divergences(sampled: tuple[tuple[tuple[float, float], int], ...]) -
 
 
 def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tuple[float, float], int]:
-    """Return the (epsilon, delta) parts, with sampled parts priced together by their loss distribution."""
+    """Return the parts of an event that are charged by (epsilon, delta), with counts.
+
+    All sampled parts together count as one such part, priced by their composed privacy loss distribution.
+    """
     found = dict(parts.approximate)
     if parts.sampled:
         priced = (loss_epsilon(Parts(sampled=parts.sampled), delta=delta, replaced=replaced), delta)
@@ -393,7 +418,7 @@ def _approximate_parts(parts: Parts, *, delta: float, replaced: bool) -> dict[tu
 
 
 def _conversion(order: float, delta: float) -> float:
-    """Return the epsilon at delta that is added to a divergence at an order."""
+    """Return the term that is added to a Renyi divergence at an order to obtain the epsilon at delta."""
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
@@ -406,13 +431,13 @@ def _bounded(charge: Charge) -> Charge:
 
 
 def total_after_runs(rules: PrivacyFilter, total: Charge, *, runs: int, epsilon: float, delta: float) -> Charge | None:
-    """Return the total after ``runs`` Gaussian releases of (epsilon, delta), or None if one of them is not admitted."""
+    """Return the total after ``runs`` more Gaussian releases of (epsilon, delta); None if any is not admitted."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
     return _after(rules, total, event, runs=runs, delta=delta)
 
 
 def admitted_runs(rules: PrivacyFilter, total: Charge, *, epsilon: float, delta: float) -> int:
-    """Return how many Gaussian releases of (epsilon, delta) are admitted one after another after a total."""
+    """Return how many more Gaussian releases of (epsilon, delta) a budget with this total admits."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
 
     def admitted(runs: int) -> bool:
@@ -429,14 +454,14 @@ def admitted_runs(rules: PrivacyFilter, total: Charge, *, epsilon: float, delta:
 
 
 def largest_epsilon(rules: PrivacyFilter, total: Charge, *, runs: int, delta: float) -> float:
-    """Return the largest epsilon for which ``runs`` Gaussian releases are admitted after a total, or 0.
+    """Return the largest epsilon with which a budget admits ``runs`` more Gaussian releases; 0 if there is none.
 
     Parameters
     ----------
     rules : PrivacyFilter
         The filter of the budget.
     total : Charge
-        The total charged so far.
+        The total of all earlier charges.
     runs : int
         The number of releases that share the remaining budget equally.
     delta : float
@@ -459,17 +484,23 @@ def largest_epsilon(rules: PrivacyFilter, total: Charge, *, runs: int, delta: fl
 
 
 def share_left(rules: PrivacyFilter, total: Charge) -> float:
-    """Return the fraction of a budget left for Gaussian releases; after 26 of 52 equal releases it is one half."""
+    """Return the fraction of a budget that is left, measured in mu squared.
+
+    So after 26 of 52 equal Gaussian releases the fraction is one half.
+    """
     if not rules.admits(total):
         return 0.0
     whole = rules.units_left(rules.zero)
-    if whole <= 0:  # no Gaussian release is ever admitted, so the fraction refers to epsilon
+    if whole <= 0:  # the budget never admits a Gaussian release, so measure the fraction in epsilon instead
         return max(0.0, 1.0 - rules.spent(total) / rules.epsilon)
     return max(rules.units_left(total), 0) / whole
 
 
 def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delta: float) -> Charge | None:
-    """Charge an event ``runs`` times; once a composition has begun, each charge is the same."""
+    """Return the total after charging an event ``runs`` times, or None if a charge is not admitted.
+
+    Once the composition has begun, all charges of the event are equal, so they are added in one step.
+    """
     for left in range(runs, 0, -1):
         charge = rules.charge_after(total, event, delta=delta)
         if any(charge[2:]):
@@ -482,7 +513,10 @@ def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delt
 
 
 def _last(holds: Callable[[float], bool], guess: float) -> float:
-    """Return the largest float at which a condition holds that fails from near a guess on, or 0 if there is none."""
+    """Return the largest float at which a condition holds, or 0 if there is none; the search starts at a guess.
+
+    The condition must hold for all smaller positive floats, and fail for all larger floats.
+    """
     step = math.ulp(guess)
     if holds(guess):
         low = guess
@@ -504,12 +538,13 @@ _MARGIN = 1e-11
 
 
 def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[float, float]]:
-    """Return (spent, remaining) after each total of a growing sequence.
+    """Return the spent and the remaining epsilon after each total of a growing sequence of totals.
 
     Guarantees
     ----------
-    The last pair equals `PrivacyFilter.spent` and `PrivacyFilter.remaining`. For earlier totals, spent is at most
-    ``2e-11 (1 + epsilon)`` larger and remaining at most a part in 1e8 smaller than these.
+    The last pair is exactly (`PrivacyFilter.spent`, `PrivacyFilter.remaining`). For earlier totals, the spent epsilon
+    is larger than the exact value by at most ``2e-11 (1 + epsilon)``. The remaining epsilon is smaller than the exact
+    value by at most a factor of ``1 - 1e-8``.
     """
     sure = {len(totals) - 1}
     sure |= {at for at, total in enumerate(totals) if not any(total[2:]) or max(total) >= MOST}
@@ -523,7 +558,7 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
 def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     if not isinstance(rules, GdpFilter):
-        return [rules.spent(total) for total in totals]  # only sums of a few floats
+        return [rules.spent(total) for total in totals]  # fast, because a Renyi filter only adds a few floats
     deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
     for failed in deltas:
         deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
@@ -538,9 +573,11 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 
 
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
-    unspent = {(total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals}  # all except mu squared
+    unspent = {
+        (total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals
+    }  # with mu squared set to 0
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in unspent}
-    if isinstance(rules, GdpFilter):  # the remaining mu squared is a limit minus the charged mu squared
+    if isinstance(rules, GdpFilter):  # the remaining mu squared is the limit of mu squared minus the charged one
         limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in unspent}
         lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
     else:
@@ -557,6 +594,6 @@ def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 
 
 def _shortened(requested: float) -> float:
-    """Return a number of nine digits, or of twelve, that is at most ``requested``."""
+    """Return a number with at most nine (or else twelve) significant digits that is at most ``requested``."""
     short = float(f"{requested:.9g}")
     return short if short <= requested else float(f"{requested * (1.0 - 1e-11):.12g}")

@@ -1,14 +1,14 @@
 """Charges of releases, and the price of one event in each kind of accounting.
 
-Charges are vectors of integers, which add up exactly and are stored with equal width.
+A charge is a vector of integers. Charges are added exactly, and are stored with a fixed number of bytes per integer.
 
 >>> decode(encode((1, 2**100))) == (1, 2**100)
 True
 >>> total_of([encode((1, 2)), encode((3, 4))], zero=(0, 0))
 (4, 6)
 
-The price of an event is exact, or rounded up by more than its numerical error. `dpca_tasks.accounting.filters` adds
-these prices up and proves the guarantee of the total.
+The price of an event is exact, or rounded up by more than its numerical error. `dpca_tasks.accounting.filters` combines
+prices into charges, and proves the privacy guarantee of a total of charges.
 """
 
 import math
@@ -27,11 +27,11 @@ from dpca_tasks.accounting.events import Parts, composed_losses, float_down, spr
 Charge = tuple[int, ...]
 """Epsilon and delta of standalone charges, then the numbers of the composition, with its failures last."""
 
-_LIMBS = 4  # 32-bit limbs of a stored number
+_LIMBS = 4  # the number of 32-bit limbs of a stored 128-bit integer
 
 
 def add(total: Charge, charge: Charge) -> Charge:
-    """Add two charges."""
+    """Return the sum of a total and a charge."""
     return tuple(left + right for left, right in zip(total, charge, strict=True))
 
 
@@ -41,25 +41,28 @@ def subtract(total: Charge, charge: Charge) -> Charge:
 
 
 def encode(charge: Charge) -> bytes:
-    """Encode a charge as little-endian 128-bit integers."""
+    """Encode a charge as bytes: one little-endian 128-bit integer per number."""
     return b"".join(number.to_bytes(4 * _LIMBS, "little") for number in charge)
 
 
 def decode(stored: bytes) -> Charge:
-    """Decode a stored charge."""
+    """Decode a charge from the bytes that `encode` returned."""
     size = 4 * _LIMBS
     return tuple(int.from_bytes(stored[at : at + size], "little") for at in range(0, len(stored), size))
 
 
 def total_of(charges: Sequence[bytes], *, zero: Charge) -> Charge:
-    """Add up stored charges limb by limb, so that no sum overflows."""
+    """Return the total of stored charges; ``zero`` is the total of none.
+
+    The 32-bit limbs are summed separately, so that no sum overflows.
+    """
     table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
     sums = table.sum(axis=0, dtype=np.uint64).tolist()
     return tuple(sum(limb << 32 * place for place, limb in enumerate(limbs)) for limbs in sums)
 
 
 def totals_after(charges: Sequence[bytes], *, zero: Charge) -> list[Charge]:
-    """Return the running totals of stored charges, added up limb by limb as in `total_of`."""
+    """Return the total of stored charges after each charge; ``zero`` is the total of none."""
     table = np.frombuffer(b"".join(charges), "<u4").reshape(-1, len(zero), _LIMBS)
     limbs = table.cumsum(axis=0, dtype=np.uint64).astype(object)
     numbers = np.add.reduce([limbs[:, :, place] << 32 * place for place in range(_LIMBS)])
@@ -67,11 +70,11 @@ def totals_after(charges: Sequence[bytes], *, zero: Charge) -> list[Charge]:
 
 
 RENYI_UNITS = 2**40
-MOST = 2**127  # a charge that no budget admits; larger charges are capped to it
+MOST = 2**127  # the cap of each number of a charge, so large that no budget admits the charge
 
 _DIGITS = 40
-_FARTHEST = 512.0  # largest epsilon that is searched
-_FINEST, _MOST_POINTS = 1e-9, 2**21  # interval and size limits of a refined grid of losses
+_FARTHEST = 512.0  # the largest epsilon for which a search looks
+_FINEST, _MOST_POINTS = 1e-9, 2**21  # the least spacing and the largest number of points of a refined grid of losses
 
 _MOST_KNOWN = 256
 
@@ -86,12 +89,15 @@ _computes: ContextVar[bool] = ContextVar("computes", default=True)
 
 
 class Unpriced(Exception):
-    """A price that takes seconds is not cached in this process and must not be computed here."""
+    """A price that takes seconds to compute is not in the cache of this process; raised in `known_prices_only`."""
 
 
 @contextmanager
 def known_prices_only() -> Iterator[None]:
-    """Raise `Unpriced` where a price would take seconds to compute; get it from another process with `learn`."""
+    """Within this context, raise `Unpriced` instead of computing a price for seconds.
+
+    The caller can then let another process compute the price, and add it to the cache by `learn`.
+    """
     token = _computes.set(False)
     try:
         yield
@@ -100,19 +106,22 @@ def known_prices_only() -> Iterator[None]:
 
 
 def known() -> Known:
-    """Return the cached prices that took seconds to compute."""
+    """Return the cached prices of events whose computation took seconds, by function and arguments."""
     return dict(_known)
 
 
 def learn(prices: Known) -> None:
-    """Add prices to the cache, evicting the oldest ones above its limit."""
+    """Add prices to the cache of this process; remove the oldest prices if the cache is full."""
     _known.update(prices)
     for oldest in list(_known)[: max(0, len(_known) - _MOST_KNOWN)]:
         _known.pop(oldest, None)
 
 
 def expensive[**P, T](price: Callable[P, T]) -> Callable[P, T]:
-    """Cache the results of a function of hashable arguments, and honor `known_prices_only`."""
+    """Decorate a slow pricing function: cache its results, and raise `Unpriced` within `known_prices_only`.
+
+    All arguments must be hashable.
+    """
 
     @wraps(price)
     def remembered(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -128,23 +137,22 @@ def expensive[**P, T](price: Callable[P, T]) -> Callable[P, T]:
 
 
 def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
-    """Return an (epsilon, delta) of an event alone, independent of other releases.
+    """Return an (epsilon, delta) that an event satisfies on its own, without other releases.
 
     Parameters
     ----------
     parts : Parts
         The parts of the event.
     delta : float
-        The total delta. The parts that are not (epsilon, delta) events are priced at delta less the deltas of those
-        that are.
+        The total delta. The deltas of the parts that are known only by (epsilon, delta) are subtracted from it. The
+        Gaussian parts are priced at the rest.
     replaced : bool
-        Whether neighbours differ by a replaced record; see `loss_epsilon`.
+        Whether neighbors differ by a replaced record; see `loss_epsilon`.
 
     Notes
     -----
-    Gaussians, sampled or not, are composed as privacy loss distributions; their multipliers are fixed in the event.
-    Events known only as (epsilon, delta) add up (Dwork, Rothblum and Vadhan 2010, basic composition), without delta if
-    all are pure.
+    Gaussian parts, sampled or not, are composed by their privacy loss distributions. The (epsilon, delta) of the other
+    parts add up (Dwork, Rothblum and Vadhan 2010, basic composition). If all parts are pure, the resulting delta is 0.
     """
     epsilon = failures = Fraction(0)
     for (loss, failure), count in parts.approximate.items():
@@ -166,10 +174,10 @@ def own_price(parts: Parts, *, delta: float, replaced: bool) -> Price:
 
 @lru_cache(maxsize=1024)
 def dominating_units(epsilon: float) -> int:
-    """Return mu squared, in units rounded up, of the least Gaussian that dominates every epsilon-DP mechanism."""
+    """Return the least mu squared for which every epsilon-DP mechanism is mu-GDP, in `UNITS`, rounded up."""
     import mpmath
 
-    if epsilon > _DIGITS:  # mu squared is at most 8 epsilon, as Phi(-x) < exp(-x^2 / 2) / 2, and close to it here
+    if epsilon > _DIGITS:  # 8 epsilon is a tight bound here, because Phi(-x) < exp(-x^2 / 2) / 2
         return MOST if math.isinf(epsilon) else math.ceil(8 * Fraction(epsilon) * UNITS)
     with mpmath.workdps(2 * _DIGITS):
         mu = 2 * mpmath.sqrt(2) * mpmath.erfinv(mpmath.tanh(mpmath.mpf(epsilon) / 2))
@@ -178,7 +186,7 @@ def dominating_units(epsilon: float) -> int:
 
 @lru_cache(maxsize=4096)
 def randomised_response_units(epsilon: float, order: float) -> int:
-    """Return the Renyi divergence of randomised response in units, rounded up."""
+    """Return the Renyi divergence of epsilon-DP randomized response at an order, in `RENYI_UNITS`, rounded up."""
     import mpmath
 
     if math.isinf(epsilon):
@@ -191,21 +199,22 @@ def randomised_response_units(epsilon: float, order: float) -> int:
 
 
 def renyi_units(value: float) -> int:
-    """Convert a divergence computed in floats to units, rounded up by more than its error."""
+    """Convert a Renyi divergence from float64 to `RENYI_UNITS`, rounded up by more than its floating-point error."""
     if not math.isfinite(value):
         return MOST
     return math.ceil(Fraction(max(value, 0.0)) * (1 + Fraction(1, 2**32)) * RENYI_UNITS) + 1
 
 
 def loss_epsilon(parts: Parts, *, delta: float, replaced: bool = False) -> float:
-    """Return a pessimistic epsilon at delta of Gaussians, sampled or not, composed as loss distributions.
+    """Return an upper bound of epsilon at delta of Gaussian steps, sampled or not, from their privacy losses.
 
     Notes
     -----
-    Losses of samples hold for one record added, removed or emptied. A record *replaced* goes through the empty record:
-    (e, d) for each half gives ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, which is (2 e, (1 + e^e) d) for both. A
-    Gaussian whose multiplier is stated for replaced records has at least that multiplier for emptied ones, because an
-    emptied record is replaced by a particular record.
+    The privacy loss distributions of samples hold for one record added, removed or emptied. To *replace* a record,
+    first empty the record and then fill it again. Let each half be (e, d)-DP. Then
+    ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, so both halves together are (2 e, (1 + e^e) d)-DP. An unsampled
+    Gaussian may have a multiplier that is stated for replaced records. For emptied records its multiplier is at least
+    as large, because an emptied record is one particular replacement.
     """
     gaussians, sampled = tuple(sorted(parts.gaussians.items())), tuple(sorted(parts.sampled.items()))
     return _loss_epsilon(gaussians, sampled, delta, replaced)
@@ -227,14 +236,14 @@ def _loss_epsilon(
         return 2 * _least(lambda half: (1 + math.exp(half)) * float(accountant.get_delta(half)) <= delta)
 
     epsilon = priced(1e-4)
-    if 0 < epsilon < 0.1:  # for such values the interval of the grid affects the result
+    if 0 < epsilon < 0.1:  # a grid with a spacing of 1e-4 is too coarse for so small an epsilon
         finer = max(epsilon / 1000, spread_of_losses(parts) / _MOST_POINTS, _FINEST)
         epsilon = min(epsilon, priced(min(finer, 1e-4)))
     return math.nextafter(epsilon, math.inf)
 
 
 def _least(holds: Callable[[float], bool]) -> float:
-    """Return a number at which a condition holds and just below which it fails; infinity if none is found."""
+    """Return the least float at which a monotone condition holds; infinity if it fails for all numbers searched."""
     low, high = 0.0, 2.0**-20
     while not holds(high):
         low, high = high, 2 * high

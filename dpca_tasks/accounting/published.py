@@ -1,8 +1,9 @@
 r"""Published noise formulas with their sources, conditions and actual privacy events.
 
-A row of `FORMULAS` states the claim of a paper for some settings. The true guarantee follows from the event: the
-epsilon of ``row.event(settings)`` at delta, to compare with the claimed epsilon. Mechanisms take their
-``calibration=paper`` from here. All noise is for records of norm 1 and for ``S = X^T X``, not divided by n.
+Each row of `FORMULAS` states the noise formula of a paper and the conditions of its privacy claim. The actual guarantee
+is the epsilon of the event ``row.event(settings)`` at delta, which can be compared with the claimed epsilon. Mechanisms
+with the option ``calibration=paper`` take their noise from these formulas. All noise is stated for records of norm 1
+and for the second moment ``S = X^T X``, not divided by the number of records.
 
 >>> requested = Settings(epsilon=0.1, delta=1e-3)
 >>> row = FORMULAS["analyze_gauss"]
@@ -11,7 +12,7 @@ epsilon of ``row.event(settings)`` at delta, to compare with the claimed epsilon
 >>> round(row.bracket(requested).upper, 4)
 0.0369
 
-Formulas of matrix completion, of sums over sites and of the samplers of two libraries are in `ELSEWHERE`.
+`ELSEWHERE` has the formulas of matrix completion, of sums over sites, and of the samplers in two libraries.
 
 >>> requested = Settings(epsilon=5.0, delta=1e-5, n_components=50, steps=5)
 >>> round(ELSEWHERE["dpals"].noise(requested), 2), round(ELSEWHERE["dpals"].bracket(requested).upper, 2)
@@ -47,27 +48,34 @@ from dpca_tasks.errors import Refused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Public parameters of published noise.
+    """Public parameters of the published noise formulas.
 
     Parameters
     ----------
     epsilon, delta : float
         The claimed guarantee.
     relation : Relation
-        The relation of the neighbours for which the event is stated.
-    n_features, n_components, n_records : int
-        d; k, or the width of a product; n.
-    steps, epochs : int
-        T or L, and m.
+        The relation of neighbors for which the event is stated.
+    n_features : int
+        d: the number of features.
+    n_components : int
+        k: the number of components, or the number of columns of a product of the matrix with directions.
+    n_records : int
+        n: the number of records.
+    steps : int
+        The number of steps, T or L in the papers; for DP-VRPCA the number of steps in an epoch.
+    epochs : int
+        The number of epochs, m in the papers.
     mix : float, optional
-        The free ``mu`` of DP-SPCA; by default the value of least noise that its conditions allow.
+        The free parameter ``mu`` of DP-SPCA; by default the allowed value with the least noise.
     gradient : float
-        The actual movement of a DP-SPCA step by one record, over the G of its formula. It is 2 where G is the bound
-        for half the squared projection and the step takes the gradient of the whole.
+        For DP-SPCA: how far one record actually moves a step, divided by the G of the formula. This is 2 if G is the
+        bound for half the squared projection, but the step takes the gradient of the whole squared projection.
     sites, colluders : int
         For a sum over sites: the number of sites, and the number of sites that share their secrets with the aggregator.
     largest_entry : float, optional
-        Largest entry of the directions of the noisy power method; by default its least possible value, ``1 / sqrt d``.
+        For the noisy power method: the largest entry of the directions; by default the least possible value,
+        ``1 / sqrt d``.
     """
 
     epsilon: float
@@ -91,24 +99,26 @@ type Bound = Literal["between", "at most", "at least"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """A published noise formula and its actual guarantee.
+    """A published noise formula, the conditions of its claim, and its actual privacy event.
 
     Attributes
     ----------
     source : str
-        The paper and the place in it.
+        The paper, and the theorem or algorithm.
     measures : str
-        The quantity and unit of the noise.
+        What the noise formula states, with its unit.
     noise : callable
-        Returns the printed noise for given settings.
+        Returns the noise that the paper prints for given settings.
     event : callable
-        Returns the actual event of a release with that noise, for the relation of the settings.
+        Returns the actual privacy event of a release with that noise, for the relation in the settings.
     broken : callable
-        Returns the condition of the claim that the settings break, in words, or None.
+        Returns, in words, the condition of the paper's claim that the settings break; None if they break none.
     closed_form : callable, optional
-        Returns the bracket of the true epsilon for given settings and delta, where the event only summarises the truth.
+        Returns bounds of the true epsilon for given settings and delta. It is used where the event is only an
+        (epsilon, delta) guarantee instead of the exact mathematics.
     bound : {"between", "at most", "at least"}
-        The ends of the bracket that apply to the published mechanism; the other end applies to the event alone.
+        Which bounds of `bracket` hold for the published mechanism: both, only the upper, or only the lower bound. The
+        other bound holds for the event only.
     """
 
     source: str
@@ -120,7 +130,7 @@ class Formula:
     bound: Bound = "between"
 
     def bracket(self, settings: Settings, *, delta: float | None = None) -> EpsilonBracket:
-        """Bracket the true epsilon at ``delta``, by default the claimed one."""
+        """Return lower and upper bounds of the true epsilon at ``delta``, which is the claimed delta by default."""
         delta = settings.delta if delta is None else delta
         if self.closed_form is not None:
             return self.closed_form(settings, delta)
@@ -132,7 +142,10 @@ _SQRT_2_UP = math.nextafter(math.sqrt(2.0), 2.0)
 
 
 def _agn_noise(requested: Settings) -> float:
-    """Return ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``: the classical Gaussian at half the target."""
+    """Return the noise multiplier of AGN, ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)``.
+
+    This is the classical Gaussian formula for half of epsilon and half of delta.
+    """
     return math.nextafter(2 * math.sqrt(2 * math.log(2.5 / requested.delta)) / requested.epsilon, math.inf)
 
 
@@ -179,12 +192,18 @@ AGN: dict[str, Formula] = {
 
 
 def product_distance(relation: Relation, *, n_components: int) -> float:
-    """Return how far one record moves the sum of ``x (V^T x)^T``, for rows of norm 1 and k orthonormal directions."""
+    """Return how far one record moves the sum over records of ``x (V^T x)^T``, in the Frobenius norm.
+
+    Records x have norm at most 1, and V has ``n_components`` orthonormal columns.
+    """
     return _SQRT_2_UP if relation == "replace_one" and n_components > 1 else 1.0
 
 
 def _one_owner_noise(requested: Settings) -> float:
-    """Return ``2 T sqrt(2 ln(2 T / delta)) / epsilon``: the classical Gaussian at epsilon / T and sensitivity 2."""
+    """Return the std of one step of DPS-PCA for one owner, ``2 T sqrt(2 ln(2 T / delta)) / epsilon``.
+
+    This is the classical Gaussian formula for ``epsilon / T`` and a sensitivity of 2.
+    """
     steps = requested.steps
     return math.nextafter(
         2 * steps * math.sqrt(2 * math.log(2 * steps / requested.delta)) / requested.epsilon, math.inf
@@ -214,24 +233,30 @@ DPS_PCA_OF_ONE_OWNER = Formula(
 
 
 def _dpals(settings: Settings) -> float:
-    """Return ``sqrt(2 k T (epsilon + ln(1 / delta))) / epsilon``, over the bounds of the sums."""
+    """Return the noise of DPALS, ``sqrt(2 k T (epsilon + ln(1 / delta))) / epsilon``.
+
+    This is the std of each sum of a round, divided by the bound of the sum.
+    """
     rounds = settings.n_components * settings.steps
     return math.sqrt(2 * rounds * (settings.epsilon + math.log(1 / settings.delta))) / settings.epsilon
 
 
 def _dpals_event(settings: Settings) -> events.Event:
-    """Return the event of two Gaussians per round, for a user with k items."""
+    """Return the privacy event of DPALS: two Gaussian releases per round, which a user with k items affects."""
     step = events.gaussian(_dpals(settings) / math.sqrt(settings.n_components))
     return events.self_composed(step, 2 * settings.steps)
 
 
 def _dpfw(settings: Settings) -> float:
-    """Return ``sqrt(64 T ln(1 / delta)) / epsilon``, over the squared norm of a row."""
+    """Return the noise of DPFW, ``sqrt(64 T ln(1 / delta)) / epsilon``: the std over the squared norm of a row."""
     return math.sqrt(64 * settings.steps * math.log(1 / settings.delta)) / settings.epsilon
 
 
 def _dpfw_event(settings: Settings) -> events.Event:
-    """Return the event of T Gaussians; a replaced row moves a moment sqrt 2 times as far as an added one."""
+    """Return the privacy event of DPFW: T Gaussian releases of a second moment.
+
+    A replaced row moves the moment sqrt 2 times as far as an added row.
+    """
     bound = math.sqrt(2.0) if settings.relation == "replace_one" else 1.0
     return events.self_composed(events.gaussian(_dpfw(settings) / bound), settings.steps)
 
@@ -317,12 +342,12 @@ ELSEWHERE: Mapping[str, Formula] = {
 
 
 def published_noise(name: str, settings: Settings) -> float:
-    """Return the noise that is printed for a mechanism.
+    """Return the noise that the paper of a mechanism prints for given settings.
 
     Raises
     ------
     Refused
-        If the settings break a condition of the claim.
+        If the settings break a condition of the paper's privacy claim.
     """
     if FORMULAS[name].broken(settings):
         raise refusal(name, settings)
@@ -330,24 +355,33 @@ def published_noise(name: str, settings: Settings) -> float:
 
 
 def refusal(name: str, settings: Settings) -> Refused:
-    """Return the error that states which condition of a claim the settings break."""
+    """Return the error whose message states which condition of a paper's privacy claim the settings break."""
     return Refused(f"{FORMULAS[name].broken(settings)}; use calibration=tight.")
 
 
 def classical_gaussian(settings: Settings) -> float:
-    """Return ``sqrt(2 ln(1.25 / delta)) / epsilon``, the std over the L2 sensitivity; proved for epsilon below 1."""
+    """Return the classical noise multiplier of Gaussian noise, ``sqrt(2 ln(1.25 / delta)) / epsilon``.
+
+    This is the std over the L2 sensitivity. The guarantee is proved for epsilon below 1.
+    """
     return math.nextafter(math.sqrt(2 * math.log(1.25 / settings.delta)) / settings.epsilon, math.inf)
 
 
 def _mod_sulq(settings: Settings) -> float:
-    """Return ``(d + 1) / epsilon sqrt(2 ln((d^2 + d) / (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``, n times beta."""
+    """Return n times the noise std beta that the MOD-SuLQ paper prints for the second moment divided by n.
+
+    It is ``(d + 1) / epsilon sqrt(2 ln((d^2 + d) / (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``.
+    """
     d, epsilon = settings.n_features, settings.epsilon
     argument = (d * d + d) / (2 * settings.delta * math.sqrt(2 * math.pi))
     return (d + 1) / epsilon * math.sqrt(2 * math.log(argument)) + 1 / math.sqrt(epsilon)
 
 
 def _sheffet_degrees(settings: Settings) -> float:
-    """Return ``d + floor(28 ln(4 / delta) / epsilon^2)`` degrees of freedom of a Wishart matrix of scale 1."""
+    """Return the degrees of freedom that Sheffet prints for a Wishart matrix of scale 1.
+
+    They are ``d + floor(28 ln(4 / delta) / epsilon^2)``.
+    """
     return settings.n_features + math.floor(28 * math.log(4 / settings.delta) / settings.epsilon**2)
 
 
@@ -361,9 +395,10 @@ def _sheffet_event(settings: Settings) -> events.Event:
 
 
 def _smooth_bracket(settings: Settings, delta: float, *, size: int) -> EpsilonBracket:
-    """Bracket the epsilon of printed smooth noise on all d k coordinates.
+    """Return lower and upper bounds of the true epsilon of the smooth Gaussian noise that a paper prints.
 
-    The printed formula bounds the smoothness of ``size`` coordinates only.
+    The noise is added to all d k coordinates, but the printed formula chooses the smoothness for only ``size``
+    coordinates.
     """
     shift, smoothness = smooth_gaussian_shift(epsilon=settings.epsilon, delta=settings.delta, size=size)
     whole = settings.n_features * settings.n_components
@@ -381,10 +416,17 @@ def _smooth_cauchy_bracket(settings: Settings, _: float) -> EpsilonBracket:
 
 
 def dp_spca_variances(settings: Settings, mixes: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a fourth of the printed variance over ``G^2`` at each mu, and whether it meets the lemma's condition (c).
+    """Return the relative noise variance s of DP-SPCA for each mu, and whether s meets condition (c) of its Lemma 1.
 
-    ``s = 5 T alpha / (n^2 epsilon mu)`` with ``alpha = ln(1 / delta) / ((1 - mu) epsilon) + 1``. The subsampling lemma
-    behind it needs ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``.
+    ``s = 5 T alpha / (n^2 epsilon mu)`` with ``alpha = ln(1 / delta) / ((1 - mu) epsilon) + 1``. This is a fourth of
+    the printed variance divided by ``G^2``. Condition (c) is that of the subsampling lemma behind the formula:
+    ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``.
+
+    Parameters
+    ----------
+    settings : Settings
+    mixes : array of shape (n_mixes,)
+        The values of the free parameter mu in (0, 1).
     """
     n, epsilon = settings.n_records, settings.epsilon
     orders = math.log(1 / settings.delta) / ((1 - mixes) * epsilon) + 1
@@ -422,7 +464,7 @@ def _dp_spca_broken(settings: Settings) -> str | None:
 
 
 def dp_spca_bound(settings: Settings) -> float:
-    """Return ``T / n^2``, the largest epsilon that condition (a) of DP-SPCA's Lemma 1 allows."""
+    """Return the largest epsilon that condition (a) of DP-SPCA's Lemma 1 allows: ``T / n^2``."""
     return settings.steps / settings.n_records / settings.n_records
 
 
@@ -446,7 +488,10 @@ def _largest_entry(settings: Settings) -> float:
 
 
 def _replaced(settings: Settings, factor: float) -> float:
-    """Return how much more a replaced record moves a sum than one added, removed or emptied: a factor, or 1."""
+    """Return ``factor`` if the settings' neighbors differ by a replaced record, or else 1.
+
+    ``factor`` is how many times as far a replaced record moves a sum as an added record.
+    """
     return factor if settings.relation == "replace_one" else 1.0
 
 
@@ -598,7 +643,7 @@ FORMULAS: Mapping[str, Formula] = {
         noise=lambda requested: 6 / requested.epsilon,
         event=lambda requested: events.approximate(
             requested.epsilon / 3, 0.0
-        ),  # a sixth for the shift, one for the scale
+        ),  # the shift and the change of the scale cost epsilon / 6 each
         closed_form=_smooth_cauchy_bracket,
     ),
     **AGN,

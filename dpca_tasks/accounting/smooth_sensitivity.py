@@ -1,8 +1,9 @@
-r"""Smooth sensitivity of a subspace to one record, and the noise calibrated to it.
+r"""Smooth sensitivity of a subspace to one record, and the noise that is calibrated to it.
 
-All quantities are in units where a clipped record has norm 1. The eigengap ``g = lambda_k - lambda_{k+1}`` of
-``S = X^T X`` bounds how far one record moves the leading k directions V. Noise with a scale proportional to a smooth
-bound of this movement hides it. Anything that depends on g is as private as the rows.
+All quantities are in units where a clipped record has norm 1. Let ``g = lambda_k - lambda_{k+1}`` be the eigengap of
+the second moment ``S = X^T X``. It bounds how far one record moves V, the leading k eigenvectors. The noise that hides
+this movement has a scale proportional to a smooth bound of the movement. The eigengap depends on the rows, so anything
+computed from g must be kept as secret as the rows.
 
 >>> bool(local_sensitivity(100.0, relation="add_remove", n_components=1, n_features=5) < 0.0051)
 True
@@ -17,7 +18,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-import scipy  # its submodules load when they are used
+import scipy  # the submodules of scipy are imported when they are first used
 from numpy.typing import ArrayLike, NDArray
 
 from dpca_tasks.accounting.events import Relation
@@ -28,71 +29,82 @@ TOLERANCE = 2.0**-10
 
 TailedNoise = Literal["spherical_t", "cauchy"]
 
-_MARGIN = 1.0 - 2.0**-9  # of delta; twenty times the difference between the chi-square tails and quadrature
+_MARGIN = 1.0 - 2.0**-9  # factor of delta that covers the error of scipy's chi-square tails twenty times over
 UP = 1.0 + 2.0**-40
 """Factor that covers floating-point rounding."""
 _LARGEST_NONCENTRALITY = 1e8
-_LEAST_TAIL = 1e-36  # below it the library's chi-square tails lose their relative accuracy
-_LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # below them tails are lost, or differ by less than their rounding
+_LEAST_TAIL = 1e-36  # scipy's chi-square tails below this value have no accurate digits
+_LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # for smaller values, the chi-square tails are not accurate enough
 _TERMS_AT_ONCE = 1 << 18
 _LARGEST_EXPONENT = 700.0
 
 
 def gap_movement(relation: Relation) -> float:
-    """Return how far one record moves the eigengap: 1 by Weyl's inequality, or 2 for a replaced record."""
+    """Return a bound on how far one record moves the eigengap: 1 by Weyl's inequality, or 2 for a replaced record."""
     return 2.0 if relation == "replace_one" else 1.0
 
 
 def computed_movement(relation: Relation) -> float:
-    """Return how far one record moves a certified bound that is at most ``4 TOLERANCE`` below the eigengap."""
+    """Return a bound on how far one record moves a computed lower bound of the eigengap.
+
+    The computed bound is at most ``4 TOLERANCE`` below the eigengap.
+    """
     return gap_movement(relation) + 4.0 * TOLERANCE
 
 
 def largest_distance(*, n_components: int, n_features: int) -> float:
-    """Return the largest ``min_W ||V - V' W||_F`` of any two subspaces: ``sqrt(2 min(k, d - k))``."""
+    """Return the largest distance of two k-dimensional subspaces in d dimensions, ``sqrt(2 min(k, d - k))``.
+
+    The distance is ``min_W ||V - V' W||_F`` over orthogonal W, for orthonormal bases V and V'.
+    """
     return math.sqrt(2.0 * min(n_components, n_features - n_components))
 
 
 def local_sensitivity(
     gap: ArrayLike, *, relation: Relation, n_components: int, n_features: int, tolerance: float = 0.0
 ) -> NDArray[np.float64]:
-    r"""Return L(g), a bound on the rotation of the leading k directions by one record at eigengap g.
+    r"""Return L(g), a bound on how far one record rotates the leading k directions if the eigengap is g.
 
     Parameters
     ----------
     gap : array-like of float, records of norm 1
-        g, at least 0.
+        The eigengap g, at least 0.
     tolerance : float
-        The residual of computed directions, or 0 for exact ones.
+        The residual of the computed directions; 0 for exact directions.
 
     Returns
     -------
     float64 array of the shape of `gap`
-        A bound on ``min_W ||V - V' W||_F`` over orthogonal W and all neighbours; it falls with g.
+        A bound on ``min_W ||V - V' W||_F``, over orthogonal W, for the directions V and V' of all neighbors. It
+        decreases with g.
 
     Notes
     -----
-    Let neighbours differ by ``M_u = X_u^T X_u``, positive semi-definite of trace at most 1, and P, P' be the projectors
-    onto the leading directions of S and S'.
+    Let the second moments S and S' of two neighbors differ by ``M_u = X_u^T X_u``, which is positive semi-definite with
+    trace at most 1. Let P and P' be the projectors onto the leading k directions of S and S', and Theta the diagonal
+    matrix of the principal angles theta between them.
 
-    *g > 1.* ``[P', S'] = 0`` gives ``[P', S] = -+[P', M_u]``. The block of the left side between the range of P and its
-    complement has norm at least ``g ||sin 2 Theta||_F / 2``. In blocks along P', ``M_u = ((A, B), (B^T, C))`` with
-    ``||B||_F <= sqrt(tr A tr C) <= 1/2``, and the commutator is B and -B^T off the diagonal. The block of an
-    antisymmetric K between a subspace and its complement is at most ``||K||_F / sqrt 2 = ||B||_F``. So
-    ``||sin 2 Theta||_F <= 1 / g``. On the path ``S + t M_u`` the gap stays positive and ``sin 2 theta <= t / g < 1``.
-    Hence all angles stay below ``pi / 4``, where ``2 - 2 cos`` is convex in ``sin^2 2 theta``. The worst case puts the
-    whole rotation on one angle, ``L = 2 sin(asin(1 / g) / 4)``, which is attained.
+    *Case g > 1.* The commutator ``[P', S']`` is 0, so ``[P', S] = -+[P', M_u]``. The block of ``[P', S]`` between the
+    range of P and its complement has a Frobenius norm of at least ``g ||sin 2 Theta||_F / 2``. For an upper bound of
+    this norm, write ``M_u = ((A, B), (B^T, C))`` in blocks along P'. Then ``||B||_F <= sqrt(tr A tr C) <= 1/2``, and
+    the commutator K of P' and M_u has the blocks B and ``-B^T`` off the diagonal and 0 on it. The block of an
+    antisymmetric K between a subspace and its complement has a norm of at most ``||K||_F / sqrt 2 = ||B||_F``. So
+    ``||sin 2 Theta||_F <= 1 / g``. On the path from S to ``S + M_u`` through ``S + t M_u``, the gap stays positive and
+    ``sin 2 theta <= t / g < 1``. Hence all angles stay below ``pi / 4``, where ``2 - 2 cos`` is convex in
+    ``sin^2 2 theta``. So the worst case has the whole rotation in one angle, which gives
+    ``L = 2 sin(asin(1 / g) / 4)``. This bound is attained.
 
-    *g <= 1.* ``g ||sin Theta||_F^2 <= <P - P', S> <= tr(M_u (P' - P)) <= ||sin Theta||_F`` and
-    ``min_W ||V - V' W||_F <= sqrt 2 ||sin Theta||_F``: ``L = min(sqrt(2 k'), sqrt 2 / g)`` with
+    *Case g <= 1.* From ``g ||sin Theta||_F^2 <= <P - P', S> <= tr(M_u (P' - P)) <= ||sin Theta||_F`` and
+    ``min_W ||V - V' W||_F <= sqrt 2 ||sin Theta||_F`` follows ``L = min(sqrt(2 k'), sqrt 2 / g)`` with
     ``k' = min(k, d - k)``.
 
-    *A replaced record* has two such matrices, so 1 becomes 2 throughout.
+    *Replaced record.* Neighbors differ by two such matrices ``M_u``, so each 1 above becomes 2.
 
-    *Computed directions* with residual at most t are the exact directions of ``S + E``, ``||E||_2 <= t``. They lie
-    within ``sqrt 2 t / (g - t)`` of the exact directions of S. For a neighbour the same bound holds at its gap of at
-    least ``g - m``, where m is 1 or 2. Together that is less than ``4 t / (g - m)`` for ``g > m + 4 t``. For smaller g
-    there is no bound on computed directions, and L is its cap.
+    *Computed directions.* Directions with a residual of at most t are the exact directions of a matrix ``S + E`` with
+    ``||E||_2 <= t``. Their distance to the exact directions of S is at most ``sqrt 2 t / (g - t)``. For a neighbor the
+    same bound holds with its eigengap, which is at least ``g - m`` for m = 1 (or m = 2 if a record is replaced).
+    Together this adds less than ``4 t / (g - m)`` to L if ``g > m + 4 t``. For smaller g, L is the largest distance of
+    any two subspaces.
     """
     gaps = np.asarray(gap, np.float64)
     movement = gap_movement(relation)
@@ -118,16 +130,18 @@ def smooth_bound(
     n_features: int,
     tolerance: float = TOLERANCE,
 ) -> float:
-    r"""Return U, a bound on L(g) whose logarithm changes by at most ``smoothness`` with one record.
+    r"""Return U, an upper bound of L(g) (`local_sensitivity`) that is smooth: one record changes log U by at most beta.
 
-    ``U = max_j e^{-beta j} L(max(g - j m, 0))`` over ``j = 0, 1, ..., ceil(g / m)``. Here m is the largest change of
-    the argument by one record: `gap_movement` for an exact gap, `computed_movement` for a certified bound.
+    ``U = max_j e^{-beta j} L(max(g - j m, 0))`` over ``j = 0, 1, ..., ceil(g / m)``, where beta is ``smoothness``. Here
+    m is the largest change of ``gap`` by one record: `gap_movement` for an exact eigengap, `computed_movement` for a
+    computed lower bound.
 
     Guarantees
     ----------
-    For neighbours, ``g - j m >= g' - (j + 1) m`` and L falls. So for every term of U there is a term of U' that is at
-    least ``e^{-beta}`` times as large: ``U <= e^beta U'``. The term j = 0 is L(g). From the first j with
-    ``e^{-beta j} cap <= L(g)`` on, terms are left out, because they cannot exceed the first term.
+    Let a neighbor have the gap g' and the bound U'. Then ``g - j m >= g' - (j + 1) m``, and L decreases with g. So for
+    every term of U there is a term of U' that is at least ``e^{-beta}`` times as large. Hence ``U <= e^beta U'``. The
+    term of j = 0 is L(g), so U is at least L(g). Terms are left out from the first j on for which
+    ``e^{-beta j} cap <= L(g)`` (cap is the largest value of L), because they cannot exceed the term of j = 0.
     """
     movement = computed_movement(relation) if tolerance else gap_movement(relation)
 
@@ -147,7 +161,10 @@ def smooth_bound(
 
 
 def useful_gap(*, smoothness: float, relation: Relation, n_components: int, n_features: int) -> float:
-    """Return the public eigengap above which U is at most twice L; below it the output is mostly noise."""
+    """Return the eigengap above which the smooth bound U is at most twice the local sensitivity L.
+
+    This number is public, because it does not depend on the rows. Below this eigengap, the output is mostly noise.
+    """
     movement = computed_movement(relation)
     cap = largest_distance(n_components=n_components, n_features=n_features)
 
@@ -157,7 +174,7 @@ def useful_gap(*, smoothness: float, relation: Relation, n_components: int, n_fe
     above = 2.0 / smoothness + 2.0
     while not is_harmless(above):
         above *= 2.0
-    below = movement / smoothness  # above it, the exponential grows faster than the gap
+    below = movement / smoothness  # for larger gaps, e^(smoothness gap / movement) grows faster than the gap itself
     while above > 1.001 * below:
         middle = math.sqrt(below * above)
         below, above = (below, middle) if is_harmless(middle) else (middle, above)
@@ -165,23 +182,23 @@ def useful_gap(*, smoothness: float, relation: Relation, n_components: int, n_fe
 
 
 def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -> float:
-    r"""Return the least delta at epsilon of ``N(0, I)`` against ``N(Delta, e^{2 b} I)``.
+    r"""Return the hockey-stick divergence of ``N(0, I)`` from ``N(Delta, e^{2 b} I)``: the least delta at epsilon.
 
     Parameters
     ----------
     log_scale : float
-        b.
+        b: the log of the std of the second distribution.
     shift : float
-        The length of Delta.
+        The length of Delta, the mean of the second distribution.
     size : int
-        D, the number of coordinates.
+        D: the number of coordinates.
 
     Notes
     -----
-    Let ``w = e^{-2b}``. Consider the set where the first density is more than ``e^epsilon`` times the second. It is the
-    outside of a ball (b < 0), a half-space (b = 0) or the inside of a ball (b > 0). The ball is centred at
-    ``c Delta / |Delta|`` with ``c = w |Delta| / (w - 1)``, so both probabilities of the set are non-central chi-square
-    tails.
+    Consider the set where the first density is more than ``e^epsilon`` times the second density. The set is the outside
+    of a ball if b < 0, a half-space if b = 0, and the inside of a ball if b > 0. The center of the ball is
+    ``c Delta / |Delta|`` with ``c = w |Delta| / (w - 1)`` and ``w = e^{-2b}``. So the probabilities of the set under
+    both distributions are tails of non-central chi-square distributions.
     """
     if log_scale == 0.0:
         if not shift:
@@ -202,19 +219,20 @@ def hockey_stick(log_scale: float, shift: float, *, epsilon: float, size: int) -
 
 @lru_cache(maxsize=256)
 def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Return the allowed shift of smooth Gaussian noise, in units of its std, and the smoothness that belongs to it.
+    """Calibrate smooth Gaussian noise: return the shift in units of the noise std, and the smoothness.
 
     Parameters
     ----------
     epsilon, delta : float
         The guarantee.
     size : int
-        D, the number of coordinates of the output.
+        D: the number of coordinates of the output.
 
     Returns
     -------
     shift, smoothness : float
-        t and beta: with noise of std ``U / t``, U beta-smooth, the output is (epsilon, delta)-DP.
+        t and beta. If U is a beta-smooth bound (see `smooth_bound`) and the noise has the std ``U / t``, the output is
+        (epsilon, delta)-DP.
 
     Raises
     ------
@@ -223,11 +241,12 @@ def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, f
 
     Notes
     -----
-    Neighbours' outputs are normals whose log scales differ by ``|b| <= beta`` and whose means differ by at most
-    ``t min(1, e^b)`` in units of the first one's std. Delta grows with the shift at every b. Along ``t e^b``, b < 0, it
-    grows with ``|b|`` when ``t^2 <= 2 epsilon``. For b > 0 its largest value is at 0 or at beta (found numerically). So
-    b is tested at -beta, 0 and beta, and ``t <= sqrt(2 epsilon)`` is required. Beta is half of the largest smoothness.
-    Both are rounded down, from a delta that leaves room for the error of the chi-square tails.
+    The outputs for two neighbors are normal. Their log stds differ by some b with ``|b| <= beta``. Their means differ
+    by at most ``t min(1, e^b)`` in units of the first std. For every b, the least delta increases with the shift. For
+    b < 0 and the shift ``t e^b``, it increases with ``|b|`` if ``t^2 <= 2 epsilon``. For b > 0, it is largest at b = 0
+    or b = beta (found numerically). So the guarantee is tested at b = -beta, 0 and beta, and ``t <= sqrt(2 epsilon)``
+    is required. Beta is set to half of the largest possible smoothness. Both numbers are rounded down. The test uses a
+    slightly smaller delta, to cover the error of the chi-square tails.
     """
     if not (epsilon >= _LEAST_EPSILON and delta >= _LEAST_DELTA):
         raise InvalidInput(
@@ -248,7 +267,10 @@ def gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, f
 
 
 def gaussian_pair_epsilon(shift: float, smoothness: float, *, delta: float, size: int, at_most: float) -> float:
-    """Return the actual epsilon at delta of a shift and a smoothness, rounded up and at most the nominal epsilon."""
+    """Return the actual epsilon at delta of smooth Gaussian noise with this shift and smoothness, rounded up.
+
+    ``at_most`` is an epsilon that is known to hold, such as the epsilon of the calibration.
+    """
     lowest = shift**2 / 2.0 * UP
 
     def holds(epsilon: float) -> bool:
@@ -264,7 +286,10 @@ def gaussian_pair_epsilon(shift: float, smoothness: float, *, delta: float, size
 
 
 def is_gaussian_pair_private(shift: float, smoothness: float, *, epsilon: float, delta: float, size: int) -> bool:
-    """Return whether normals are private whose log scales differ by at most ``smoothness`` and means by ``shift``."""
+    """Return whether smooth Gaussian noise with this shift and smoothness is (epsilon, delta)-DP.
+
+    `gaussian_shift` explains the three pairs of output distributions that are tested.
+    """
     if shift**2 > 2.0 * epsilon:
         return False
     pairs = ((-smoothness, shift * math.exp(-smoothness)), (0.0, shift), (smoothness, shift))
@@ -272,48 +297,60 @@ def is_gaussian_pair_private(shift: float, smoothness: float, *, epsilon: float,
 
 
 def tailed_shift(*, epsilon: float, size: int) -> tuple[float, float]:
-    r"""Return the shift and the smoothness of pure noise with polynomial tails, as `gaussian_shift` does.
+    r"""Calibrate smooth noise with polynomial tails to pure epsilon-DP: return the shift and the smoothness.
+
+    The shift t and the smoothness beta have the same meaning as in `gaussian_shift`, with the noise scale ``U / t``.
 
     Notes
     -----
-    ``t = epsilon / (2 sqrt D)``, ``beta = epsilon / (2 D)``; half of epsilon pays for the shift, half for the scale.
+    ``t = epsilon / (2 sqrt D)`` and ``beta = epsilon / (2 D)`` for D coordinates. Half of epsilon covers the shift, and
+    half covers the change of the scale. The same numbers are valid for two distributions.
 
-    *Spherical t*: normals over ``sqrt(chi^2_D / D)``, density ``(1 + |z|^2 / D)^{-D}`` up to a constant. The slope of
-    its logarithm is at most ``sqrt D``; its derivative in the log scale lies in ``[-D, D]``.
+    *Spherical t.* The noise is a normal vector divided by ``sqrt(chi^2_D / D)``. Its density is
+    ``(1 + |z|^2 / D)^{-D}`` up to a constant. The gradient of the log density has a norm of at most ``sqrt D``. The
+    derivative of the log density with respect to the log scale lies in ``[-D, D]``.
 
-    *Cauchy*, independent coordinates: each log density changes by at most 1 per unit of shift and per unit of log
-    scale. So the relevant norm of the shift is the l1 norm, at most ``sqrt D`` times U.
+    *Cauchy.* The coordinates are independent. Each log density changes by at most 1 per unit of shift, and by at most 1
+    per unit of log scale. So the L1 norm of the shift counts, which is at most ``sqrt D`` times U.
     """
     return epsilon / (2.0 * math.sqrt(size)) / UP, epsilon / (2.0 * size) / UP
 
 
 def smooth_gaussian_shift(*, epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Return the shift and the smoothness of Nissim, Raskhodnikova and Smith (2007), Lemma 2.7, for D coordinates.
+    """Return the shift and the smoothness of published smooth Gaussian noise on D coordinates, rounded down.
 
-    ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon`` and ``beta = epsilon / (4 (D + ln(2 / delta)))``; the shift is
-    ``U / std``. Both are rounded down, as in `gaussian_shift`.
+    Nissim, Raskhodnikova and Smith (2007), Lemma 2.7, print ``std = 5 U sqrt(2 ln(2 / delta)) / epsilon`` and the
+    smoothness ``beta = epsilon / (4 (D + ln(2 / delta)))``. The shift is ``U / std``. `gaussian_shift` explains both
+    numbers.
     """
     logarithm = math.log(2.0 / delta)
     return epsilon / (5.0 * math.sqrt(2.0 * logarithm)) / UP, epsilon / (4.0 * (size + logarithm)) / UP
 
 
 def smooth_cauchy_shift(*, epsilon: float, size: int) -> tuple[float, float]:
-    """Return the shift in the l1 norm and the smoothness of the printed Cauchy noise of scale ``6 U / epsilon``.
+    """Return the shift in the L1 norm and the smoothness of published smooth Cauchy noise, rounded down.
 
-    ``beta = epsilon / (6 D)`` (Nissim, Raskhodnikova and Smith 2007; Gonen and Gilad-Bachrach 2018, Corollary 13).
-    Both are rounded down, as in `tailed_shift`.
+    The published noise scale is ``6 U / epsilon``, with the smoothness ``beta = epsilon / (6 D)`` for D coordinates
+    (Nissim, Raskhodnikova and Smith 2007; Gonen and Gilad-Bachrach 2018, Corollary 13). So the shift is ``epsilon / 6``
+    in units of the noise scale.
     """
     return epsilon / 6.0 / UP, epsilon / (6.0 * size) / UP
 
 
 def _excess(likely: float, other: float, epsilon: float) -> float:
-    """Return ``max(P - e^epsilon Q, 0)``, never too small: a Q without accurate digits is 0, and epsilon is capped."""
+    """Return an upper bound of ``max(P - e^epsilon Q, 0)`` for two tail probabilities P and Q.
+
+    A Q without accurate digits counts as 0, and epsilon is capped to avoid overflow. Both only increase the result.
+    """
     taken = float(other) if other >= _LEAST_TAIL else 0.0
     return max(float(likely) - math.exp(min(epsilon, _LARGEST_EXPONENT)) * taken, 0.0)
 
 
 def _largest(holds: Callable[[float], bool], above: float, *, grow: bool) -> float:
-    """Return a value that satisfies a condition and is within about one float of failing it; 0 if none does."""
+    """Return about the largest float that satisfies a condition; 0 if no positive number is found that satisfies it.
+
+    The search starts at ``above``. If ``grow``, larger numbers are tried too.
+    """
     while grow and holds(above) and above < _LARGEST_EXPONENT / 2:
         above *= 2.0
     if holds(above):

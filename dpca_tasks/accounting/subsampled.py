@@ -1,8 +1,8 @@
-"""Calibration of Gaussian steps on Poisson samples by a privacy-loss accountant, with a cache on disk.
+"""Calibration of Gaussian steps on Poisson samples by privacy loss distributions, with a cache on disk.
 
-Calibrations are cached by their arguments, so that a search of seconds runs once for all plans of a request. The cache
-is not part of the guarantee: a cached value is checked again by one evaluation of the privacy loss distribution. A file
-that fails the check is computed again.
+A calibration takes seconds. Its result is cached by its arguments, so that it is computed once for all plans of a
+request. The guarantee does not depend on the cache: before a cached value is used, one evaluation of the privacy loss
+distribution checks that it satisfies the guarantee. If the check fails, the value is computed again.
 """
 
 import contextlib
@@ -37,20 +37,22 @@ def sampled_gaussian_noise_multiplier(
     Parameters
     ----------
     epsilon, delta : float
-        The guarantee of all steps together, for one record more or less.
+        The guarantee of all steps together, for one record added or removed.
     rate : float
         The probability that a step includes a record, in (0, 1].
     steps : int
+        The number of steps.
     besides : Fraction
-        The share of mu^2 of (epsilon, delta) that Gaussian releases of all records take in the same release. It is
-        used for rates below 1.
+        The share of the guarantee's total mu squared that is reserved for Gaussian releases without sampling in the
+        same release. It is used only for rates below 1.
 
     Returns
     -------
     float
-        A multiplier whose epsilon is at most `epsilon`, computed as a bound by the privacy loss distribution of
-        dp-accounting. At rate 1 it is the exact multiplier. Otherwise it is at most 0.2 % above the least one with such
-        a bound, or 1 % for more than `MANY_STEPS`, where one bound takes seconds.
+        A multiplier for which all steps together satisfy the guarantee, by an upper bound of epsilon that dp-accounting
+        computes from the privacy loss distribution. At rate 1 this is the exact least multiplier. At lower rates it is
+        at most 0.2 % above the least multiplier with such a bound. For more than `MANY_STEPS` steps, where computing
+        one bound takes seconds, it is at most 1 % above.
     """
     check_guarantee(epsilon=epsilon, delta=delta)
     check_count("steps", steps)
@@ -74,8 +76,8 @@ def sampled_gaussian_noise_multiplier(
             multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides, coarser=coarser
         )
 
-    # Small multipliers are slow to account for. So start from the looser answer of Renyi accounting and decrease, on a
-    # coarser grid of losses first. Every bound is pessimistic, so a multiplier that is safe on one grid is safe.
+    # Start from the larger multiplier of Renyi accounting and decrease it, as small multipliers take long to check.
+    # Use a coarse grid first: every grid gives an upper bound, so a multiplier that is safe on any grid is safe.
     fine = 1.01 if steps > MANY_STEPS else 1.002
     safe = float(dp_accounting.calibrate_dp_mechanism(renyi, event, epsilon, delta))
     while not is_private(safe, 1.0):
@@ -103,9 +105,10 @@ def sampled_gaussian_is_private(
     besides: Fraction = Fraction(0),
     coarser: float = 1.0,
 ) -> bool:
-    """Return whether sampled Gaussian steps satisfy a guarantee, by a bound from their privacy loss distribution.
+    """Return whether sampled Gaussian steps satisfy a guarantee, by an upper bound from their privacy losses.
 
-    The losses are discretised to a thousandth of epsilon (at most 0.001), times ``coarser``, and rounded up.
+    The losses are rounded up on a grid. The spacing of the grid is a thousandth of epsilon, but at most 0.001, times
+    ``coarser``.
     """
     parts = _sampled_parts(multiplier, epsilon=epsilon, delta=delta, rate=rate, steps=steps, besides=besides)
     losses = composed_losses(parts, interval=coarser * min(1e-3, epsilon / 1000))
@@ -113,13 +116,13 @@ def sampled_gaussian_is_private(
 
 
 def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]:
-    """Return an (epsilon, delta) for one emptied record that gives a guarantee for one replaced record.
+    """Return the guarantee for emptied records that implies the guarantee (epsilon, delta) for replaced records.
 
     Notes
     -----
-    A record is replaced by emptying it and filling it again. With ``(e, d)`` for either half,
-    ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``: together ``(2 e, (1 + e^e) d)``. So ``e = epsilon / 2`` and
-    ``d = delta / (1 + e^e)``, rounded down.
+    To replace a record, empty it and fill it again. Let each half be (e, d)-DP. Then
+    ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, so both halves together are ``(2 e, (1 + e^e) d)``-DP. So this
+    function returns ``e = epsilon / 2`` and ``d = delta / (1 + e^e)``, rounded down.
     """
     half = epsilon / 2
     share = delta / (1 + math.exp(half)) * (1 - 2.0**-50) if half < _LARGEST_EXPONENT else 0.0
@@ -140,12 +143,12 @@ FOLDER_VARIABLE = "DPCA_CACHE_FOLDER"
 def cached_sampled_multiplier(
     *, epsilon: float, delta: float, rate: float, steps: int, besides: Fraction = Fraction(0)
 ) -> float:
-    """Return the result of `sampled_gaussian_noise_multiplier`, read from the cache if possible.
+    """Return the noise multiplier of `sampled_gaussian_noise_multiplier`, from the cache on disk if possible.
 
     Guarantees
     ----------
-    The multiplier's epsilon was computed in this process and is at most `epsilon`. A cache that cannot be read or
-    written is ignored.
+    This process checked that the multiplier satisfies the guarantee, also if it was read from the cache. A cache that
+    cannot be read or written is ignored.
     """
     terms = {"epsilon": epsilon, "delta": delta, "rate": rate, "steps": steps}
     path = _path([*terms.values(), str(besides)])

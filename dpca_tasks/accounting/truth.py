@@ -1,4 +1,4 @@
-"""Comparison of published noise formulas with their actual guarantees.
+"""Comparison of the privacy that published noise formulas claim with the privacy that they actually give.
 
 >>> row = truth_of(cases_of(("analyze_gauss",))[0])
 >>> row.settings.epsilon, round(row.upper, 4), row.verdict
@@ -18,7 +18,10 @@ from dpca_tasks.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A formula with settings, their description, and the delta of the comparison, by default the claimed one."""
+    """One case of the comparison: a formula, its settings, a description of the settings (``words``), and the delta.
+
+    The delta of the comparison is the claimed delta by default.
+    """
 
     formula: str
     words: str
@@ -141,26 +144,27 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Claimed and actual guarantee of a formula at some settings.
+    """The claimed and the actual guarantee of a published noise formula for one case.
 
     Attributes
     ----------
     formula, words : str
-        The row of `FORMULAS`, and a description of the settings.
+        The name of the formula in `FORMULAS`, and a description of the settings.
     settings : Settings
         The settings, including the claimed epsilon.
     delta : float
         The delta of the comparison.
     lower, upper : float
-        The bounds of the least true epsilon at delta; infinity means that there is none.
+        The lower and the upper bound of the true epsilon at delta; infinity means that there is no epsilon.
     bound : {"between", "at most", "at least"}
-        The ends that apply to the published mechanism; the other end applies to its event alone.
+        Which bounds hold for the published mechanism: both, only the upper, or only the lower bound. The other bound
+        holds only for the privacy event of the formula.
     broken : str or None
-        The condition of the claim that the settings break.
+        The condition of the paper's claim that the settings break; None if they break none.
     noise : float
-        The printed noise.
+        The noise that the paper prints.
     measures, source : str
-        The unit of the noise, and the place of publication.
+        What the noise measures, with its unit, and the paper.
     """
 
     formula: str
@@ -177,19 +181,19 @@ class Truth:
 
     @property
     def width(self) -> float:
-        """The relative distance of the upper end from the lower one; 0 where delta alone covers the event."""
+        """The relative distance of the upper from the lower bound of epsilon; 0 if both bounds are 0."""
         if self.upper == self.lower:
             return 0.0
         return self.upper / self.lower - 1 if self.lower else math.inf
 
     @property
     def agrees(self) -> bool:
-        """True if both ends are within the stated relative distance `WITHIN`."""
+        """True if the relative distance of both bounds is at most `WITHIN`."""
         return self.width <= WITHIN
 
     @property
     def verdict(self) -> str:
-        """The verdict on the claim, in words."""
+        """The verdict on the paper's privacy claim, in words, such as ``holds exactly``."""
         claimed = self.settings.epsilon
         if math.isinf(self.lower):
             return "no epsilon at this delta"
@@ -205,21 +209,21 @@ class Truth:
 
 
 def cases_of(formulas: Collection[str] = ()) -> tuple[Case, ...]:
-    """Return the cases of some formulas, or all.
+    """Return the cases of the given formulas, or all cases if none is given.
 
     Raises
     ------
     InvalidInput
-        If a formula is not in the table.
+        If a formula is not in `FORMULAS`.
     """
     for name in formulas:
         if name not in FORMULAS:
-            raise InvalidInput(f"the formula {name!r} is not in the table; use one of {', '.join(FORMULAS)}.")
+            raise InvalidInput(f"the formula {name!r} is unknown; use one of {', '.join(FORMULAS)}.")
     return tuple(case for case in CASES if not formulas or case.formula in formulas)
 
 
 def truth_of(case: Case) -> Truth:
-    """Compute one row of the comparison table."""
+    """Compute the claimed and the actual guarantee for one case of the comparison."""
     row, settings = FORMULAS[case.formula], case.settings
     delta = settings.delta if case.delta is None else case.delta
     found = row.bracket(settings, delta=delta)

@@ -1,1 +1,1 @@
-"""Audits: attacks on running mechanisms whose success proves a lower bound on epsilon."""
+"""Audits of mechanisms: attacks on their output, whose success proves a lower bound of the true epsilon."""

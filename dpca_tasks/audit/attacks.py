@@ -1,29 +1,33 @@
-"""Attacks on mechanisms: neighbouring datasets, and an attacker who distinguishes them.
+"""Attacks on mechanisms: neighboring datasets, and an attacker who distinguishes them by a mechanism's output.
 
-*Neighbouring datasets* are pairs on which a privacy violation is most visible. The differing record attains the
-sensitivity if the code is correct. It is stored so that every processing step matters: its norm is far above the clip
-norm, it has two rows, and each row stores its columns four times and out of order. If code omits the clip, clips row by
-row, or clips before it merges duplicates, the record gets more weight than 1.
+*Neighboring datasets.* The pairs of datasets are chosen so that a privacy violation is most visible. If the code is
+correct, the record by which they differ attains the sensitivity. This record is stored so that an error in any
+processing step becomes visible. Its norm is far above the clip norm, it has two rows, and each row stores each column
+four times and out of order. If the code omits clipping, clips each row instead of the record, or clips before it merges
+duplicate entries, the record contributes more than the clip norm.
 
 >>> [pair.name for pair in worst_neighbours("replace_one", n_features=2, clip_norm=1.0)]
 ['along axes', 'between axes']
 
-`AuditSubject` is the interface between a mechanism family and an audit.
+*Families.* `AuditSubject` collects the functions with which an audit attacks one family of mechanisms.
 
-*The attacker* is given two neighbouring datasets and all answers, and must find out which dataset was used. The
-attacker computes a few statistics of a run, each larger when the left dataset was used:
+*The attacker.* The attacker knows two neighboring datasets (called left and right) and all answers of a run, and must
+find out which dataset was used. For this purpose, the attacker computes a few statistics of the run. Each statistic
+tends to be larger if the left dataset was used:
 
-- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes both exact answers to each
-  request and compares the two residuals. This is optimal for Laplace noise and for isotropic Gaussian noise. For
-  directions drawn by their score it compares the two scores, which is optimal for one direction. For noised directions
-  it compares the two densities. For a fused run it reconstructs the steps that the released states determine.
-- *reuse*: the same noise in two answers of one release gives two equal residuals, but only on the dataset that was
-  used.
-- *published*: the part of the likelihood ratio that remains in the published result, such as components and
-  eigenvalues.
+- *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes the exact answer to each
+  request for both datasets, and compares the two residuals. This is optimal for Laplace noise and for isotropic
+  Gaussian noise. For directions that were drawn by their score, the two scores are compared, which is optimal for a
+  single direction. For directions with added noise, the two densities are compared. If one run fuses several steps, the
+  steps that the released states determine are reconstructed first.
+- *reuse*: a test for noise that was used twice. If two answers of a release contain the same noise, their residuals are
+  equal for the dataset that was used, but not for the other dataset.
+- *published*: a statistic of the published result alone, such as components and eigenvalues. It contains the part of
+  the likelihood ratio that is left in the result.
 
-The density of noised directions is computed from a dataset's eigenpairs. The best fitting rotation replaces the random
-one, which loses nothing if the noise is small.
+The density of directions with added noise is computed from the eigenpairs of a dataset. The directions were rotated at
+random before their release. The attacker uses the best fitting rotation instead of the unknown one, which loses nothing
+if the noise is small.
 """
 
 import dataclasses
@@ -68,7 +72,7 @@ _BETWEEN = ("between axes", (1.0, 1.0), (1.0, -1.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Two neighbouring datasets of a relation."""
+    """A pair of neighboring datasets, called left and right, of a neighboring relation."""
 
     name: str
     left: BlockSource
@@ -76,18 +80,19 @@ class Neighbours:
 
 
 def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return the pairs to audit, with the differing record along an axis, and half-way between two axes.
+    """Return two pairs of neighbors: their differing record lies along an axis, or halfway between two axes.
 
-    Replaced records are orthogonal. Along axes they only change the diagonal of the second moment, between axes only
-    the off-diagonal entries. So too little noise on either part is detected separately.
+    If a record is replaced, both records are orthogonal. Along axes, they change only the diagonal of the second
+    moment; between axes, they change only the off-diagonal entries. So too little noise on the diagonal or off the
+    diagonal is detected separately.
 
     Raises
     ------
     InvalidInput
-        When there are fewer than two features.
+        If there are fewer than two features.
     """
     if n_features < 2:
-        raise InvalidInput(f"n_features={n_features} leaves no second direction; audit with at least 2.")
+        raise InvalidInput(f"n_features={n_features} must be at least 2 for two directions; use at least 2 features.")
     pairs = []
     for name, mine, other in (("along axes", (1.0, 0.0), (0.0, 1.0)), _BETWEEN):
         bystander = _record((0.0, 1.0), n_features, clip_norm)
@@ -99,11 +104,11 @@ def worst_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -
 
 
 def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) -> tuple[Neighbours, ...]:
-    """Return a pair for mechanisms whose noise follows the eigengap.
+    """Return a pair of neighbors for mechanisms whose noise depends on the eigengap.
 
-    The differing record rotates the leading direction as much as possible. `BYSTANDERS` records lie along the first
-    axis, and the differing record half-way to the second. There it rotates the leading direction by the whole local
-    sensitivity, up to the inverse square of the number of bystanders.
+    The differing record rotates the leading direction as much as possible. `BYSTANDERS` other records lie along the
+    first axis, and the differing record lies halfway between the first and the second axis. It rotates the leading
+    direction by the whole local sensitivity, up to an error of order ``BYSTANDERS^-2``.
     """
     bystander = sparse.csr_array(([clip_norm], [0], [0, 1]), shape=(1, n_features))
     _, mine, other = _BETWEEN
@@ -117,7 +122,10 @@ def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) 
 def _differing(
     relation: Relation, mine: Direction, other: Direction, n_features: int, clip_norm: float
 ) -> tuple[list[sparse.csr_array], list[sparse.csr_array]]:
-    """Return the differing records: one on the left; none, an empty one or another one on the right."""
+    """Return the records by which two neighbors differ: one in the left dataset, and its counterpart in the right.
+
+    By the relation, the counterpart is no record, an empty record, or another record.
+    """
     here = [_record(mine, n_features, clip_norm)]
     match relation:
         case "add_remove":
@@ -129,7 +137,7 @@ def _differing(
 
 
 def _record(direction: Direction, n_features: int, clip_norm: float) -> sparse.csr_array:
-    """Return a record of two equal rows, whose entries are stored in equal parts."""
+    """Return a record of two equal rows; each entry of a row is stored as several equal parts that have to be added."""
     part = np.array(direction) * (OVERSIZE * clip_norm / PARTS)
     stored = 2 * PARTS
     rows = (np.tile(part, stored), np.tile([0, 1], stored), [0, stored, 2 * stored])
@@ -148,20 +156,21 @@ def _source(records: list[sparse.csr_array], *, block_records: int = 1) -> Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSubject:
-    """The functions with which an audit attacks a family of mechanisms.
+    """The functions with which an audit attacks one family of mechanisms.
 
     Parameters
     ----------
     names : tuple of str
-        The mechanisms to audit.
+        The names of the mechanisms to audit.
     build : callable
-        Builds a mechanism by name, with cheap settings.
+        Takes the name of a mechanism, and builds the mechanism with settings for a fast run.
     problem : callable
-        Returns the public facts of the audited problem in a relation.
+        Takes a neighboring relation, and returns the public facts of the problem on which mechanisms are audited.
     neighbours : callable
-        Returns the worst pairs of neighbouring datasets for the name of a mechanism and a problem.
+        Takes the name of a mechanism and a problem, and returns the worst known pairs of neighboring datasets.
     published : callable
-        Returns, for a pair and a problem, a statistic of a result that is larger when the left dataset was used.
+        Takes a pair of neighbors and a problem, and returns a function. This function maps a published result to a
+        number that tends to be larger if the left dataset was used.
     """
 
     names: tuple[str, ...]
@@ -174,7 +183,7 @@ class AuditSubject:
 def log_density(
     mechanism: PerturbationMechanism, solver: Eigensolver, pairs: Eigenpairs, answer: NDArray[np.float64]
 ) -> float:
-    """Return the log density of an answer, up to a constant, for rows with the given eigenpairs."""
+    """Return the log density of an answer (directions with added noise), up to a constant, given exact eigenpairs."""
     if isinstance(mechanism, ProposedGap):
         bound, noised = float(answer[0]), answer[1:]
         likely = -abs(bound - (pairs.gap - mechanism.margin(solver))) / mechanism.gap_scale(solver)
@@ -211,61 +220,62 @@ _CLOSEST = 1e-12
 
 
 class RecordingCurator(Curator):
-    """A curator that records every answer."""
+    """A curator that answers requests like the curator in production, and also records every answer."""
 
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         super().__init__(source, reservation)
         self.recorded: list[Answer] = []
 
     def release(self, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
-        """Release and record a noisy sum."""
+        """Release a noisy sum, and record it."""
         noisy = super().release(query, distribution)
         self.recorded.append((query, distribution, noisy))
         return noisy
 
     def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
-        """Release and record the noisy parts of a statistic."""
+        """Release the noisy parts of a joint sum, and record them."""
         parts = super().release_parts(query, distribution)
         self.recorded.append((query, distribution, parts))
         return parts
 
     def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> TiledAnswer:
-        """Release the noisy parts of a statistic in tiles, and record all of them."""
+        """Release the noisy parts of a joint sum tile by tile, and record all parts together."""
         answer = super().release_tiles(query, distribution)
         self.recorded.append((query, distribution, answer.whole()))
         return answer
 
     def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
-        """Release a noisy matrix as an operator, and record the whole matrix."""
+        """Release a noisy matrix as a linear operator, and record the whole matrix."""
         operator = super().release_operator(query, distribution)
         identity = np.eye(operator.order, dtype=np.int64) << DIRECTION_BITS
         self.recorded.append((query, distribution, operator.product(identity)))
         return operator
 
     def sequential(self, passes: SampledPasses, distribution: Gaussian) -> NDArray[np.float64]:
-        """Take a sampled run, and record every noisy product that its released states determine."""
+        """Run sampled steps with noise, and record every noisy product that the released states determine."""
         states = super().sequential(passes, distribution)
         self.recorded += [(query, distribution, product) for query, product in rebuilt_products(passes, states)]
         return states
 
     def sample(self, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
-        """Draw and record directions."""
+        """Draw directions by their score, and record them."""
         directions = super().sample(score, mechanism)
         self.recorded.append((score, mechanism, directions))
         return directions
 
     def perturb(self, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
-        """Release and record noised directions."""
+        """Release directions with added noise, and record them."""
         noised = super().perturb(solver, mechanism)
         self.recorded.append((solver, mechanism, noised))
         return noised
 
 
 def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list[tuple[RowSum, NDArray[np.float64]]]:
-    """Reconstruct the noisy products of a fused run, in data units, for steps with known states before and after.
+    """Reconstruct the noisy products G of a fused run, in data units, for steps with known states before and after.
 
-    ``V' R = V + f G`` with R upper triangular, so ``V^T V' R = I + f V^T G`` gives R, and R gives G. Over an interval
-    of one step, the released mean of ``V^T G`` is the value of that step, if the step was sampled.
+    A step maps the directions V to V' by ``V' R = V + f G`` with an upper triangular R and a known factor f. So
+    ``V^T V' R = I + f V^T G``, from which R and then G follow. ``V^T G`` is released as a mean over an interval of
+    steps. If the interval has one step, this mean is the value of the step.
     """
     sample = passes.query
     query = sample.query if isinstance(sample, PoissonSampled) else sample
@@ -286,13 +296,14 @@ def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list
 
 
 class Attacker:
-    """An attacker who distinguishes two neighbours by the outputs of a mechanism.
+    """An attacker who knows two neighboring datasets, and tells from a mechanism's output which one was used.
 
     Parameters
     ----------
     neighbours : Neighbours
+        The two datasets, left and right.
     published : callable
-        Computes a number from a result that is larger when the left dataset was used.
+        Maps a published result to a number that tends to be larger if the left dataset was used.
     """
 
     def __init__(self, neighbours: Neighbours, published: Callable[[Any], float]) -> None:
@@ -302,7 +313,7 @@ class Attacker:
         self._found: dict[bytes, tuple[Eigenpairs, ...]] = {}
 
     def statistics(self, recorded: list[Answer], published: Any) -> dict[str, float]:
-        """Compute the statistics of a run, which are larger when the left dataset was used."""
+        """Compute the statistics of a run by name; each tends to be larger if the left dataset was used."""
         likelihood = 0.0
         residuals: list[tuple[NDArray[np.float64], ...]] = []
         for query, drawn, noisy in recorded:
@@ -326,7 +337,7 @@ class Attacker:
         return found
 
     def _exact(self, query: RowSum) -> tuple[NDArray[np.float64], ...]:
-        """Return the exact answers on both datasets; cached if the request is the same in every run."""
+        """Return the exact answers to a query on both datasets; cached if the query is the same in every run."""
         if query.public_inputs():
             return tuple(exact_answer(source, query) for source in self._sources)
         name = query.digest()
@@ -335,14 +346,17 @@ class Attacker:
         return self._known[name]
 
     def _totals(self, query: JointSum) -> tuple[NDArray[Any], ...]:
-        """Return the packed exact answers on both datasets, cached."""
+        """Return the exact answers to a joint sum on both datasets, all parts packed into one vector; cached."""
         name = query.digest()
         if name not in self._known:
             self._known[name] = tuple(exact_sum(source, query) for source in self._sources)
         return self._known[name]
 
     def _pairs(self, solver: Eigensolver) -> tuple[Eigenpairs, ...]:
-        """Return the eigenpairs of both datasets, cached like exact answers; signs and rotation do not matter."""
+        """Return the exact eigenpairs of both datasets, cached.
+
+        The signs and the rotation of the eigenvectors do not matter, because the attack fits a rotation.
+        """
         name = solver.digest()
         if name in self._found:
             return self._found[name]
@@ -358,14 +372,17 @@ def _scale(query: RowSum, distribution: NoiseDistribution | DirectionMechanism) 
 
 
 def exact_answer(source: BlockSource, query: RowSum) -> NDArray[np.float64]:
-    """Return the answer to a query without noise, in data units."""
+    """Return the exact answer to a query, without noise, in data units."""
     total = exact_sum(source, query)
     exact = query.matrix(total) if query.layout.kind == "symmetric" else total / query.steps_per_unit
     return exact * query.unit
 
 
 def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any], total: NDArray[np.int64]) -> float:
-    """Return minus the log density of the residuals of all parts, up to a constant."""
+    """Return minus the log density of the noise that explains a noisy joint sum, given the exact total.
+
+    The result is correct up to a constant.
+    """
     loss = 0.0
     for name, packed in query.split(total).items():
         part = query.parts[name]
@@ -375,7 +392,10 @@ def _joint_loss(query: JointSum, noise: JointGaussian, noisy: Mapping[str, Any],
 
 
 def _minus_log_density(distribution: NoiseDistribution, residual: NDArray[np.float64]) -> float:
-    """Return minus the log density of a scaled residual, up to a constant; Gaussian if no closed form is known."""
+    """Return minus the log density of a residual, in units of the noise scale, up to a constant.
+
+    The Gaussian density is used for noise distributions without a closed form.
+    """
     if distribution.norm == "l1":
         packed = residual[np.triu_indices(len(residual))] if distribution.layout == "symmetric" else residual
         return float(np.abs(packed).sum())
@@ -383,7 +403,7 @@ def _minus_log_density(distribution: NoiseDistribution, residual: NDArray[np.flo
 
 
 def _closest(residuals: list[tuple[NDArray[np.float64], ...]], side: int) -> float:
-    """Return the log distance of the two closest residuals of equal shape."""
+    """Return the log distance of the two closest residuals of equal shape, for one of the two datasets (`side`)."""
     gaps = [
         float(np.abs(one[side] - two[side]).max())
         for one, two in itertools.combinations(residuals, 2)

@@ -1,9 +1,10 @@
-"""Audits: many runs of a mechanism on neighbours, and the lower bound on epsilon that they prove.
+"""Audits: many runs of a mechanism on two neighboring datasets, which prove a lower bound of the true epsilon.
 
 *Lower bound.* If a mechanism is (epsilon, delta)-DP, then ``P(event | D) <= e^epsilon P(event | D') + delta`` for every
-event. Counting an event on both datasets therefore proves ``epsilon >= log((p - delta) / q)``, with ``p`` bounded from
-below and ``q`` from above (Clopper and Pearson). The event is chosen on one part of the trials and counted on the
-other. So only one event is tested, and the confidence needs no correction.
+event and all neighbors D and D'. So ``epsilon >= log((p - delta) / q)`` for the two probabilities p and q of an event.
+The event is counted in many runs on both datasets. These counts give a lower confidence bound of p and an upper
+confidence bound of q (Clopper and Pearson). The event is chosen in one half of the runs, and counted in the other half.
+So only one event is tested, and the confidence needs no correction for multiple tests.
 
 >>> import numpy as np
 >>> noise = np.random.default_rng(0).standard_normal((2, 4000))
@@ -13,13 +14,14 @@ other. So only one event is tested, and the confidence needs no correction.
 >>> bool(0.5 < epsilon_bound(2300, 500, trials=4000, delta=0.01, miss=0.025) < 1.6)
 True
 
-*Trials.* Every trial runs the production code with a fresh key: plan, reservation, curator, exact sum, keyed noise and
-mechanism. The first half of the trials chooses an event (pair of neighbours, statistic, direction, threshold). The
-second half runs on the chosen pair only and counts the event. The false-alarm rate is at most ``1 - confidence``. Keys
-come from a seed, so an audit is reproducible.
+*Trials.* Each trial runs the production code with a fresh key for the noise: plan, reservation, curator, exact sum,
+noise and mechanism. From the first half of the trials an event is chosen: a pair of neighbors, a statistic, a direction
+and a threshold. The second half of the trials runs on the chosen pair only, and counts the event. A correct mechanism
+fails an audit with probability at most ``1 - confidence``. The keys are derived from a seed, so an audit is
+reproducible.
 
-*Subspace mechanisms.* `SUBSPACE_AUDIT` holds their settings, their neighbours, and a statistic of the published
-directions.
+*Subspace mechanisms.* `SUBSPACE_AUDIT` has the settings and the neighbors for audits of subspace mechanisms, and a
+statistic of their published directions.
 
 >>> from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 >>> audit_mechanism(AnalyzeGauss(n_components=1), relation="add_remove", trials=200).passed
@@ -62,9 +64,10 @@ type Samples = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The event that a statistic reaches a threshold.
+    """The event that a statistic of a run is at least, or at most, a threshold.
 
-    Reached upwards, it indicates the left dataset; reached downwards, the right dataset.
+    A statistic of at least the threshold indicates the left dataset; a statistic of at most the threshold indicates the
+    right dataset.
     """
 
     statistic: str
@@ -72,7 +75,7 @@ class Event:
     upwards: bool
 
     def count(self, samples: Samples) -> tuple[int, int]:
-        """Count the event on the dataset that it indicates, and on the other dataset."""
+        """Count how often the event occurs on the dataset that it indicates, and on the other dataset."""
         left, right = (
             int(np.count_nonzero(values >= self.threshold if self.upwards else values <= self.threshold))
             for values in samples
@@ -81,7 +84,10 @@ class Event:
 
 
 def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bound a probability from below and from above; each bound is wrong with probability at most ``miss``."""
+    """Return a lower and an upper confidence bound of a probability, given the count of an event in some trials.
+
+    Each bound is wrong with probability at most ``miss``.
+    """
     seen = np.asarray(count, np.float64)
     low = np.where(seen > 0, betaincinv(np.maximum(seen, 1.0), trials - seen + 1.0, miss), 0.0)
     high = np.where(seen < trials, betaincinv(seen + 1.0, np.maximum(trials - seen, 1.0), 1.0 - miss), 1.0)
@@ -89,26 +95,31 @@ def proportion_bounds(count: ArrayLike, *, trials: int, miss: float) -> tuple[ND
 
 
 def epsilon_bound(count: ArrayLike, other: ArrayLike, *, trials: int, delta: float, miss: float) -> NDArray[np.float64]:
-    """Bound epsilon from below by the counts of an event on two neighbours; 0 if the counts prove nothing.
+    """Return a lower confidence bound of epsilon from counts of an event on two neighboring datasets.
+
+    The result is 0 if the counts prove nothing.
 
     Parameters
     ----------
     count, other : int or array of int
-        The number of occurrences of the event in ``trials`` trials on each dataset.
+        How often the event occurred in the trials on one dataset, and in the trials on the other dataset.
     trials : int
         The number of trials on each dataset.
     delta : float
-        The delta of the claim.
+        The delta of the claimed guarantee.
     miss : float
-        The error probability of the bound on each of the two proportions. The error probability of the result is twice
-        as large.
+        The error probability of the confidence bound of each of the two probabilities. The error probability of the
+        result is at most twice as large.
     """
     ratio = _bounded_ratio(count, other, trials=trials, delta=delta, miss=miss)
     return np.log(np.maximum(ratio, 1.0))
 
 
 def choose_event(samples: Mapping[str, Samples], *, delta: float) -> Event:
-    """Return the event with the largest cautious bound, over statistics, directions and thresholds."""
+    """Return the event with the largest lower confidence bound of epsilon.
+
+    The events of all statistics, both directions and many thresholds are compared.
+    """
     best, chosen = -math.inf, None
     for statistic, (left, right) in samples.items():
         thresholds = np.unique(np.concatenate([left, right]))
@@ -140,12 +151,12 @@ _BITS = 12
 
 
 def build_audited(name: str) -> Mechanism[Subspace]:
-    """Build a registered mechanism for the audit, with one component and few steps.
+    """Build the subspace mechanism with a name for an audit, with one component and few steps.
 
     Raises
     ------
     InvalidInput
-        When no mechanism has the name.
+        If no subspace mechanism has this name.
     """
     if name not in MECHANISMS:
         raise InvalidInput(f"mechanism {name!r} is unknown; choose one of {', '.join(sorted(MECHANISMS))}.")
@@ -155,18 +166,25 @@ def build_audited(name: str) -> Mechanism[Subspace]:
 
 
 def audited_problem(relation: Relation) -> Problem:
-    """Return a problem with two features; noise in more features would only hide the difference."""
+    """Return the problem on which subspace mechanisms are audited.
+
+    It has only two features, because noise in more features would only hide the difference of neighbors.
+    """
     return Problem(n_features=2, clip_norm=1.0, relation=relation)
 
 
 def neighbours_of(name: str, problem: Problem) -> tuple[Neighbours, ...]:
-    """Return the worst pairs known for a mechanism."""
+    """Return the worst known pairs of neighboring datasets for the subspace mechanism with a name."""
     known = gapped_neighbours if getattr(MECHANISMS.get(name), "needs_gap", False) else worst_neighbours
     return known(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
 
 
 def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Subspace], float]:
-    """Return a statistic of a subspace: its reconstructed second moment, projected on the difference of a pair."""
+    """Return a statistic of a published subspace that tends to be larger if the left dataset was used.
+
+    The statistic is the inner product of two matrices: the second moment that the subspace represents, and the
+    difference of the second moments of both datasets.
+    """
     moment = SecondMoment(
         n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=_BITS
     )
@@ -202,10 +220,10 @@ small by ``sqrt 2``; at 0.001 ten times as many trials are needed.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of an audit.
+    """The result of an audit of one mechanism.
 
-    ``bound`` is a lower bound on the true epsilon at the claim's delta. It is wrong with probability at most
-    ``1 - confidence``. ``attack`` names the statistic and the pair of neighbours.
+    ``bound`` is a lower bound of the true epsilon at the delta of the claim. The bound is wrong with probability at
+    most ``1 - confidence``. ``attack`` names the statistic and the pair of neighbors that gave the bound.
     """
 
     mechanism: str
@@ -219,7 +237,7 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """True if the bound does not contradict the claim."""
+        """True if the lower bound of epsilon does not exceed the claimed epsilon."""
         return self.bound <= self.epsilon
 
 
@@ -236,32 +254,34 @@ def audit_mechanism(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Finding:
-    """Audit a mechanism in one relation.
+    """Audit a mechanism for one neighboring relation: prove a lower bound of its true epsilon by an attack.
 
     Parameters
     ----------
     mechanism : Mechanism
     relation : {"add_remove", "zero_out", "replace_one"}
     subject : AuditSubject
-        The family of the mechanism.
+        The functions for attacks on the family of the mechanism.
     problem : Terms, optional
-        The public facts, in that relation; by default the problem of the family's audit.
+        The public facts of the problem, for the same relation; by default the problem of `subject`.
     pairs : sequence of Neighbours, optional
-        The datasets to distinguish; by default the worst known ones.
+        The pairs of datasets to distinguish; by default the worst known pairs.
     target : PrivacyTarget
-        The claim. A mechanism whose plan is pure is tested at delta 0.
+        The claimed guarantee. A mechanism with a pure guarantee is tested at delta 0.
     trials : int
-        Runs on each dataset of the chosen pair; one half chooses the event, the other counts it.
+        The number of runs on each dataset of the chosen pair. In one half of the runs an event is chosen; in the other
+        half it is counted.
     confidence : float
-        The confidence of the bound over both directions, all statistics and all pairs.
+        The probability with which the bound is correct, for all pairs, statistics and directions together.
     seed : int
-        The seed of the trials' keys.
+        The seed from which the keys for the noise are derived.
     progress : callable, optional
-        Called with the number of finished runs and the total number of runs, including other pairs.
+        Called after each run with the number of finished runs and the total number of runs on all pairs.
 
     Returns
     -------
     Finding
+        The lower bound of epsilon, and the attack that gave it.
     """
     if trials < 2 or not 0 < confidence < 1:
         raise InvalidInput(
@@ -300,25 +320,25 @@ def audit_mechanism(
 
 
 def _is_pure(plan: Plan) -> bool:
-    """Return whether the event of every step is pure."""
+    """Return whether every step of a plan has a pure guarantee, that is, delta 0."""
     return all(step["name"] == "laplace" or step.get("delta") == 0 for step in events.steps(plan.event))
 
 
 class _Count:
-    """A counter of runs that reports each finished run."""
+    """A counter of finished runs, which reports each finished run to a callback."""
 
     def __init__(self, *, runs: int, report: Callable[[int, int], None] | None) -> None:
         self._runs, self._report, self._done = runs, report, 0
 
     def one_more(self) -> None:
-        """Count and report a finished run."""
+        """Count one more finished run, and report it."""
         self._done += 1
         if self._report is not None:
             self._report(self._done, self._runs)
 
 
 class _Trials:
-    """The trials of a mechanism on both datasets of a pair, run on request."""
+    """The trials of a mechanism on both datasets of a pair of neighbors, which are run only on request."""
 
     def __init__(
         self,
@@ -338,7 +358,7 @@ class _Trials:
         """The values of each statistic on both datasets; 0, which favours neither, if a trial has no value."""
 
     def run(self, upto: int) -> None:
-        """Run the trials before number ``upto`` that were not run yet."""
+        """Run all trials with numbers below ``upto`` that were not run yet."""
         for side, source in enumerate((self._pair.left, self._pair.right)):
             for trial in range(self._done, upto):
                 key = hashlib.sha256(f"dpca audit {self._seed} {self._pair.name} {side} {trial}".encode()).digest()
@@ -353,5 +373,5 @@ class _Trials:
         self._done = max(self._done, upto)
 
     def samples(self, first: int, last: int) -> dict[str, Samples]:
-        """Return the values of each statistic on both datasets, in the trials from ``first`` to before ``last``."""
+        """Return the values of each statistic on both datasets, in the trials ``first`` to ``last - 1``."""
         return {name: (left[first:last], right[first:last]) for name, (left, right) in self.values.items()}
