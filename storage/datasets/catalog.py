@@ -182,7 +182,7 @@ class Catalog:
             holder = _holder(connection, population=population, rows_digest=entry.rows_digest)
             if holder is not None and not allow_shared_rows:
                 raise Conflict(
-                    f"the rows of {entry.name!r} equal the rows of dataset {holder.name!r} in population "
+                    f"the rows of {entry.name!r} equal the rows of dataset {holder.name!r} of population "
                     f"{holder.population!r}, and the privacy losses of two populations with the same people add up; "
                     f"ingest with --population {holder.population}, or allow it with --allow-shared-rows"
                 )

@@ -328,9 +328,7 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
         wanted = None
     if wanted is None or wanted.newbyteorder("=") not in STORED_DTYPES:
         names = ", ".join(str(known) for known in STORED_DTYPES)
-        raise Invalid(
-            f"values cannot be stored as dtype {str(dtype)!r}; the allowed types are {names}; choose one of these"
-        )
+        raise Invalid(f"dtype {str(dtype)!r} is not stored; the allowed types are {names}; choose one of these")
     return wanted.newbyteorder("=")
 
 

@@ -344,8 +344,7 @@ def locate(address: str | Path) -> SourceFile:
     if isinstance(address, str) and "://" in text:
         if not text.startswith(_SCHEME):
             raise Invalid(
-                f"the source has the scheme {text.partition('://')[0]}://, but sources are paths and s3:// URLs; copy "
-                "the file to one of these"
+                f"sources are paths and s3:// URLs, not {text.partition('://')[0]}://; copy the file to one of these"
             )
         return ObjectFile(text)
     return LocalFile(Path(address))

@@ -105,7 +105,7 @@ class MatrixMarketReader(TextReader):
             text = bytes(piece)
         if found != self._n_entries:
             raise BadSource(
-                f"there are {found} entries, but the size line declares {self._n_entries}; download the file again"
+                f"there are {found} entries, but the size line declares {self._n_entries}; fetch the file again"
             )
 
     def _parse(
@@ -161,7 +161,7 @@ class MatrixMarketReader(TextReader):
             size, newline, rest = rest.partition(b"\n")
             self._text.line += 1
             if not newline:
-                raise BadSource("the file ends before its size line; download it again")
+                raise BadSource("the file ends before its size line; fetch it again")
             if size.strip() and not size.startswith(b"%"):
                 break
         try:

@@ -170,7 +170,7 @@ class TextFile:
                     break
                 filled += count
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise BadSource("the gzip stream is cut short or corrupt; download the file again") from None
+            raise BadSource("the gzip stream is cut short or corrupt; fetch the file again") from None
         except Unavailable:
             raise
         except UnicodeError:
@@ -178,7 +178,7 @@ class TextFile:
         except OSError:
             if self.packing != ".zst":
                 raise
-            raise BadSource("the Zstandard stream is cut short or corrupt; download the file again") from None
+            raise BadSource("the Zstandard stream is cut short or corrupt; fetch the file again") from None
         if self._has_returns is None:
             self._has_returns = self.reads_returns and _ends_in_return(bytes(target[:filled]))
         if self._has_returns:

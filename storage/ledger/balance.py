@@ -22,7 +22,7 @@ from storage.ledger.budgets import Budget, charged_to, ensure_total, read_budget
 from storage.ledger.releases import Grant, Release, actors_of, charges_of, releases_of, versions_of
 from storage.ledger.step_answers import Reservation
 
-BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
+BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomized response of its epsilon"}
 """For each filter, the mechanism whose privacy loss it charges for an event known only by (epsilon, delta)."""
 
 
@@ -56,7 +56,7 @@ def refusal(
     if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"with a standalone charge (subtracted as it is, before the first Gaussian release), and "
+            f"with a standalone charge, which is subtracted from the budget as it is, and "
             f"{rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was requested; nothing was "
             "charged: request less, or stop here."
         )

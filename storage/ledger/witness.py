@@ -296,7 +296,7 @@ def _require(connection: sa.Connection, seen: Head) -> None:
             stored = newer.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:
         raise Refused(
-            f"the ledger lacks the committed event {seen.seq}: it was restored from an older copy, or another copy is "
+            f"the ledger lacks the committed entry {seen.seq}: it was restored from an older copy, or another copy is "
             "in use, so it counts less than was spent; restore the newest copy, or accept this copy with `dpca budget "
             "accept-restored`."
         )

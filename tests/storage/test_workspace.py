@@ -361,7 +361,7 @@ def test_a_tampered_journal_is_found(budget: Ledger) -> None:
         else:
             connection.exec_driver_sql("DROP TRIGGER event_no_update")
         connection.exec_driver_sql("UPDATE event SET actor = 'somebody else' WHERE seq = 2")
-    with pytest.raises(Corrupt, match="event 2 of the journal was changed"):
+    with pytest.raises(Corrupt, match="entry 2 of the journal was changed"):
         budget.verify()
 
 

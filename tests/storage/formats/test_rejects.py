@@ -127,7 +127,7 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
         "30000 x has a value that is missing or not a number (column pay), "
         "20000 x has a value that is missing or not a number (column age), "
         "3 x has a value that is not finite (column pay), 2 x has a different number of fields than the header; "
-        "correct them, or the declarations about the source"
+        "correct the rows, or the declarations about the source"
     )
     assert notices == sorted(notices)
     assert notices[0] < 1 == notices[-1]

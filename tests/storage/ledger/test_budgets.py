@@ -112,7 +112,9 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
     with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since the first") as no:
         call(sqlite_ledger, "pure", pure(1.0))
     text = str(no.value)
-    assert "charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in text
+    assert (
+        "charged as the Gaussian that dominates it: a request of epsilon 1 at delta 0 would take epsilon 6.2073" in text
+    )
     most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 for a pure event\.", text)[1])  # type: ignore[index]
     with pytest.raises(BudgetExhausted):
         call(sqlite_ledger, "more", pure(1.001 * most))

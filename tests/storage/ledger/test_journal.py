@@ -132,14 +132,14 @@ def test_a_fact_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
 def test_any_change_of_an_event_is_seen(engine: sa.Engine, field: str) -> None:
     write(engine)
     tamper(engine, tables.event.update().where(tables.event.c.seq == 3).values({field: FIELDS[field]}))
-    with pytest.raises(Corrupt, match="event 3 of the journal"):
+    with pytest.raises(Corrupt, match="entry 3 of the journal"):
         verify(engine)
 
 
 def test_an_event_that_was_taken_out_is_seen(engine: sa.Engine) -> None:
     write(engine)
     tamper(engine, tables.event.delete().where(tables.event.c.seq == 2))
-    with pytest.raises(Corrupt, match="event 2 of the journal"):
+    with pytest.raises(Corrupt, match="entry 2 of the journal"):
         verify(engine)
 
 
@@ -148,7 +148,7 @@ def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> No
     seq = tables.event.c.seq
     tamper(engine, tables.event.delete().where(seq == 3))
     tamper(engine, tables.event.update().where(seq == 4).values(seq=3))
-    with pytest.raises(Corrupt, match="event 3 of the journal"):
+    with pytest.raises(Corrupt, match="entry 3 of the journal"):
         verify(engine)
 
 

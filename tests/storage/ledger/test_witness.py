@@ -178,7 +178,7 @@ def test_a_process_that_writes_more_than_was_forgotten_notices_it_too(sqlite_bud
         for population in ("a", "b"):
             journal.append(connection, "budget_opened", population=population)
 
-    with pytest.raises(Refused, match="lacks the committed event"):
+    with pytest.raises(Refused, match="lacks the committed entry"):
         promoted(record=publish)
 
 

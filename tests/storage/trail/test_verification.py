@@ -302,7 +302,7 @@ def rewritten(workspace: Workspace) -> None:
 def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
-    with pytest.raises(Refused, match="lacks the committed event"):  # a process that is already running remembers
+    with pytest.raises(Refused, match="lacks the committed entry"):  # a process that is already running remembers
         exported(workspace)
     workspace = Workspace.open()
     with pytest.raises(Refused, match="was restored or rewritten"):
