@@ -1,6 +1,6 @@
-"""Systematic forgeries of a JSON document.
+"""Systematic forgeries of a JSON document, one changed part at a time.
 
-Every single part of a document is changed in every way. A second valid document of the same kind provides replacements.
+Replacements come from a second valid document of the same kind.
 """
 
 import copy
@@ -26,7 +26,7 @@ def places(document: Any, place: Place = ()) -> Iterator[Place]:
 
 
 def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every forged document.
+    """Yield every forged document, with its name.
 
     One part is dropped, changed, duplicated, reordered, or taken from the other document. Forgeries that equal the
     honest document are skipped.
@@ -47,7 +47,7 @@ def forgeries(document: Any, other: Any) -> Iterator[tuple[str, Any]]:
 
 
 def find(document: Any, place: Place) -> Any:
-    """Return the part at a path."""
+    """Return the part of a document at a path."""
     for step in place:
         document = _opened(document)[step]
     return document
@@ -86,12 +86,12 @@ def changed(value: Any) -> Any:
 
 
 def _opened(part: Any) -> Any:
-    """Parse a string that contains JSON; return any other part unchanged."""
+    """Return the parsed content of a string that contains JSON, or any other part unchanged."""
     if isinstance(part, str) and part[:1] in ("{", "["):
         return json.loads(part)
     return part
 
 
 def _like(part: Any, inside: Any) -> Any:
-    """Serialize the content as JSON if the original part was a string."""
+    """Return ``inside`` as JSON text if the original part was a string, and unchanged otherwise."""
     return json.dumps(inside, sort_keys=True) if isinstance(part, str) else inside

@@ -1,4 +1,4 @@
-"""Files in an inbox of the closed loop: taken, set aside or left, and their names kept private."""
+"""Files in an inbox of the refresh loop: each is ingested, set aside or left, and its name stays private."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ from tests.s3 import Server
 
 
 def fault_report() -> str:
-    """Return the private report on files that could not be read."""
+    """Return the private report on arrived files that could not be read; only its owner may read it."""
     path = Workspace.read_only().home / REPORTS / f"{DATASET}.txt"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     return path.read_text()
@@ -172,7 +172,7 @@ def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_pri
 
 
 def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening the home, listing the arrivals and delivering notices are done once, not for each file."""
+    """Run the loop on 40 bad files: opening the home, listing files and sending notices happen once per run."""
     open_budget()
     for number in range(40):
         (inbox / f"{number}.npy").write_bytes(b"no array")
@@ -242,7 +242,7 @@ def test_a_link_that_takes_the_place_of_a_file_after_its_check_is_not_read(
 
 
 def ingest_digest(name: str, source: str) -> str:
-    """Return the digest of the rows of a file, ingested as another dataset of the same people."""
+    """Ingest a file as another dataset of the same population; return the digest of its rows."""
     ingest_source(source, name, dataclasses.replace(OPTIONS, population=DATASET))
     catalog = Workspace.open().catalog
     return catalog.open(catalog.current(name)).manifest.content_digest

@@ -1,4 +1,4 @@
-"""With an injected key, a release has the same bits on any cluster and after any number of interruptions."""
+"""Bit identity of releases: with a fixed key, the bits are equal on any cluster and after any interruptions."""
 
 import json
 import os
@@ -50,7 +50,7 @@ REQUESTS: dict[str, Request] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Homes with the same rows in blocks of three sizes, and a cluster whose workers share a fuse."""
+    """Homes with the same rows in blocks of three sizes, and a cluster with a `Fuse` that can kill a worker."""
 
     folder: Path
     cluster: LocalCluster
@@ -100,7 +100,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def alone(bench: Bench) -> dict[str, str]:
-    """The digests of each mechanism in a fresh process, without a cluster."""
+    """Return the artifact digest of each mechanism, computed in a new process without a cluster."""
     script = "import sys; from tests.flows.test_bit_identity import print_digests; print_digests(sys.argv[1])"
     done = subprocess.run(
         [sys.executable, "-c", script, str(bench.folder)],
@@ -116,7 +116,7 @@ def alone(bench: Bench) -> dict[str, str]:
 
 
 def print_digests(folder: str) -> None:
-    """Release each mechanism in a separate home, and print the digests."""
+    """Make a release with each mechanism, each in a separate home, and print the digests as JSON."""
     with pytest.MonkeyPatch.context() as patch:
         homes = {mechanism: Path(folder) / f"alone-{mechanism}" for mechanism in REQUESTS}
         print(
@@ -130,7 +130,7 @@ def print_digests(folder: str) -> None:
 
 
 def release(patch: pytest.MonkeyPatch, template: Path, home: Path, mechanism: str, *, cluster: str = NO_CLUSTER) -> str:
-    """Release in a copy of a home, with the key injected; return the artifact's digest."""
+    """Make a release in a copy of a home with a fixed key; return the artifact's digest."""
     shutil.copytree(template, home)
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")

@@ -1,4 +1,4 @@
-"""Public functions and classes: plain calls, and the examples of their docstrings."""
+"""Public functions and classes: they can be called as documented, and the examples of their docstrings work."""
 
 import doctest
 import inspect
@@ -25,7 +25,7 @@ WORDS: dict[str, Any] = {"components": 2, "epsilon": 1.0, "delta": 1e-6, "clip_n
 
 @pytest.fixture(scope="module")
 def documented_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
-    """A home with a dataset ``visits``, its budget, and a release ``news@champion``."""
+    """Return a home with a dataset ``visits``, its budget, and a release ``news@champion``."""
     place = tmp_path_factory.mktemp("documented")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)

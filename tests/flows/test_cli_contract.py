@@ -1,4 +1,4 @@
-"""The command's contract: exit codes, one-line errors, JSON alone on stdout, and refusals without side effects."""
+"""Contract of the ``dpca`` command: exit codes, one-line errors, JSON alone on stdout, refusals without effects."""
 
 import itertools
 import json
@@ -105,7 +105,7 @@ WRITES = (
 READS = (
     ("dataset", "list", "--json"),
     ("budget", "show", "people", "--json"),
-    (*FIT, "--direct", "--yes", "--json"),  # which inspects before it charges
+    (*FIT, "--direct", "--yes", "--json"),  # reads the home before it charges
     (*FIT, "--dry-run", "--json"),
 )
 

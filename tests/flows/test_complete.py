@@ -1,4 +1,4 @@
-"""Completion from files of ratings to recommendations, and one-line refusals before any charge."""
+"""Command ``dpca completion``: from files of ratings to recommendations, with refusals before any charge."""
 
 import json
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: 
     assert (described["mechanism"], described["private"]) == ("als", False)
     assert "NOT PRIVATE" in repr(Registry.open().load("taste", ItemEmbeddings))
     assert len(json.loads(dpca("recommend", "taste", user_file, "--json").out)) == 4
-    assert dpca(*COMPLETE).status == 3  # the budget is void
+    assert dpca(*COMPLETE).status == 3  # the non-private reference has voided the budget
 
 
 @pytest.mark.usefixtures("films")
@@ -129,7 +129,7 @@ def test_a_dry_run_advises_and_auto_follows_the_advice(dpca: Command) -> None:
 def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
     dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds of six items in tiles of two: one step and three tiles each, all in the ledger."""
+    """Release statistics of six items in tiles of two: each round is one charged step with three stored tiles."""
     monkeypatch.setattr(joint_sum, "TILE", 2 * 5)
     ended = dpca(*COMPLETE, "--settings", "rounds=2")
     assert ended.status == 0, ended.err
@@ -254,7 +254,10 @@ TWICE = "user,film,stars\n" + "".join(f"{user},{film},4\n" for user in range(40)
 def test_ratings_that_were_added_up_or_dropped_are_refused_before_a_charge(
     home: Path, dpca: Command, tmp_path: Path, words: tuple[str, ...], between: str, rule: str | None
 ) -> None:
-    """The options of the ingest decide, so a refusal reveals nothing about rows."""
+    """Fit a dataset whose ratings were added up or whose zeros were dropped: it is refused before any charge.
+
+    The refusal depends on the options of the ingest alone, so it reveals nothing about rows.
+    """
     (tmp_path / "twice.csv").write_text(TWICE)
     (tmp_path / "items.txt").write_text("a\nb\nc\n")
     ingest = ("dataset", "ingest", tmp_path / "twice.csv", "--name", "films", "--feature-names", tmp_path / "items.txt")

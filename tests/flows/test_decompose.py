@@ -1,4 +1,4 @@
-"""Decomposition from files of counts or points to words and weights, and refusals before any charge."""
+"""Command ``dpca tensor``: from files of counts or points to words and weights, with refusals before any charge."""
 
 import json
 import shutil
@@ -33,7 +33,10 @@ MIXTURE = (
 
 @pytest.fixture(scope="session")
 def ready_tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with 2,000 reports of 5 to 15 words, and as many points; three fifths are of the first component."""
+    """Return a home with 2,000 reports of 5 to 15 words, and with as many points.
+
+    Three fifths of them belong to the first component.
+    """
     rng, place, files = np.random.default_rng(3), tmp_path_factory.mktemp("tensors"), tmp_path_factory.mktemp("files")
     lines = ["report,word,count"]
     for report in range(2000):
@@ -56,7 +59,7 @@ def ready_tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def reports(ready_tensors: Path, home: Path) -> Path:
-    """A separate copy of the home with reports and points."""
+    """Return a separate copy of the home with reports and points, set as the current home."""
     shutil.copytree(ready_tensors, home)
     return home
 
@@ -142,7 +145,7 @@ def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: 
     release = Registry.open().load("topics", TensorComponents)
     assert "NOT PRIVATE" in repr(release)
     np.testing.assert_allclose(np.asarray(release.components), CHANCES, atol=0.04)
-    assert dpca(*TOPICS).status == 3  # the budget is void
+    assert dpca(*TOPICS).status == 3  # the non-private reference has voided the budget
 
 
 @pytest.mark.usefixtures("reports")
@@ -161,7 +164,10 @@ def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
 def test_a_release_that_was_stopped_goes_on_with_the_noise_that_it_has(
     dpca: Command, monkeypatch: pytest.MonkeyPatch, stopped_after: int
 ) -> None:
-    """The key is fresh from the operating system, so noise that is drawn again would differ."""
+    """Stop a release after one or two steps and repeat it: the stored noise must be used.
+
+    The key comes from the operating system, so noise that is drawn again would differ.
+    """
     released = Curator.release
     answers: list[np.ndarray[Any, Any]] = []
 

@@ -1,7 +1,7 @@
-"""The demo and the search for settings.
+"""The demo, and the search for settings of completion.
 
-The demo runs the shipped data through the real flows twice and pays once. The search uses generated ratings only, ranks
-settings by their error, and is refused on private rows with its cost.
+The demo runs the shipped data through the real flows twice and is charged once. The search uses generated ratings only,
+ranks settings by their error, and refuses private rows with a statement of what the runs would cost.
 """
 
 import json
@@ -80,7 +80,7 @@ def test_a_home_of_the_demo_that_cannot_be_written_is_named(dpca: Command, tmp_p
 
 
 def _check_utility() -> None:
-    """The released subspace captures nearly as much as the best subspace: 0.9992 of it on average."""
+    """Check that the released subspace captures nearly the variance of the best one: 0.9992 of it on average."""
     ledger = Workspace.open().ledger
     catalog = Catalog(ledger.engine, ledger.home)
     dataset = catalog.open(catalog.current("a9a"))
@@ -104,7 +104,7 @@ def test_settings_are_ranked_by_the_error_of_made_ratings(dpca: Command) -> None
     rows = json.loads(dpca(*words, "--json").out)
     assert len(rows) == 4
     assert [row["rmse"] for row in rows] == sorted(row["rmse"] for row in rows)
-    assert rows[0]["settings"].startswith("user_ridge=30")  # with so few users, factors are best shrunk
+    assert rows[0]["settings"].startswith("user_ridge=30")  # with so few users, strong shrinkage is best
     assert rows == json.loads(dpca(*words, "--json").out)
 
 
@@ -127,7 +127,7 @@ def test_every_mechanism_has_a_grid_that_it_takes(mechanism: str) -> None:
 
 
 def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
-    """Twelve Gaussian releases: their squared losses add up."""
+    """Tune on private rows: refused, with the cost of twelve Gaussian releases, whose squared losses add up."""
     words = ("--try", "user_ridge=1,2,3", "--draws", 4)
     complaint = dpca("completion", "tune", "films", *SIZE, *words).complaint(1)
     each = gaussian_noise_multiplier(epsilon=5.0, delta=1e-4)

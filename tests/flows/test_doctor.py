@@ -1,4 +1,4 @@
-"""``dpca doctor`` finds problems that would stop a run, reports how to fix them, and leaves nothing behind."""
+"""Command ``dpca doctor``: it finds problems that would stop a run, states how to fix them, and changes nothing."""
 
 import importlib.metadata
 import json
@@ -233,7 +233,7 @@ def test_no_password_of_a_query_is_printed(
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """Run a server that returns the same answer to every request; yield its address."""
+    """Run a server that returns the same HTTP status to every request; yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""One subspace of several datasets: all budgets pay their part, once, or none does; refusals are one line."""
+"""One subspace of several datasets: all budgets are charged once, or none is; refusals have one line."""
 
 import json
 import re
@@ -40,7 +40,10 @@ def ingest(folder: Path, name: str, *words: str, features: int = FEATURES) -> No
 
 @pytest.fixture(scope="module")
 def ready_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with three datasets of three populations with budgets of epsilon 3, and three that do not match them."""
+    """Return a home with three datasets of three populations, each with a budget of epsilon 3.
+
+    Three more datasets do not match the others.
+    """
     place, folder = tmp_path_factory.mktemp("sites"), tmp_path_factory.mktemp("sources")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -55,7 +58,7 @@ def ready_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sites(ready_sites: Path, home: Path) -> Path:
-    """A separate copy of this home."""
+    """Return a separate copy of the home with datasets of sites, set as the current home."""
     shutil.copytree(ready_sites, home)
     return home
 
@@ -118,11 +121,11 @@ def test_a_budget_that_does_not_admit_its_part_leaves_all_others_uncharged(dpca:
 def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another release spends the last site's budget between the quote and the charge."""
+    """Spend the last site's budget between the quote and the charge: the reservations of the others are undone."""
 
     def refuse_south(ledger, population, **others):
         if population == "south":
-            raise BudgetExhausted("budget 'south' was spent meanwhile.")
+            raise BudgetExhausted("budget 'south' was spent by another release.")
         return reserve(ledger, population, **others)
 
     reserve = Ledger.reserve

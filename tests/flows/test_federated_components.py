@@ -1,4 +1,4 @@
-"""Components of a model over several datasets: each budget pays its part once, and every refusal is one line."""
+"""Components of a model over several datasets: each budget is charged once, and every refusal has one line."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ MIXTURE = ("--model", "mixture", "--clip-norm", 4)
 
 @pytest.fixture(scope="module")
 def ready_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with three datasets of documents of two topics, and one whose documents have several lines."""
+    """Return a home with three datasets of documents on two topics, and one whose documents have several rows."""
     place, folder = tmp_path_factory.mktemp("documents"), tmp_path_factory.mktemp("sources")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -45,7 +45,7 @@ def ready_documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def documents(ready_documents: Path, home: Path) -> Path:
-    """A separate copy of this home."""
+    """Return a separate copy of the home with documents, set as the current home."""
     shutil.copytree(ready_documents, home)
     return home
 

@@ -1,4 +1,4 @@
-"""Fits through the command and the flow: refusals, charges, free repeats, and what Prefect shows."""
+"""Fits through the command and the flow: refusals, charges, free repetitions, and what Prefect shows."""
 
 import json
 import shutil
@@ -185,7 +185,7 @@ def test_a_second_name_is_a_version_there_free_of_charge(released: Path, dpca: C
 
 
 def test_what_was_released_needs_no_consent_and_no_budget_any_more(released: Path, dpca: Command) -> None:
-    """Once the budget is used up, its releases can still be requested."""
+    """Use up the budget and repeat an earlier release: it is returned without consent or charge."""
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     rest = (*FIT, "--epsilon", left, "--publish", "rest", "--direct", "--json")
     assert dpca(*rest, "--yes").status == 0
@@ -313,7 +313,7 @@ def test_a_refused_flow_ends_as_refused(ready: Path, prefect: SyncPrefectClient)
 
 
 class _Odd(BaseException):
-    """An exception that does not derive from `Exception`."""
+    """An exception that derives from `BaseException` and not from `Exception`."""
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError, OSError, SystemExit, _Odd])
@@ -343,7 +343,10 @@ def test_a_lost_dataset_folder_is_one_line(released: Path, dpca: Command) -> Non
 def test_files_that_are_not_those_that_were_charged_are_refused_without_their_digests(
     ready: Path, dpca: Command, rows_file: Path, tmp_path: Path
 ) -> None:
-    """The files of another snapshot, labelled as this one; their digest is in the catalog too."""
+    """Put files of another snapshot under the charged one's name: they are refused, and no digest is shown.
+
+    The digest of the other snapshot is in the catalog, too.
+    """
     other = tmp_path / "other.svm"
     other.write_text(rows_file.read_text().replace("3:0.5", "3:0.75"))
     entry = current(ready)

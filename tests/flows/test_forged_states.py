@@ -1,6 +1,7 @@
-"""A stranger with write access to Prefect's API gains nothing by forging states, results, parameters and runs.
+"""Forged states, results, parameters and runs in Prefect's API have no effect on releases.
 
-The ledger decides what is released and charged; a run's result is passed inside the process that waits for it.
+The attacker has write access to the API. The ledger alone decides what is released and charged; a run's result is
+passed inside the process that waits for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,24 +35,24 @@ FORGED: tuple[State[Any], ...] = (Completed(), Failed(name="BudgetExhausted"), C
 
 
 def _few(cases: Sequence[Any]) -> list[Any]:
-    """Run only the last case in `make test`, and the others in `make audit`."""
+    """Mark all cases but the last to run only in `make audit`."""
     return [*(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.audit_only)
               for case in cases[:-1]), cases[-1]]  # fmt: skip
 
 
 class Planted:
-    """An object that touches a mark when it is unpickled."""
+    """An object that creates a marker file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
-        """Touch the mark."""
+        """Return the call that creates the marker file on unpickling."""
         return Path.touch, (self.mark,)
 
 
 def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
-    """Store a result that runs code in its reader, and complete the newest run with it, by a plain request."""
+    """Forge a result that runs code when it is read, and set the newest run to completed with this result."""
     record = ResultStore(serializer=PickleSerializer()).create_result_record(Planted(mark), key=f"forged-{mark.name}")
     path = Path(str(PREFECT_LOCAL_STORAGE_PATH.value())) / str(record.metadata.storage_key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ def forge_result(prefect: SyncPrefectClient, mark: Path) -> None:
 
 @contextmanager
 def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> Iterator[None]:
-    """Run an action once when a run reaches a point."""
+    """Call ``act`` once, when a run first reaches a crash point."""
     left = [act]
     patch.setattr(atomic_files, "hook", lambda reached: left.pop()() if reached == point and left else None)
     yield
@@ -74,7 +75,7 @@ def act_at(patch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> 
 
 
 def count(home: Path) -> tuple[int, int, int]:
-    """Return the numbers of releases, charges and versions."""
+    """Return the numbers of releases, charges and versions in a home."""
     workspace = Workspace.read_only()
     with workspace.ledger.engine.connect() as connection:
         charged = connection.exec_driver_sql("SELECT count(*) FROM event WHERE name = 'release_reserved'").scalar_one()
@@ -90,7 +91,7 @@ def test_a_forged_result_is_neither_believed_nor_unpickled(
 
     with act_at(monkeypatch, point, lambda: forge_result(prefect, mark)):
         report = run_release(SubspaceRequest(**REQUEST))
-    assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # the server accepts it
+    assert newest_run(prefect, "fit-subspace").state_name == "Cached"  # Prefect's server accepts the forged state
     assert not mark.exists()
     assert (report["artifact"], report["digest"]) == ("sub@1", Registry.open().verify("sub@1").digest)
     assert count(ready) == (1, 1, 1)
@@ -121,7 +122,7 @@ def test_a_run_that_is_deleted_under_way_is_finished_all_the_same(
 
 
 def scheduled(prefect: SyncPrefectClient, **parameters: Any) -> UUID:
-    """Create a run as a stranger does, with arbitrary parameters."""
+    """Create a run with arbitrary parameters, as an attacker does."""
     made = prefect.create_flow_run(fit_subspace, parameters={**REQUEST, **parameters}, state=Scheduled())
     return made.id
 

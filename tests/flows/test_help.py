@@ -1,4 +1,4 @@
-"""Help texts: commands and options in groups, complete at 80 columns, with a reference to the glossary."""
+"""Help texts: options in groups, lines complete at 80 columns, and a reference to the glossary."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,8 +1,8 @@
 """Ingest through the command and the flow, killed ingests, and erasure of individuals.
 
-Covers what an ingest reports, and what it leaves when the source is bad. An ingest killed at any moment leaves a
-consistent catalog, and the next one completes; two concurrent ingests do no harm. The erasure of one individual gives a
-new snapshot without their rows and leaves no trace of their id.
+The report of an ingest is tested, and what is left when the source is bad. An ingest killed at any moment leaves a
+consistent catalog, and the next one completes; two concurrent ingests do no harm. The erasure of one individual creates
+a new snapshot without their rows and leaves no trace of their id.
 """
 
 import gzip
@@ -54,7 +54,7 @@ BAD_TEXT = {
 
 
 def ending_of(source: str, name: str, **options: Any) -> str | None:
-    """Run the flow as a deployment calls it; return the name of its final state."""
+    """Run the ingest flow as a deployment calls it; return the name of its final state."""
     state: Any = ingest_dataset(source, name, **options, return_state=True)
     ended: str | None = state.name
     return ended
@@ -306,7 +306,10 @@ def run(folder: Path, *kind: str) -> list[dict[str, Any]]:
 @pytest.mark.audit_only
 @pytest.mark.parametrize("moments", [8, pytest.param(12, marks=pytest.mark.audit_only)])
 def test_an_ingest_killed_at_random_moments_is_invisible_and_the_next_is_right(tmp_path: Path, moments: int) -> None:
-    """Two or three moments of each kind and action; others in `make audit`."""
+    """Kill ingests of text and triplets at random moments: no partial snapshot, and the next ingest succeeds.
+
+    Each combination of source and action is killed two or three times.
+    """
     found = run(tmp_path, "kill", str(moments))
     assert len(found) == moments
     assert all(ending["right"] for ending in found)
@@ -377,7 +380,7 @@ KINDS = {make.__name__: make for make in (schema_table, unit_column, unit_file, 
 
 
 def records(name: str) -> list[list[float]]:
-    """Return the sum of the rows of each record, as a multiset."""
+    """Return the sum of the rows of each record of a dataset, sorted."""
     catalog = Workspace.read_only().catalog
     dataset = catalog.open(catalog.current(name))
     found = []
@@ -516,7 +519,7 @@ def test_whoever_has_the_rows_and_not_the_key_cannot_test_a_guess_of_an_id(
 
 
 class Killed(BaseException):
-    """Simulates a killed process."""
+    """Exception that simulates a killed process."""
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")

@@ -32,7 +32,7 @@ RATINGS = ("--columns", "row=user,column=item,value=rating")
 
 @pytest.fixture
 def visits(tmp_path: Path) -> Path:
-    """Write triplets with text ids, and the list of items."""
+    """Write a file of triplets with text ids, and the list of items."""
     (tmp_path / "items.txt").write_text(ITEMS)
     path = tmp_path / "visits.csv"
     path.write_text(VISITS)
@@ -40,7 +40,7 @@ def visits(tmp_path: Path) -> Path:
 
 
 def ingested(dpca: Command, *words: Any) -> tuple[dict[str, Any], Dataset]:
-    """Ingest as dataset ``d``; return the report and the snapshot."""
+    """Ingest files as dataset ``d``; return the report and the snapshot."""
     ending = dpca("dataset", "ingest", *words, "--name", "d", "--direct", "--json")
     assert (ending.status, ending.err) == (0, ""), ending
     ledger = Workspace.open().ledger
@@ -51,7 +51,7 @@ def ingested(dpca: Command, *words: Any) -> tuple[dict[str, Any], Dataset]:
 
 
 def dense(dataset: Dataset) -> list[list[float]]:
-    """Return the rows of the only block."""
+    """Return the rows of a dataset with a single block, as lists."""
     block = dataset.read(0)
     parts = (block.values.astype(np.float64), block.indices.astype(np.int64), block.row_ptr)
     rows: list[list[float]] = (

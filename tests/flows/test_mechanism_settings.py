@@ -1,4 +1,4 @@
-"""Typed settings of mechanisms in forms: the types and bounds of the mechanism's fields."""
+"""Settings of mechanisms in forms: they have the types and bounds of the mechanism's fields."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

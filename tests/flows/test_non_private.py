@@ -1,4 +1,4 @@
-"""Non-private references, perturbing mechanisms, and read-only commands.
+"""Non-private references, mechanisms with data-dependent noise, and read-only commands.
 
 A reference result needs confirmation, is marked permanently, and voids its budget. Smooth sensitivity and
 propose-test-release are tested for charges, publication and messages. Read-only commands work on a read-only home
@@ -106,7 +106,7 @@ RUN = ("--direct", "--yes")
 
 @pytest.fixture
 def opened(rows_file: Path, dpca: Command) -> None:
-    """A dataset, and a budget that admits releases known by epsilon and delta alone."""
+    """Ingest a dataset, and open a budget that admits releases whose cost is known only as (epsilon, delta)."""
     words = ("--name", "people", "--features", FEATURES, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     terms = ("--epsilon", "3", "--delta", "1e-4", "--failure-delta", "5e-5", "--allow-large-delta")
@@ -134,7 +134,10 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
 
 @pytest.mark.usefixtures("opened")
 def test_a_failed_test_is_reported_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
-    """Sixty rows have no gap that a test at epsilon 0.2 could detect."""
+    """Run propose-test-release on sixty rows: the failed test is reported in one line, charged and published.
+
+    Their eigengap is too small to be detected at epsilon 0.2.
+    """
     words = (*FIT, "--mechanism", "propose_test_release", *RUN, "--json")
     ending = dpca(*words)
     assert ending.status == 0, ending.err
@@ -183,7 +186,8 @@ def test_what_is_not_offered_is_refused_before_anything_is_charged(
     assert Workspace.open().ledger.statement("people").spent == 0
 
 
-# A full disk accepts no more bytes; a read-only folder also restricts root without the capabilities to override modes.
+# On a full disk, files cannot grow. A read-only folder also restricts root, after root has dropped the capabilities to
+# override file modes.
 FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 FULL += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
 READ_ONLY = """

@@ -1,6 +1,6 @@
-"""No single record decides how a run of the closed loop ends in public; a private report names the row.
+"""Refresh loop: no single record decides how a run ends in public; a private report names the faulty row.
 
-A second run on equal rows and one on rows with one row changed have the same versions, charges and entries.
+A second run on equal rows and one on rows with one row changed have the same versions, charges and journal entries.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ TRIPLETS = ("--columns", "row=who,column=item,value=rating", "--duplicates", "re
 
 
 def wide(seed: int = 1) -> list[str]:
-    """Return the lines of a wide table, one row per person, most of whose variance is in two columns."""
+    """Return the lines of a CSV table, one row per person, with most of the variance in two columns."""
     rows = np.random.default_rng(seed).normal(size=(PEOPLE, 4)) * [1.0, 0.7, 0.02, 0.02]
     return [
         "who,a,b,c,d",
@@ -98,11 +98,11 @@ NEIGHBOURS: dict[str, tuple[tuple[str, ...], Callable[[list[str]], list[str]], s
 def play(
     patch: pytest.MonkeyPatch, home: Path, lines: list[str], options: tuple[str, ...], hook: Webhook, *more: str
 ) -> dict[str, Any]:
-    """Run the loop once in a fresh home; return its public results."""
+    """Run the refresh loop once in a new home; return everything that the run makes public."""
     isolate(patch, home=home)
     patch.setenv("DPCA_WEBHOOK_URL", hook.url)
     patch.setenv("DPCA_LOG", "json")
-    numbers = count(1)  # the same noise in every home
+    numbers = count(1)  # keys from a counter give the same noise in every home
     patch.setattr(releases, "new_key", lambda: next(numbers).to_bytes(KEY_BYTES))
     shown, before = list[Any](), len(hook.reported)
     patch.setattr(running, "emit_public_event", lambda event, **facts: shown.append((event, facts)))
@@ -130,7 +130,7 @@ def version_of(name: str) -> tuple[str, int | None]:
 
 
 def masked(shown: Any) -> str:
-    """Return text without ids, times, durations and noised numbers."""
+    """Return public output as text, with ids, times, durations and noised numbers replaced by ``#``."""
     text = shown if isinstance(shown, str) else json.dumps(shown, sort_keys=True)
     return re.sub(r"[0-9a-f]{32,64}|\d+-\d\d-\d\dT[\d:.+]*|\d*\.\d+|\d+\.?", "#", text)
 
@@ -143,7 +143,10 @@ def report_of(home: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """The public results of the loop on the base data, for the options of a table; each is computed once."""
+    """Return a function that runs the loop on the base data and returns its public results.
+
+    The results are computed once for each set of options.
+    """
     known: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def base(options: tuple[str, ...], hook: Webhook, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -193,7 +196,10 @@ def test_a_file_of_nobody_ends_as_a_file_of_one(
 def test_a_release_that_lost_many_records_is_held_by_a_charged_count(
     allowed: str, version: int | None, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the records are bad. The share has a std of 0.04, so each case fails in fewer than one of 10^6 runs."""
+    """Reject half of the records: a noisy, charged count decides whether the release is withheld.
+
+    The released fraction has a std of 0.04, so each case fails in fewer than one of 10^6 runs.
+    """
     lines = [line if number % 2 else f"{line},9" for number, line in enumerate(wide(), start=1)]
     found = play(monkeypatch, tmp_path / "home", lines, WIDE, hook, "--hold-if-rejected", allowed)
     assert (found["exit"], found["versions"]) == (0, [("map", version)])
@@ -261,7 +267,10 @@ COMPUTED_HERE = Settings(cluster="none")
 
 
 def store(rows: np.ndarray, name: str) -> None:
-    """Ingest rows; the second site gets different rows, because two populations with equal rows are refused."""
+    """Ingest rows as a dataset; the site south gets the negated rows.
+
+    Two populations with equal rows would be refused.
+    """
     workspace, source = Workspace.open(), Workspace.open().home / "source.npy"
     np.save(source, -rows if name == "south" else rows)
     neighbours_ingest(source, name=name, home=workspace.home, engine=workspace.ledger.engine)
@@ -273,7 +282,7 @@ def fit(rows: np.ndarray, number: int) -> Any:
 
 
 def scheduled_fit(rows: np.ndarray, number: int) -> Any:
-    """Fit one slot, so that the second call repeats it."""
+    """Fit the same slot in each call, so that the second call repeats the first."""
     store(rows, "people")
     return make_release(directly, NEIGHBOURS_FIT, COMPUTED_HERE, slot="night")["artifact"]
 
@@ -296,7 +305,7 @@ def sites(rows: np.ndarray, number: int) -> Any:
 
 
 def refresh(rows: np.ndarray, number: int) -> Any:
-    """Put a file of the same name into an inbox again, with a public time that depends on the run number only."""
+    """Put a file of the same name into an inbox again, and run the loop; the file time depends only on the number."""
     inbox = Workspace.open().home / "inbox-of-people"
     inbox.mkdir(exist_ok=True)
     np.save(inbox / "rows.npy", rows)
@@ -306,9 +315,9 @@ def refresh(rows: np.ndarray, number: int) -> Any:
 
 
 def public_facts(act: Callable[[np.ndarray, int], Any], second: np.ndarray, home: Path) -> list[Any]:
-    """Return what two runs publish, what every budget states, and the names of the journal's entries.
+    """Run ``act`` on base rows and then on ``second``; return versions, budget statements, and journal entry names.
 
-    Moves of aliases are left out, because they follow from noised answers.
+    Moves of aliases are omitted, because they follow from noised answers.
     """
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=home)

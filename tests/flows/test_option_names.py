@@ -1,4 +1,4 @@
-"""An option shared by a command and a flow has one name and one declaration, with equal text and bounds."""
+"""Options that a command and a flow share: each has one name and one declaration, with equal text and bounds."""
 
 import importlib
 import inspect
@@ -51,7 +51,7 @@ def _commands() -> dict[tuple[str, ...], Any]:
 
 
 def _differences(job: Flow[..., Any], command: Any) -> list[str]:
-    """Return each option of a flow and its command that has two names or two declarations."""
+    """Return a line for each option whose name or declaration differs between a flow and its command."""
     found = []
     shown = job.parameters.properties
     taken = {parameter.name: parameter for parameter in command.params}

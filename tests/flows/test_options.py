@@ -1,4 +1,4 @@
-"""Options of an ingest and of a fit are declared once: command, flow, form and storage are derived from one record."""
+"""Options of an ingest and of a fit: each is declared once, and command, flow, form and storage follow from it."""
 
 import dataclasses
 import inspect
@@ -74,7 +74,7 @@ STORED_FITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Derived:
-    """A record of options, and the interfaces derived from it."""
+    """An option record, and the flow, the command and the stored form that are derived from it."""
 
     record: type[Any]
     flow: Any
@@ -106,7 +106,7 @@ derived = pytest.mark.parametrize("derived", [INGEST, FIT], ids=["ingest", "fit"
 
 @option_record
 class TurnRequest(Request):
-    """A request of a family that the program does not have."""
+    """A request of a made-up family of releases."""
 
     family = "turn"
 
@@ -224,7 +224,7 @@ def test_each_domain_of_a_request_refuses_what_lies_outside_and_admits_its_defau
 
 
 def outside(option: OptionField) -> list[Any]:
-    """Return values outside a domain, one for each of its rules."""
+    """Return invalid values of an option, one for each rule that the option declares."""
     bounds, values = option.bounds, list[Any]()
     values += [bounds["ge"] - 1] if "ge" in bounds else []
     values += [bounds["le"] + 1, float("nan")] if "le" in bounds else []

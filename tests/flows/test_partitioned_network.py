@@ -50,7 +50,7 @@ SOON = {
 
 
 class SlowBlocks(ArrayBlocks):
-    """Rows whose blocks are slow to read, so that a sum lasts for some seconds."""
+    """Rows whose blocks take long to read, so that a sum lasts for some seconds."""
 
     def read(self, block, /):
         time.sleep(0.2)
@@ -59,7 +59,10 @@ class SlowBlocks(ArrayBlocks):
 
 @contextmanager
 def cluster() -> Iterator[tuple[Client, Callable[[str], None]]]:
-    """Start a scheduler here and a worker behind the link; yield a client, and a setter of the link state."""
+    """Start a scheduler in this network namespace, and a worker in another one.
+
+    Yield a client, and a function that sets the link between the namespaces up or down.
+    """
     run("ip", "link", "set", "lo", "up")
     run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
     run("ip", "addr", "add", f"{HERE}/24", "dev", "here")
@@ -79,7 +82,7 @@ def cluster() -> Iterator[tuple[Client, Callable[[str], None]]]:
         options = ("--nworkers", "1", "--nthreads", "2", "--death-timeout", "60")
         beyond = subprocess.Popen(["unshare", "-n", "sh", "-c", JOIN, "join", *worker, *options], **settings)
         started.append(beyond)
-        time.sleep(0.5)  # until the process is in its namespace
+        time.sleep(0.5)  # until the process has entered its network namespace
         run("ip", "link", "set", "there", "netns", beyond.pid)
         with dask.config.set(SOON), Client(f"tcp://{HERE}:{PORT}", timeout=30, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=60)
@@ -202,7 +205,7 @@ assert not {"sqlalchemy", "dask", "prefect", "flows"} & set(sys.modules)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A store for this test, configured by the one setting."""
+    """Yield an S3 server for this test; ``DPCA_STORE_URL`` is the only setting that names it."""
     with serve() as server:
         server.enter(monkeypatch)
         monkeypatch.setenv("DPCA_STORE_URL", server.url("some/prefix"))

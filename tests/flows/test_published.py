@@ -1,4 +1,4 @@
-"""Published subspaces: exact or charged evaluation, refits, and prepared fits."""
+"""Published subspaces: exact and charged evaluation, refits, and fits prepared from a published version."""
 
 import json
 import logging
@@ -257,7 +257,7 @@ def test_a_prepared_fit_is_published_within_its_epsilon(ready: Path, dpca: Comma
     assert plan["row_policy"] == ("normalise" if words[0] == "--row-policy" else "clip")
     if words[0] == "--clip-norm":
         assert plan["clip_epsilon"] == 1 / 32
-        assert subspace.manifest["clip_norm"] > 0.0  # noise decides among so few records
+        assert subspace.manifest["clip_norm"] > 0.0  # the value itself depends on noise, because there are few records
 
 
 def test_an_export_centres_as_the_artifact_does_and_names_the_features(

@@ -1,4 +1,4 @@
-"""Raw tables are ingested with a schema alone, and the same tables are scored with the release."""
+"""Raw tables: a schema alone is enough to ingest them, and the release scores the same tables."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from tests.raw_tables import BANK, CENSUS, NESTED, NULLABLE, REPEATED, TABLES, R
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a release of each raw table, under the name of the table."""
+    """Return a home with a release of each raw table, published under the name of the table."""
     place = tmp_path_factory.mktemp("raw") / "home"
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -53,7 +53,7 @@ def snapshot(name: str) -> Dataset:
 
 
 def record_rows(table: RawTable) -> Any:
-    """Return the rows, in the order of their individuals if there are any."""
+    """Return the rows of a table, sorted by individual if the table has ids."""
     rows = table.rows
     return rows if table.ids is None else rows[np.argsort(np.array(table.ids * REPEATED), kind="stable")]
 

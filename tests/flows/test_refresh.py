@@ -1,4 +1,4 @@
-"""The closed loop: each file that arrives becomes one release, and the alias moves if the gate permits."""
+"""Refresh loop: each file that arrives becomes one release, and the alias moves if the gate permits."""
 
 import dataclasses
 import json
@@ -117,7 +117,7 @@ def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
         patch.setattr(subject, stage, dies)
         with pytest.raises(KeyboardInterrupt):
             refresh(inbox, epsilon=None, releases=10)
-    ledger.reserve(  # another release in between changes the remaining budget, but not a charged share
+    ledger.reserve(  # another release in between changes the remaining budget, but not an already charged share
         DATASET,
         run_key="another",
         fingerprint="f",
@@ -278,7 +278,7 @@ def test_an_alias_that_moves_while_a_release_is_judged_has_it_judged_again(
     others = [1]
 
     def slow(*releases: Any, **gate: Any) -> Any:
-        """Let an operator move the alias in the meantime."""
+        """Let an operator move the alias while the release is judged."""
         if others:
             Workspace.open().promote(NAME, version=others.pop(), alias="champion")
         return judge(*releases, **gate)

@@ -1,7 +1,7 @@
 """The same request from several processes, and restored ledgers.
 
-Each process returns the one release, wherever another process overtook it. A restored ledger is locked, states the
-reason in one line, and continues with its charges when an operator accepts it.
+Each process returns the one release, even if another process overtakes it at any point. A restored ledger is locked,
+states the reason in one line, and continues with its charges when an operator accepts it.
 """
 
 import json
@@ -42,11 +42,11 @@ REQUEST = SubspaceRequest(
 
 
 class Stopped(Exception):
-    """Simulates a killed process."""
+    """Exception that simulates a killed process."""
 
 
 def overtaken(monkeypatch: pytest.MonkeyPatch, point: str, act: Callable[[], object]) -> None:
-    """Run an action once when this process reaches a point."""
+    """Call ``act`` once, when this process reaches a crash point, as if another process overtook it."""
 
     def hook(reached: str) -> None:
         if reached == point:
@@ -126,7 +126,7 @@ def test_a_flow_that_is_overtaken_ends_well(ready: Path, monkeypatch: pytest.Mon
 def test_a_step_that_another_answered_from_other_directions_is_taken_over(
     ready: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other process has different directions, as on another machine; it answers one step from them and stops."""
+    """Let another process answer one step with different directions, as on another machine: its answer is used."""
     orthonormal = vars(noisy_power)["orthonormal"]
 
     def stop(reached: str) -> None:

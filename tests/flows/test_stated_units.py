@@ -1,7 +1,7 @@
-"""The privacy unit and utility warnings in every output.
+"""Privacy unit and utility warnings: every output of a release states them.
 
-The privacy unit is stated in one sentence everywhere, from the command to all outputs, and no other unit is charged.
-Warnings on a release's utility appear with the release: dry run, output, JSON, manifest, statement.
+The privacy unit is stated in one sentence everywhere, and no other unit is charged. Warnings on a release's utility
+appear with the release: in dry run, output, JSON, manifest and statement.
 """
 
 import dataclasses
@@ -49,7 +49,10 @@ FIT = (
 
 @pytest.fixture
 def ingest(dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ingest 40 rows of 8 patients; a column that is not the id column is a feature."""
+    """Return a function that ingests 40 rows of 8 patients.
+
+    A column that is not declared as the id column is a feature.
+    """
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(3)
     np.save("owners.npy", np.arange(40) // 5)
@@ -211,7 +214,7 @@ BEFORE, AFTER = "all components will be noise", "none of the 2 released eigenval
 
 @pytest.fixture
 def opened_of_warnings(rows_file: Path, dpca: Command) -> None:
-    """Ingest sixty rows, declared as such, and open a budget."""
+    """Ingest sixty rows with the bound ``--records-at-most 60``, and open a budget."""
     words = ("--name", "people", "--features", FEATURES, "--records-at-most", 60, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     assert dpca("budget", "open", "people", "--epsilon", "3", "--delta", "1e-4").status == 0

@@ -1,4 +1,4 @@
-"""Streams through the command: one charge and one version per slot, after repeats, crashes, loss or closing."""
+"""Command ``dpca stream``: one charge for all ticks, and one version per slot after repeats, crashes and losses."""
 
 import json
 import re
@@ -37,7 +37,7 @@ OPEN = (
 
 
 def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: int = 3_000) -> Path:
-    """Write rows whose variance lies along two directions."""
+    """Write rows with most of their variance along two directions."""
     rng = np.random.default_rng(night)
     strong = rng.normal(size=(count, K)) * [3.0, 2.0] @ directions
     np.save(path, strong + 0.1 * rng.normal(size=(count, D)))
@@ -46,7 +46,7 @@ def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: i
 
 @pytest.fixture(autouse=True)
 def same_noise_in_every_run() -> Iterator[None]:
-    """Draw this process's keys from a counter, because noise could violate the bounds on estimates."""
+    """Draw the keys of each test from a counter, because unlucky noise could violate the bounds on estimates."""
     with drawn_keys("key of this test"):
         yield
 
@@ -66,7 +66,7 @@ def opened_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(opened_home: Path, home: Path) -> Path:
-    """Copy that home for this test."""
+    """Return a separate copy of the home with an open stream, set as the current home."""
     shutil.copytree(opened_home, home)
     return home
 
@@ -102,7 +102,7 @@ def drawn_keys(name: str = "key") -> Iterator[None]:
 
 @contextmanager
 def dying_at(point: str) -> Iterator[None]:
-    """Interrupt the body when it first reaches a crash point."""
+    """Interrupt the body of the context when it first reaches a crash point."""
 
     def die(reached: str) -> None:
         if reached == point:
@@ -213,7 +213,7 @@ class TestTicks:
     def test_of_a_stream_with_other_columns_are_refused(self, opened: Path) -> None:
         np.save(opened.with_name("wide.npy"), np.ones((50, D + 1)))
         again = ["dataset", "ingest", str(opened.with_name("wide.npy")), "--name", "people", "--direct"]
-        assert main(again) == 1  # a snapshot of a dataset keeps its columns
+        assert main(again) == 1  # every snapshot of a dataset must have the same columns
         assert main(["dataset", "remove", "people"]) == 0
         assert main(again) == 0
         with pytest.raises(Exception, match="columns of 'people' differ from those"):
@@ -224,7 +224,7 @@ class TestTicks:
         rows, ids = (str(opened.with_name(name)) for name in ("1.npy", "ids.npy"))
         write_rows(Path(rows), night=1)
         again = ["dataset", "ingest", rows, "--name", "people", "--units", ids, "--direct"]
-        assert main(again) == 1  # a snapshot of a dataset keeps its unit
+        assert main(again) == 1  # every snapshot of a dataset must have the same privacy unit
         assert main(["dataset", "remove", "people"]) == 0
         assert main(again) == 0
         with pytest.raises(
@@ -233,7 +233,7 @@ class TestTicks:
             tick("2026-11-01")
 
     def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
-        """One person, identified by an id, is present on night 1, absent on night 2, and back on night 3."""
+        """Remove a person on night 2 and admit the same id again on night 3."""
         nights = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3, 4))
         for night, people in enumerate(nights, start=1):
             np.save(opened.with_name("ids.npy"), np.repeat(people, 500))
@@ -309,7 +309,8 @@ class TestCommands:
         requested = offer_extension("nightly", ticks=40).question
         assert requested.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
         assert re.search(r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after\?$", requested)
-        assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)  # charges are rounded up one by one
+        # each charge is rounded up separately
+        assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)
         extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])
         assert json.loads(dpca("stream", "extend", "nightly", "--ticks", "30", "--yes", "--json").out)["ticks"] == 40

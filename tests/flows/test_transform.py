@@ -1,8 +1,7 @@
-"""Projection of files onto published subspaces, column names, and published components.
+"""Command ``dpca transform``: rows are projected from every format, and invalid input is refused.
 
-Rows are projected from every format, and every invalid input is refused. Names of columns reach a release and are
-matched in every format, and ids of rows appear next to their scores. Published components are listed, and weighed for
-new rows; artifacts without components are refused in one line.
+Names of columns reach a release and are matched in every format, and ids of rows appear next to their scores. Published
+components are listed, and weighed for new rows; artifacts without components are refused in one line.
 """
 
 import json
@@ -155,7 +154,7 @@ ORDER = [5, 2, 0, 4, 1, 3]
 
 
 def write(path: Path, rows: Any, names: list[str], ids: Any = None) -> Path:
-    """Write rows with names of columns, and ids of rows where there are any."""
+    """Write rows to a file, with names of columns, and with ids of rows if ``ids`` is given."""
     frame = pd.DataFrame(rows, columns=names)
     if path.suffix in (".h5ad", ".zarr"):
         index = [f"row{number}" for number in range(len(frame))] if ids is None else [str(one) for one in ids]
@@ -176,7 +175,7 @@ def write(path: Path, rows: Any, names: list[str], ids: Any = None) -> Path:
 
 @pytest.fixture(scope="module")
 def named_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a release of columns with names, as ``map@1``."""
+    """Return a home with a release of named columns, published as ``map@1``."""
     place = tmp_path_factory.mktemp("named")
     source = write(place.with_name("named.csv"), ROWS, NAMES)
     with pytest.MonkeyPatch.context() as patch:
@@ -234,7 +233,8 @@ def test_declared_names_name_columns_and_never_mix_them(home: Path, dpca: Comman
     catalog = Workspace.read_only().catalog
     dataset = catalog.open(catalog.current("d"))
     assert dataset.feature_names() == tuple(listed.read_text("utf-8").split("\n"))
-    rows = ROWS[:, ORDER] if suffix == "csv" else ROWS  # a table is read by name, a matrix by position
+    # columns of a table are read by name, columns of a matrix by position
+    rows = ROWS[:, ORDER] if suffix == "csv" else ROWS
     block = dataset.read(0)
     np.testing.assert_allclose(block.values, rows[rows != 0], rtol=1e-15)
 
@@ -330,7 +330,7 @@ TOPICS = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.1, 0.5, 0.4]])
 
 
 def publish(home: Path, *, name: str = "topics", **changes: Any) -> TensorComponents:
-    """Publish topics as version 1 of a name, as a consumer finds them."""
+    """Publish topics as version 1 of a name, where a consumer finds it."""
     facts: dict[str, Any] = {"components": TOPICS, "weights": np.array([0.7, 0.3]), "model": "topics", "n_features": 4}
     made = TensorComponents(**{**facts, "manifest": {"feature_names": WORDS}, **changes})
     digest = write_artifact(made, home=home)

@@ -130,7 +130,7 @@ def _replace_tokens(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
 
 
 def _replace_a_number(content: bytes, rng: Random, _: Sequence[bytes]) -> bytes:
-    """Replace a number in the head of a file, usually by a huge one."""
+    """Replace a number at the start of a file, usually by a huge one."""
     found = list(re.finditer(rb"\d+", content[:2000]))
     if not found:
         return content
@@ -164,7 +164,7 @@ TEXT: tuple[Mutation, ...] = (
 
 
 def mutate(content: bytes, rng: Random, others: Sequence[bytes], *, is_text: bool) -> bytes:
-    """Apply a mutation or two, before or after compression if the content is compressed.
+    """Apply one or two mutations, before or after compression if the content is compressed.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def mutate(content: bytes, rng: Random, others: Sequence[bytes], *, is_text: boo
     others : sequence of bytes
         Other files, from which pieces are taken.
     is_text : bool
-        Whether it contains lines, compressed or not.
+        Whether the content consists of lines, compressed or not.
     """
     unpack, pack = _packing(content)
     if is_text and rng.random() < 0.7:
@@ -200,7 +200,7 @@ def mutate_json(content: bytes, rng: Random) -> bytes:
 
 
 def _holders(value: Any) -> list[Any]:
-    """Return every non-empty dict and list."""
+    """Return every non-empty dict and list in a JSON value."""
     if not isinstance(value, dict | list) or not value:
         return []
     inner = value.values() if isinstance(value, dict) else value

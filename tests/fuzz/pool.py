@@ -1,4 +1,4 @@
-"""Pool of processes that judge inputs; a process that hangs, dies or grows affects no other input."""
+"""Pool of processes that test inputs; a process that hangs, dies or exhausts memory affects no other input."""
 
 import math
 import multiprocessing as mp
@@ -15,11 +15,11 @@ SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome of one input.
+    """Outcome of one input.
 
     Attributes
     ----------
-    kind : str, "accepted", "refused", "partial" (something was left), "hung" or "other" (anything else)
+    kind : str, "accepted", "refused", "partial" (files or rows were left), "hung" or "other" (anything else)
     detail : str, the message, or a description of the error
     """
 
@@ -32,7 +32,7 @@ type Judge = Callable[[int], Verdict]
 
 @dataclass(kw_only=True)
 class Worker:
-    """A process that judges one input at a time."""
+    """A process that tests one input at a time."""
 
     process: BaseProcess
     pipe: Connection
@@ -40,12 +40,12 @@ class Worker:
     since: float = math.inf
 
     def give(self, number: int) -> None:
-        """Send an input to the worker."""
+        """Send the number of an input to the worker."""
         self.number = number
         self.pipe.send(number)
 
     def answer(self) -> tuple[Verdict | None, bool]:
-        """Return the worker's verdict, or None if it has only begun, and whether the worker is alive."""
+        """Return the worker's verdict, None if it has only started an input, and whether the worker is alive."""
         try:
             verdict, self.since = self.pipe.recv(), time.monotonic()
             return verdict, True
@@ -54,7 +54,7 @@ class Worker:
             return Verdict(kind="other", detail=f"its process died: {self.process.exitcode}"), False
 
     def stop(self) -> None:
-        """Kill the worker."""
+        """Kill the worker's process."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -68,13 +68,13 @@ def run[*Given](
     workers: int,
     seconds: float = SECONDS,
 ) -> Iterator[tuple[int, Verdict]]:
-    """Judge inputs in separate processes; yield each number with its verdict.
+    """Test inputs in separate processes; yield each number with its verdict.
 
     Parameters
     ----------
     numbers : sequence of int
     judging : callable
-        A generator of one function, which judges an input by its number; called in each worker with `given`.
+        A generator of one function, which tests an input by its number; called in each worker with `given`.
     given : tuple
     workers : int
     seconds : float
@@ -119,7 +119,7 @@ def _start[*Given](number: int, judging: Callable[[*Given], Iterator[Judge]], gi
 
 
 def _work[*Given](pipe: Connection, judging: Callable[[*Given], Iterator[Judge]], given: tuple[*Given]) -> None:
-    """Judge inputs received through the pipe until the parent ends this process."""
+    """Test inputs whose numbers arrive through the pipe, until the parent ends this process."""
     for judge in judging(*given):
         pipe.send(None)
         while True:

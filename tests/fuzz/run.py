@@ -1,7 +1,7 @@
-"""Ingest 10,000 malformed inputs: ``python -m tests.fuzz.run``. The last line of the output is the verdict.
+"""Program that ingests 10,000 malformed inputs: ``python -m tests.fuzz.run``. The last output line is the verdict.
 
 Input number n is the same in every run with the same ``--base``; ``--only n`` shows the outcome of one. Each worker is
-a separate process, so a worker that hangs, dies or grows affects no other input.
+a separate process, so a worker that hangs, dies or exhausts memory affects no other input.
 """
 
 import argparse
@@ -26,12 +26,12 @@ KINDS = ("refused", "accepted", "other", "partial", "hung")
 
 
 def main() -> int:
-    """Judge all inputs, print each failed one, and end with the verdict."""
+    """Test all inputs, print each failed one, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=10_000, metavar="N")
     parser.add_argument("--base", type=int, default=BASE, metavar="SEED")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
-    parser.add_argument("--only", type=int, metavar="N", help="judge this input alone, and keep it in ./fuzzed")
+    parser.add_argument("--only", type=int, metavar="N", help="test this input alone, and keep it in ./fuzzed")
     requested = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpca-fuzz-", dir=_fast_folder()) as folder:
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def in_world(folder: Path, seeds: list[Seed], base: int) -> Iterator[Judge]:
-    """Yield a judge for this process, with limited memory and without disk synchronization."""
+    """Yield a function that tests inputs in this process, with limited memory and without disk synchronization."""
     os.fsync = _do_not_wait
     world = World(Path(tempfile.mkdtemp(dir=folder)), seeds)
     world.judge(Seed(path=seeds[0].path, declared=seeds[0].declared))  # triggers all compilation
@@ -64,11 +64,11 @@ def in_world(folder: Path, seeds: list[Seed], base: int) -> Iterator[Judge]:
 
 
 def _do_not_wait(fd: Any) -> None:
-    """Replace ``os.fsync``."""
+    """Do nothing, as a replacement for ``os.fsync``."""
 
 
 def _fast_folder() -> str | None:
-    """Return a folder in memory, if there is one, because the fuzzer tests readers and not disks."""
+    """Return a folder in memory if there is one; the fuzzer tests readers and not disks."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 

@@ -38,7 +38,7 @@ type Write = Callable[[Path], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """A valid source: its path, and its user's declarations."""
+    """A valid source: its path, and the declarations that a user would make."""
 
     path: Path
     declared: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def dense_rows() -> NDArray[np.float64]:
-    """Draw rows, some of them empty."""
+    """Return random rows, some of them empty."""
     rng = np.random.default_rng(3)
     rows = np.round(rng.standard_normal((ROWS, WIDTH)) * (rng.random((ROWS, WIDTH)) < 0.4), 3)
     rows[[0, 7]] = 0.0
@@ -161,7 +161,7 @@ def _quoted(path: Path) -> dict[str, Any]:
 
 
 def _indexed(path: Path) -> dict[str, Any]:
-    """Write a data frame with its index."""
+    """Write a data frame with its index to a file."""
     frame = pd.DataFrame(dense_rows(), columns=NAMES, index=np.arange(ROWS) // 3 + 0.0)
     if path.suffix == ".csv":
         frame.to_csv(path)
@@ -171,7 +171,7 @@ def _indexed(path: Path) -> dict[str, Any]:
 
 
 def _repeated(path: Path) -> dict[str, Any]:
-    """Write rows with repeated columns."""
+    """Write rows that list columns several times."""
     row = np.arange(ROWS).repeat(3)
     entries = np.arange(ROWS * 3) / 4, row % WIDTH, np.arange(0, ROWS * 3 + 1, 3)
     if path.suffix == ".npz":

@@ -1,4 +1,4 @@
-"""Well-formed files with invalid content: containers rebuilt with bad arrays and false headers."""
+"""Files with a valid container but invalid content: bad arrays and false headers."""
 
 import io
 import zipfile
@@ -26,8 +26,8 @@ VALUES = (np.nan, np.inf, -np.inf, -1.0, -0.0, 1e308, 2.0**31, 2.0**53, 2.0**63,
 
 
 def rebuild(path: Path, rng: Random) -> None:
-    """Change the content or the declarations of a container."""
-    with suppress(*_CANNOT):  # a library may refuse to write it; then the file stays unchanged
+    """Change the content or the declarations of a container file."""
+    with suppress(*_CANNOT):  # if a library refuses to write the change, the file stays unchanged
         {".npz": _rebuild_npz, ".npy": _rebuild_npy, ".parquet": _rebuild_parquet, ".h5ad": _rebuild_hdf}[path.suffix](
             path, rng
         )
@@ -69,7 +69,7 @@ def bad_array(array: NDArray[Any], rng: Random) -> NDArray[Any]:
 
 
 def npy_header(rng: Random, *, shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
-    """Return the head of a .npy file with arbitrary content."""
+    """Return the header of a .npy file with this shape and dtype, and random other content."""
     stream = io.BytesIO()
     described: dict[str, Any] = {"descr": dtype, "fortran_order": rng.random() < 0.3, "shape": shape}
     if rng.random() < 0.2:
@@ -111,7 +111,7 @@ def _rebuild_npz(path: Path, rng: Random) -> None:
                 shape = rng.choice(((10**9,), (10**13,), (2**63,), (), (3, 3), (array.size + 1,), (0,)))
                 content = npy_header(rng, shape=shape, dtype=rng.choice(DTYPES)) + array.tobytes()
             with file.open(f"{member}.npy" if variant == 4 or member != name else f"../{member}.npy", "w") as entry:
-                entry.write(content)  # unlike `writestr`, it writes no timestamp
+                entry.write(content)  # unlike `writestr`, `open` writes no timestamp
 
 
 def _rebuild_npy(path: Path, rng: Random) -> None:

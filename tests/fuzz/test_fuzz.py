@@ -45,7 +45,7 @@ def world(tmp_path: Path, seeds: list[Seed], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def rows(world: World) -> Seed:
-    """Write a source that can be ingested."""
+    """Return a valid source of rows for a command."""
     np.save(world.home.with_name("x.npy"), np.eye(3))
     return Seed(path=world.home.with_name("x.npy"))
 
@@ -107,7 +107,7 @@ def test_a_snapshot_that_does_not_verify_is_seen(world: World, rows: Seed, monke
 
 
 def fates() -> Iterator[Judge]:
-    """Yield a judge that dies on one input and hangs on another."""
+    """Yield a test function that kills its process on input 2 and hangs on input 4."""
 
     def judge(number: int) -> Verdict:
         if number == 2:
@@ -150,7 +150,7 @@ WORDS = (
 
 
 def broken(text: str, rng: random.Random) -> bytes:
-    """Damage a schema in one to three places."""
+    """Return a schema text damaged in one to three places."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         at = rng.randrange(len(text))
         end = min(len(text), at + rng.randint(0, 12))

@@ -1,4 +1,4 @@
-"""Creation, ingest, judgement and removal of one malformed input."""
+"""Trials of the fuzzer: one malformed input is created, ingested, checked and removed."""
 
 import resource
 import shutil
@@ -120,7 +120,7 @@ class World:
         return Verdict(kind="accepted" if is_whole else "partial", detail="")
 
     def _left(self) -> str:
-        """Describe leftovers of a removed input."""
+        """Return a description of what a removed dataset left behind, or an empty text."""
         table = tables.snapshot
         with transaction(self.catalog.engine) as connection:
             rows = connection.scalar(sa.select(sa.func.count()).where(table.c.removed_at.is_(None)))
@@ -136,7 +136,10 @@ _EMPTY = (("datasets",), ("scratch",), ("keys",))
 
 
 def _of_arrivals(parts: tuple[str, ...]) -> bool:
-    """Return whether a file contains first-seen ids, or the key of a population's ids; both outlast a dataset."""
+    """Return whether a path is kept when a dataset is removed.
+
+    Such files contain first-seen ids, or the key by which a population's ids are hashed.
+    """
     return parts[0] == "arrivals" or (parts[0] == "keys" and parts[1].startswith(("arrivals-", "owners-")))
 
 

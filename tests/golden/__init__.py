@@ -1,1 +1,1 @@
-"""One home of every released version, on both databases, which every later version must open and continue."""
+"""Golden homes: one home of every released version, on both databases, which later versions must open and continue."""

@@ -44,7 +44,7 @@ POPULATIONS = ("people", "films", "reports")
 
 
 def write_sources(folder: Path) -> None:
-    """Write made-up rows, ratings and documents."""
+    """Write made-up files of rows, ratings and documents."""
     rng = np.random.default_rng(20261127)
     directions = np.linalg.qr(rng.normal(size=(6, 6)))[0][:2]
     np.save(
@@ -110,7 +110,7 @@ def facts_of_home() -> dict[str, Any]:
 
 @contextmanager
 def configured(folder: Path, database_url: str | None) -> Iterator[None]:
-    """Configure the home below a folder for this process."""
+    """Set the environment of this process to the home below a folder, inside the context."""
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=folder / "home")
         if database_url is not None:

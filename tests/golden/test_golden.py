@@ -1,4 +1,4 @@
-"""Every later version opens, verifies and continues the home of every released version, on both databases."""
+"""Golden homes: this version opens, verifies and continues the home of every released version, on both databases."""
 
 import json
 import tarfile
@@ -17,12 +17,12 @@ from tests.flows.conftest import dpca as dpca_command
 from tests.golden.make import FIT, HOMES, POPULATIONS, RELEASES, facts_of_home
 from tests.postgres import Server
 
-run = dpca_command  # the fixture, under a name that the package does not hide
+run = dpca_command  # the fixture, under a name that does not hide the package ``dpca``
 
 
 @pytest.fixture(params=sorted(HOMES.glob("*.tar.xz")), ids=lambda path: path.name.removesuffix(".tar.xz"))
 def golden(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Unpack and configure a golden home; return its facts."""
+    """Unpack a golden home and set it as the current home; yield its facts."""
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="fully_trusted")  # keys must stay readable by their owner alone
     isolate(monkeypatch, home=tmp_path / "home")
@@ -83,7 +83,7 @@ def test_new_releases_and_ticks_continue_numbers_and_charges(golden: dict[str, A
 
 
 def read(ended: Ending) -> dict[str, Any]:
-    """Return the report of a command that succeeded."""
+    """Return the JSON report of a command that must have succeeded."""
     assert ended.status == 0, ended
     report: dict[str, Any] = json.loads(ended.out)
     return report

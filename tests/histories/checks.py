@@ -1,6 +1,6 @@
-"""Checks of a history from outside.
+"""Checks of a simulated history, independent of the product's code.
 
-They use plain SQL, files, and the observed behaviour of processes, and nothing of the product's accounting, registry or
+They use plain SQL, files, and the observed behavior of processes, and nothing of the product's accounting, registry or
 recovery. Each check yields all violations.
 """
 
@@ -29,7 +29,7 @@ LEAST_TOTAL, LEAST_BITS = 10**7, 16
 
 
 def violations(history: History, template: Template, world: World, known: Known) -> list[Violation]:
-    """Return all violations of a history whose processes have ended."""
+    """Return all violations found by the checks of a history, after its processes have ended."""
     found = [*history.wrong]
     for check in (
         lambda: equal_requests(history, known),
@@ -88,7 +88,10 @@ def charges(history: History, template: Template, world: World) -> Iterator[Viol
 
 
 def _linear(history: History, template: Template, world: World) -> Iterator[Violation]:
-    """Check each period between restores separately: a restored ledger starts with the charges of its copy."""
+    """Check that some sequential order explains the charges, in each period between two restores.
+
+    After a restore, the ledger starts with the charges of the restored copy.
+    """
     costs: dict[str, Fraction] = {call.act[0]: call.act[1] for call in history.reserves}
 
     def fits(keys: frozenset[str]) -> bool:
@@ -107,7 +110,10 @@ def _linear(history: History, template: Template, world: World) -> Iterator[Viol
 
 
 def _charge(call: Call) -> Charge:
-    """Return a reservation as a charge; a failed or killed one was charged by its end, or never."""
+    """Return a reservation in the form of the linearizability check.
+
+    A failed or killed reservation was charged before its end, or never.
+    """
     answer: Answer = None
     if call.result is not None:
         answer = "new" if call.result.is_new else "found"
@@ -117,7 +123,10 @@ def _charge(call: Call) -> Charge:
 
 
 def _entered(world: World, calls: Sequence[Call]) -> list[Charge]:
-    """Return the run keys that acceptances entered, by the journal; they count, whatever the operator's call did."""
+    """Return the run keys that an operator's acceptance of a restored ledger charged, from the journal.
+
+    They count even if the operator's call failed afterwards.
+    """
     keys: dict[str, list[str]] = {}
     reason = ""
     for name, detail, key in query(
@@ -148,7 +157,7 @@ def _fits(total: Fraction, epsilon: float) -> bool:
 
 
 def _number_of(request: str) -> int | None:
-    """Return the number of a stored request; None for the charge of a stream and for its ticks."""
+    """Return the number encoded in a stored request, or None for the charge of a stream and for its ticks."""
     clip_norm = json.loads(request).get("clip_norm")
     return None if clip_norm is None else round((clip_norm - 1) * 64)
 
@@ -157,7 +166,7 @@ def _number_of(request: str) -> int | None:
 
 
 def nothing_unnoised(history: History) -> Iterator[Violation]:
-    """Check that no exact sum was ever written anywhere, and no key outside the folder of keys."""
+    """Check that no exact sum was ever written to a file, and no key outside the folder of keys."""
     sums = [pattern for total in history.seen.totals for pattern in _patterns(total)]
     keys = [pattern for key in history.seen.keys.values() for pattern in (key, key.hex().encode())]
     message = [f"{call.message} {call.result}".encode() for call in history.calls]
@@ -173,7 +182,10 @@ def nothing_unnoised(history: History) -> Iterator[Violation]:
 
 
 def _patterns(total: int) -> list[bytes]:
-    """Return the byte patterns of an exact sum as decimal text, as an integer, and as a float of any unit."""
+    """Return the bytes by which an exact sum would be recognized: decimal text, integer, and start of a float.
+
+    Sums with few significant bits have no patterns.
+    """
     bits = abs(total).bit_length() - ((abs(total) & -abs(total)).bit_length() - 1) if total else 0
     if abs(total) < LEAST_TOTAL or bits < LEAST_BITS:
         return []
@@ -184,7 +196,10 @@ def _patterns(total: int) -> list[bytes]:
 
 
 def versions(history: History, world: World) -> Iterator[Violation]:
-    """Check that versions are recorded before shown and never change, and that only promotions move aliases."""
+    """Check that versions are recorded before they are visible and never change.
+
+    Only promotions may move aliases.
+    """
     shown: dict[tuple[str, int], str] = {}
     for step, name, content, recorded in history.seen.pointers:
         for number, digest in content["versions"].items():

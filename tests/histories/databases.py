@@ -1,4 +1,4 @@
-"""Database connections of simulated processes, where each statement and commit is a scheduler step.
+"""Database connections of simulated processes, where each statement and commit is a step of the scheduler.
 
 SQLite does not wait for locks here: a locked database returns an error at once. PostgreSQL gives up after a
 millisecond, and rolls back to a savepoint that keeps the rest of the transaction. In both cases the process lets others
@@ -19,7 +19,7 @@ from tests.histories.scheduler import Process
 
 
 class Observer(Protocol):
-    """Callbacks of a connection to the scheduler and the recorder."""
+    """Callbacks by which a connection reports its statements and commits."""
 
     @property
     def running(self) -> Process | None: ...
@@ -32,7 +32,7 @@ class Observer(Protocol):
         """Record a statement and its parameters."""
 
     def after_commit(self, error: type[Exception]) -> None:
-        """Record a commit; raises ``error`` if the plan loses the answer to it."""
+        """Record a commit; raise ``error`` if the plan of the history loses the answer to this commit."""
 
 
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -43,7 +43,7 @@ PATIENCE = "-c lock_timeout=1"
 
 @contextmanager
 def stepwise(observer: Observer) -> Iterator[None]:
-    """Replace the connections that simulated processes open by stepwise ones."""
+    """In this context, make each statement and commit of a new database connection a step of the scheduler."""
     in_file: Any = sqlite3.connect
     to_server: Any = psycopg.connect
 
@@ -76,14 +76,14 @@ def stepwise(observer: Observer) -> Iterator[None]:
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection to a SQLite file."""
+    """A connection to a SQLite file, whose statements and commits are steps of the scheduler."""
 
     def __init__(self, *args: Any, observer: Observer, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.observer = observer
 
     def cursor(self, factory: Any = None) -> Any:
-        """Return a stepwise cursor."""
+        """Return a cursor whose statements are steps of the scheduler."""
         cursor = super().cursor(FileCursor)
         cursor.observer = self.observer
         return cursor
@@ -100,7 +100,7 @@ class FileConnection(sqlite3.Connection):
 
 
 class FileCursor(sqlite3.Cursor):
-    """A cursor on a SQLite file."""
+    """A cursor on a SQLite file, whose statements are steps of the scheduler."""
 
     observer: Observer
 
@@ -129,7 +129,7 @@ def _by_turns[T](observer: Observer, act: Callable[[], T]) -> T:
 
 
 class ServerConnection(psycopg.Connection[Any]):
-    """A connection to a PostgreSQL server."""
+    """A connection to a PostgreSQL server, whose statements and commits are steps of the scheduler."""
 
     observer: Observer
 
@@ -141,7 +141,7 @@ class ServerConnection(psycopg.Connection[Any]):
 
 
 class ServerCursor(psycopg.Cursor[Any]):
-    """A cursor on a PostgreSQL server."""
+    """A cursor on a PostgreSQL server, whose statements are steps of the scheduler."""
 
     def execute(self, query: Any, params: Any = None, **settings: Any) -> Any:
         """Execute a statement."""
@@ -193,5 +193,5 @@ def _close_file(connection: sqlite3.Connection) -> None:
 
 def _close_server(connection: psycopg.Connection[Any]) -> None:
     if not connection.closed:
-        connection.pgconn.exec_(b"ROLLBACK")  # the server has released the locks when this returns
+        connection.pgconn.exec_(b"ROLLBACK")  # when this returns, the server has released the locks
         connection.close()

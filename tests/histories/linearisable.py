@@ -1,4 +1,4 @@
-"""Linearizability check for concurrent charges.
+"""Linearizability check for concurrent charges of a budget.
 
 Some sequential order must explain all answers. The order must respect real time: a request that was answered before
 another one was made comes first. A request without an answer, because its process was killed or the answer was lost,
@@ -26,10 +26,10 @@ Answer = Literal["new", "found", "refused", "entered"] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """A request to charge run keys, between two steps; without an ``end`` it is still in progress.
+    """A request to charge run keys, made at step ``start`` and answered at step ``end``.
 
-    The answer ``entered`` is for the charges that an operator's acceptance of a restored ledger enters: any number of
-    keys, even beyond the budget.
+    Without an ``end``, the request is still in progress. The answer ``entered`` means that an operator accepted a
+    restored ledger: the acceptance charges any number of keys, even beyond the budget.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Charge:
     answer: Answer
 
     def follow(self, charged: Keys, fits: Callable[[Keys], bool]) -> list[Keys]:
-        """Return the possible next states of the ledger; none if it would have answered differently."""
+        """Return the possible next states of the ledger; none if the ledger would have answered differently."""
         after = charged | self.keys
         match self.answer:
             case "entered":

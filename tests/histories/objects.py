@@ -1,4 +1,4 @@
-"""In-memory object store under the product's own object-store code, where each request is a scheduler step.
+"""In-memory object store under the product's own object-store code, where each request is a step of the scheduler.
 
 Only the client's functions are replaced. obstore's `MemoryStore` implements conditional writes, tags and listings.
 """
@@ -26,7 +26,7 @@ Watch = Callable[[str, str, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A store under a prefix."""
+    """The in-memory store, seen under a prefix."""
 
     store: MemoryStore
     prefix: str
@@ -46,7 +46,7 @@ class At:
 
 @contextmanager
 def in_memory(folder: Path | None, *, watch: Watch = lambda *_: None) -> Iterator[MemoryStore | None]:
-    """Keep objects in memory, loaded from a folder and written back to it; without a folder do nothing."""
+    """Keep objects in memory, loaded from a folder and written back to it; without a folder, do nothing."""
     if folder is None:
         yield None
         return
@@ -105,20 +105,20 @@ def _requests(watch: Watch) -> SimpleNamespace:
 
 
 class _Listed(list[Any]):
-    """The pages of a listing."""
+    """The pages of a listing of objects."""
 
     def collect(self) -> list[Any]:
-        """Return all pages as one."""
+        """Return all pages of the listing as one page."""
         return [entry for page in self for entry in page]
 
 
 def _one_by_one[T](function: Callable[[str], T], paths: Iterable[str]) -> list[T]:
-    """Run the product's concurrent calls one after another, in the current simulated process."""
+    """Call a function for each path in turn, as a replacement for the product's concurrent requests."""
     return [function(path) for path in paths]
 
 
 def _zarr_store(place: s3.ObjectPlace) -> Any:
-    """Return the objects under the prefix as a store of Zarr."""
+    """Return the objects under a place's prefix as a Zarr store."""
     at: Any = place._store
     found = {at.short(path): payload for path, payload in contents(at.store).items() if path.startswith(at.prefix)}
     buffers = {

@@ -1,4 +1,4 @@
-"""Plan of a history, derived from a seed: the acts of its processes, and the steps of its faults."""
+"""Plan of a simulated history, derived from a seed: the actions of its processes, and the steps of its faults."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ LOST = ("keys", "witness beside", "witness apart")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """An act of a process.
+    """One action of a simulated process.
 
     ``number`` is the number of a request, a slot or a version; ``name`` is the name to publish, promote or read.
     """
@@ -33,7 +33,7 @@ class Act:
     name: str = ""
 
     def __str__(self) -> str:
-        """Format the act as a line of a story."""
+        """Format the action as a line of a story."""
         match self.kind:
             case "fit":
                 return f"fits request {self.number} and publishes it as {self.name}"
@@ -49,10 +49,11 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault at a step: ``by`` is a clock jump in seconds, or ``what`` is restored or lost.
+    """A fault at a step of the scheduler.
 
-    A process is killed at that step, or when a process next reaches the crash point ``what``. If it ``resumes``,
-    another process continues its acts.
+    ``by`` is a clock jump in seconds. ``what`` is restored or lost, or is the crash point at which a process is killed;
+    without it, the process is killed at the step itself. If the fault ``resumes``, another process continues the
+    remaining actions.
     """
 
     step: int
@@ -83,7 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The complete plan of one history."""
+    """Plan of one history: seed, database, store, the actions of each process, and the faults."""
 
     seed: int
     database: Literal["file", "server"]
@@ -100,7 +101,10 @@ class Plan:
 
 
 def plan_of(seed: int, *, on_server: bool) -> Plan:
-    """Plan a history; every fifth uses a server if there is one, every third keeps its objects in an object store."""
+    """Derive a plan from a seed.
+
+    Every fifth plan uses a PostgreSQL server if there is one, and every third keeps its objects in an object store.
+    """
     chance = random.Random(f"plan {seed}")
     numbers = chance.sample(range(REQUESTS), 3)
     scripts = tuple(

@@ -1,6 +1,7 @@
-"""Faults planted in the code while a history is played, each of which specific checks must find.
+"""Planted faults of the code that plays a history; specific checks must find each of them.
 
-Each is a mistake that the protocol was designed to prevent, and replaces one function. None is ever in production.
+Each fault is a mistake that the protocol was designed to prevent, and replaces one or more functions of the product.
+None of them exists in the product.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from tests.histories.violation import Check, Violation
 
 @contextmanager
 def clock() -> Iterator[None]:
-    """Abandon a release in progress when its key is an hour old, by one of several clocks."""
+    """Plant a fault: a release in progress is abandoned when its key is an hour old by some process's clock."""
     original = Ledger.sweep
 
     def sweep(ledger: Ledger) -> None:
@@ -34,14 +35,18 @@ def clock() -> Iterator[None]:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Look up the release of a run key before the lock is taken, and allow two rows with one run key."""
+    """Plant a fault: the release of a run key is looked up before the lock is taken.
+
+    So two rows of the table may be for one run key.
+    """
     original = Ledger.reserve
 
     def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
         if ledger.find(run_key) is not None:
             return original(ledger, population, run_key=run_key, **terms)
         ledger.budget(population)
-        entered_meanwhile = ledger.find(run_key) is not None  # the table's own constraint would refuse an equal key
+        # the table's constraint would refuse an equal key, so the second row gets another one
+        entered_meanwhile = ledger.find(run_key) is not None
         return original(ledger, population, run_key=run_key + " again" * entered_meanwhile, **terms)
 
     with patch.object(Ledger, "reserve", reserve):
@@ -50,7 +55,7 @@ def at_once() -> Iterator[None]:
 
 @contextmanager
 def restore() -> Iterator[None]:
-    """Trust a database regardless of witnesses and registry."""
+    """Plant a fault: a restored database is trusted without comparison with witnesses and registry."""
     with (
         patch.object(Witness, "check", lambda *_args, **_named: None),
         patch.object(witness, "_require", lambda *_: None),
@@ -62,7 +67,7 @@ def restore() -> Iterator[None]:
 
 @contextmanager
 def key() -> Iterator[None]:
-    """Erase the key of a release before the release is committed."""
+    """Plant a fault: the key of a release is erased before the release is committed."""
     original = Ledger.commit
 
     def commit(ledger: Ledger, release_id: str, **terms: Any) -> Any:
@@ -75,7 +80,7 @@ def key() -> Iterator[None]:
 
 @contextmanager
 def pointer() -> Iterator[None]:
-    """Write the pointer of a version before the version is committed."""
+    """Plant a fault: the pointer of a version is written before the version is committed."""
     original = publishing.add_version
 
     def add_version(connection: Any, *, name: str, **terms: Any) -> int:
@@ -89,7 +94,7 @@ def pointer() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """A fault, and the checks that must find it; violations reported by other checks do not count."""
+    """A planted fault, and the names of the checks that must find it; violations of other checks do not count."""
 
     plant: Plant
     finders: frozenset[Check]

@@ -1,4 +1,4 @@
-"""Play the plan of a history with the real code, and record every request and answer of every process."""
+"""Player of a history's plan: it runs the real code, and records every request and answer of every process."""
 
 import re
 import shutil
@@ -41,7 +41,10 @@ LATER = timedelta(days=90)
 
 @dataclass(kw_only=True)
 class Call:
-    """A request with its start and end, and its answer; the death of its process ends a request without an answer."""
+    """A request of a process, with its first and last step, and its answer.
+
+    If the process dies, the request ends without an answer.
+    """
 
     process: str
     what: str
@@ -55,11 +58,11 @@ class Call:
 
 @dataclass(kw_only=True)
 class History:
-    """The record of a played history.
+    """Record of a played history.
 
     Attributes
     ----------
-    calls : list of Call, the acts of processes
+    calls : list of Call, the actions of processes
     reserves : list of Call, the reservations, with their run keys and costs
     restored : list of (step, run keys that the copy charges)
     counts : Counter of faults by kind
@@ -87,10 +90,13 @@ Plant = Callable[[], Any]
 
 
 def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = None) -> History:
-    """Play a plan in a renewed world, and finish all releases in progress; the world keeps its final state."""
+    """Play a plan in a renewed world, and finish all releases in progress; return the record of the history.
+
+    The world keeps its final state.
+    """
     renew(template, world)
     enter(world, objects=plan.store == "objects")
-    snapshot_reader._open_handles.cache_clear()  # an earlier history would change which files this one opens
+    snapshot_reader._open_handles.cache_clear()  # files opened by an earlier history would otherwise stay open
     scheduler = Scheduler(seed=plan.seed, switching=plan.switching)
     recorded = partial(_recorded, world)
     surroundings = Surroundings(world.home.parent, seed=plan.seed, scheduler=scheduler, recorded=recorded)
@@ -109,7 +115,7 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
 
 
 class Player:
-    """Runs the processes and the faults of one history."""
+    """Runs the processes of one history and applies its faults."""
 
     def __init__(self, plan: Plan, world: World, surroundings: Surroundings, history: History) -> None:
         self.plan, self.world, self.history = plan, world, history
@@ -120,7 +126,7 @@ class Player:
         self._is_calm, self._meddled = False, 0
 
     def play(self) -> None:
-        """Play the whole plan, then stop the faults and finish."""
+        """Play the whole plan, then stop the faults and finish all releases in progress."""
         for number, script in enumerate(self.plan.scripts):
             self._start(f"p{number}", list(script))
         for fault in self.plan.faults:
@@ -161,7 +167,7 @@ class Player:
             left.pop(0)
 
     def _try(self, name: str, act: Act) -> Call:
-        """Perform an act, repeatedly while a resource is unavailable."""
+        """Perform an action, repeatedly while a resource is unavailable."""
         if act not in self._tried and act.kind in ("fit", "tick"):
             self._tried.append(act)
         for _ in range(ATTEMPTS):
@@ -280,9 +286,10 @@ class Player:
     # --- after the faults ---
 
     def _open(self) -> bool:
-        """Open the workspace as an operator does, accepting a locked one; return whether it is open."""
+        """Open the workspace as an operator does, and accept a restored ledger; return whether it succeeded."""
         for why in ("", "a simulated restore", "", "another try"):
-            accepted = f"{why}, call {len(self.history.calls)}" if why else None  # the journal contains the number
+            # a unique number, so that the journal's entry belongs to this call
+            accepted = f"{why}, call {len(self.history.calls)}" if why else None
             call = Call(process="operator", what="open", act=accepted, start=self.scheduler.step)
             self.history.calls.append(call)
             with _answered(call, self.scheduler, self.history):
@@ -293,7 +300,7 @@ class Player:
         return False
 
     def _finish(self) -> None:
-        """Finish everything in progress, as a new process, after the faults have stopped."""
+        """Finish all releases in progress, as a new process does, after the faults have stopped."""
         self._guarded(self._finish_all)
 
     def _finish_all(self) -> None:
@@ -313,7 +320,7 @@ class Player:
         remove_orphans(self.world.home / SIGNATURES)  # as `dpca doctor` does
 
     def _is_answered(self, act: Act) -> bool:
-        """Return whether an act was answered since the last restore or loss."""
+        """Return whether an action was answered since the last restore or loss of files."""
         return any(call.act == act and call.result and call.start >= self._meddled for call in self.history.calls)
 
     def _is_closed(self, call: Call) -> bool:
@@ -350,7 +357,7 @@ def _answered(call: Call, scheduler: Scheduler, history: History) -> Iterator[No
 
 @contextmanager
 def _charges_recorded(history: History) -> Iterator[None]:
-    """Record the reservations requested from the ledger, and its answers."""
+    """In this context, record each reservation requested from the ledger, and the answer."""
     original = Ledger.reserve
 
     def reserve(ledger: Ledger, population: str, *, run_key: str, **terms: Any) -> Any:
@@ -373,12 +380,12 @@ def _charges_recorded(history: History) -> Iterator[None]:
 
 
 def _recorded(world: World, name: str) -> frozenset[int]:
-    """Return the currently committed versions of a name."""
+    """Return the versions of a name that are currently committed in the database."""
     return frozenset(number for (number,) in query(world, f"SELECT version FROM version WHERE name = '{name}'"))
 
 
 def _request(surroundings: Surroundings, what: str, path: str, payload: bytes) -> None:
-    """Make a request to the object store a scheduler step."""
+    """Make a request to the object store a step of the scheduler, and report written pointer files."""
     if surroundings.running is None:
         return
     surroundings.reach(f"{what} {path}")

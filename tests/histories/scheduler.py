@@ -51,21 +51,21 @@ class Process:
 
 
 class Scheduler:
-    """Run simulated processes in turns.
+    """Scheduler that runs simulated processes in turns.
 
     Parameters
     ----------
     seed : int
-        Decides every turn.
+        Determines which process gets each turn.
     switching : float
         The probability that a process is interrupted at a step.
 
     Attributes
     ----------
-    step : int, the steps made by all processes
+    step : int, number of steps made by all processes
     trace : list of (process, step description)
     acts : dict of step to function, called outside of all processes when that step is reached
-    acts_at : dict of step description to function, likewise called once
+    acts_at : dict of step description to function, called once when such a step is reached
     """
 
     def __init__(self, *, seed: int, switching: float) -> None:
@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def running(self) -> Process | None:
-        """The process that is running the caller; None outside of all processes."""
+        """The process whose code is running; None outside of all processes."""
         fibre = getcurrent()
         return next((process for process in self._alive if process.fibre is fibre), None)
 
@@ -99,7 +99,7 @@ class Scheduler:
         return process
 
     def reach(self, what: str) -> None:
-        """Make a step, at which other processes may get a turn; outside of all processes do nothing."""
+        """Make a step, at which other processes may get a turn; outside of all processes, do nothing."""
         process = self.running
         if process is None:
             return
@@ -117,7 +117,7 @@ class Scheduler:
         """Let other processes continue because another process holds the lock that this one needs."""
         process = self.running
         if process is None:
-            raise Stuck(f"{what} is locked by a process that cannot go on")
+            raise Stuck(f"{what} is locked by a process that cannot continue")
         self.trace.append((process.name, f"waits for {what}"))
         process.is_waiting = True
         self._hub.switch(None)

@@ -1,4 +1,4 @@
-"""Minimization of a failing plan: remove faults, acts and processes one at a time."""
+"""Minimization of a plan whose history fails: remove faults, actions and processes one at a time."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ Fails = Callable[[Plan], bool]
 
 
 def least(plan: Plan, fails: Fails) -> Plan:
-    """Return a plan from which nothing can be removed, or the smallest plan after `MOST_REPLAYS` replays."""
+    """Return a failing plan from which nothing can be removed, or the smallest one after `MOST_REPLAYS` replays."""
     replays, is_smaller = 0, True
     while is_smaller and replays < MOST_REPLAYS:
         is_smaller = False
@@ -26,7 +26,7 @@ def least(plan: Plan, fails: Fails) -> Plan:
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Yield plans with one process, one fault or one act less; the other processes keep their names."""
+    """Yield plans with one process, one fault or one action less; the other processes keep their names."""
     for at, script in enumerate(plan.scripts):
         if script:
             yield replace(plan, scripts=(*plan.scripts[:at], (), *plan.scripts[at + 1 :]))

@@ -1,8 +1,8 @@
-"""The soak of histories: play simulated histories with the real code, and find each planted fault.
+"""Soak of histories: play simulated histories with the real code, and find each planted fault.
 
-``python -m tests.histories.soak`` plays and checks 2,000 histories on two lanes, then looks for each planted fault. The
-last line of its output is the verdict. ``--seed N`` plays one history alone and prints its story, the answers, and the
-last steps of its trace. A history depends on its seed alone.
+``python -m tests.histories.soak`` plays and checks 2,000 histories in two parallel lanes, then looks for each planted
+fault. The last line of the output is the verdict. ``--seed N`` plays one history alone and prints its story, the
+answers, and the last steps of its trace. A history depends on its seed alone.
 """
 
 import argparse
@@ -45,7 +45,7 @@ FAULTS = ("kill", "jump", "restore", "copy", "lose", "disk", "answer")
 
 @dataclass(kw_only=True)
 class Report:
-    """Results of some histories."""
+    """Counts and violations of several histories."""
 
     histories: int = 0
     steps: int = 0
@@ -57,14 +57,14 @@ class Report:
 
     @property
     def is_found(self) -> bool:
-        """Whether a history has violations.
+        """Whether some history has violations.
 
         A dead process, or two disagreeing histories, do not count as finding a planted fault.
         """
         return any(seed >= 0 for seed in self.found)
 
     def to_json(self) -> str:
-        """Serialize the report for another process."""
+        """Serialize the report to JSON for another process."""
         found, digests = [*self.found.items()], [*self.digests.items()]
         return json.dumps([self.histories, self.steps, self.counts, self.killed_at, found, self.known, digests])
 
@@ -78,7 +78,7 @@ class Report:
         )  # fmt: skip
 
     def add(self, other: "Report") -> None:
-        """Add the counts of another report, and compare its artifacts with the known ones."""
+        """Add the counts of another report, and compare the artifacts of both."""
         self.histories += other.histories
         self.steps += other.steps
         self.counts += other.counts
@@ -99,7 +99,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The templates of worlds, by database and store, and the folder of each lane."""
+    """Template worlds by database and store, and the folder of each lane."""
 
     base: Path
     templates: dict[tuple[str, str], Template]
@@ -110,7 +110,7 @@ class Stage:
         return ("server", "folder") in self.templates
 
     def world(self, plan: Plan, lane: int) -> World:
-        """Return the world of a lane in which a plan is played."""
+        """Return the world in which a lane plays a plan."""
         template = self.templates[plan.database, plan.store]
         url = make_url(template.world.url).set(database=f"lane_{lane}") if template.world.url else None
         return World(
@@ -121,7 +121,10 @@ class Stage:
     def judged(
         self, plan: Plan, lane: int, *, planted: Planted | None, known: Known
     ) -> tuple[History, list[Violation]]:
-        """Play a plan in a lane and check it; for a planted fault only its own checks count."""
+        """Play a plan in a lane and check it; return the history and its violations.
+
+        For a planted fault, only violations of the checks that must find it are returned.
+        """
         template, world = self.templates[plan.database, plan.store], self.world(plan, lane)
         history = play(plan, template, world, plant=planted.plant if planted else None)
         found = violations(history, template, world, known)
@@ -129,18 +132,19 @@ class Stage:
 
 
 def main() -> int:
-    """Run the soak, print the results, and end with the verdict."""
+    """Run the soak of histories and print the results; the last line is the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--histories", type=int, default=2_000, metavar="N")
-    parser.add_argument("--planted", choices=("all", "none", *PLANTS), default="all", help="which faults to plant")
+    parser.add_argument("--planted", choices=("all", "none", *PLANTS), default="all", help="faults to plant")
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="play this history alone; with a planted fault if one is named"
+        "--seed", type=int, metavar="N", help="play the history of this seed alone, with the fault named by --planted"
     )
-    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
+    parser.add_argument("--folder", metavar="PATH", help="folder for the test homes; /dev/shm avoids disk writes")
     parser.add_argument("--no-server", action="store_true", help="play all histories on SQLite")
     parser.add_argument("--digests", action="store_true", help="print the digest of each trace")
     requested = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the iteration order of sets is part of a history
+    # a history depends on the iteration order of sets, which this variable fixes
+    if os.environ.get("PYTHONHASHSEED") != "0":
         again = [sys.executable, "-m", "tests.histories.soak", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | {"PYTHONHASHSEED": "0"})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
@@ -210,7 +214,7 @@ def _play_all(stage: Stage, seeds: Sequence[int]) -> Report:
 
 
 def _play(stage: Stage, seeds: Sequence[int], lane: int, *, planted: Planted | None = None) -> Report:
-    """Play some histories; with a planted fault, stop when it is found."""
+    """Play the histories of some seeds; with a planted fault, stop when it is found."""
     report, known = Report(), dict[tuple[str, str, str], str]()
     for seed in seeds:
         plan = plan_of(seed, on_server=stage.on_server)
@@ -260,7 +264,7 @@ def _shortest(stage: Stage, seed: int, lane: int, planted: Planted | None) -> st
 
 
 def _notify(stage: Stage, seed: int, *, name: str) -> int:
-    """Play one history and print it in full."""
+    """Play one history, and print its story, answers, violations and last steps."""
     planted, plan = PLANTS.get(name), plan_of(seed, on_server=stage.on_server)
     history, found = stage.judged(plan, 0, planted=planted, known={})
     print(plan.story())
@@ -278,7 +282,7 @@ def _notify(stage: Stage, seed: int, *, name: str) -> int:
 
 
 def _on_lanes(stage: Stage, jobs: Sequence[Callable[[int], Report]]) -> list[Report]:
-    """Run jobs in children, one on each lane at a time; a child that dies counts as a violation."""
+    """Run jobs in child processes, one on each lane at a time; a child that dies counts as a violation."""
     left, running, reports = list(enumerate(jobs)), dict[int, tuple[int, int]](), dict[int, Report]()
     free = list(range(LANES))
     try:
@@ -318,4 +322,4 @@ def _administer(server: str, *statements: str) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # leave killed greenlets suspended, without running their handlers
+    os._exit(status)  # end here, so that killed greenlets do not run their handlers

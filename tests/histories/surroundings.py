@@ -1,4 +1,4 @@
-"""Simulated environment of processes.
+"""Simulated environment of processes: clocks, randomness, databases, and observed files.
 
 Clocks, randomness and databases are each replaced in one place. Files are not replaced but observed: an audit hook of
 the interpreter sees every call that opens, renames, lists or removes a file under the world's folder, so no call is
@@ -47,10 +47,10 @@ SEPARATE = ("datasets", "scratch")
 
 @dataclass(kw_only=True)
 class Seen:
-    """Observations of a history from outside the code under test.
+    """Observations of a history, made without the code under test.
 
-    Each of ``pointers`` is a step, the name and the content of the pointer file written at that step, and the versions
-    of that name that were then committed.
+    Each entry of ``pointers`` has a step, the name and the content of the pointer file written at that step, and the
+    versions of that name that were then committed.
     """
 
     written: list[tuple[str, bytes]] = field(default_factory=list)
@@ -86,19 +86,19 @@ class Surroundings:
 
     @property
     def running(self) -> Process | None:
-        """The process that is running the caller; None during observations of this environment."""
+        """The process whose code is running; None while this environment itself reads files."""
         return None if self._is_looking else self.scheduler.running
 
     def reach(self, what: str) -> None:
-        """Make a step."""
+        """Make a step of the scheduler."""
         self.scheduler.reach(what)
 
     def wait(self, what: str) -> None:
-        """Let other processes continue."""
+        """Let other processes continue, because one of them holds a lock."""
         self.scheduler.wait(what)
 
     def statement(self, words: str, parameters: Any) -> None:
-        """Record the parameters of a statement."""
+        """Record the parameters of an SQL statement."""
         if parameters:
             self.seen.written.append((f"database {words[:40]}", _bytes_of(parameters)))
 
@@ -137,7 +137,7 @@ class Surroundings:
             yield
 
     def _clocks_and_names(self) -> Iterator[tuple[ModuleType, str, Any]]:
-        """Yield the clock and name sources of every product module, with their replacements."""
+        """Yield each product module's sources of time and of random names, with their replacements."""
         surroundings = self
 
         class Clock(datetime):
@@ -167,7 +167,8 @@ class Surroundings:
         logger, level = logging.getLogger("dpca"), logging.getLogger("dpca").level
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
-        elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])  # an orchestrator's, for the terminal
+        # handlers of an orchestrator, which write to the terminal
+        elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])
         with elsewhere, patch.object(sys, "stderr", message), patch.object(sys, "stdout", message):
             try:
                 yield
@@ -265,7 +266,10 @@ _is_hooked = False
 
 @contextmanager
 def _watched(surroundings: Surroundings) -> Iterator[None]:
-    """Connect the audit hook to this environment; a hook can be installed but never removed."""
+    """Connect the interpreter's audit hook to this environment, inside the context.
+
+    A hook is installed once, because Python cannot remove it.
+    """
     global _watching, _is_hooked
     if not _is_hooked:
         sys.addaudithook(_audit)

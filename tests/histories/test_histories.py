@@ -2,9 +2,9 @@
 
 - A few histories are played, a seed determines a whole history, and a planted fault is found. `make integration` plays
   more histories; `make soak-histories` plays two thousand, and every planted fault.
-- The search for an order that explains the answers of a budget.
-- The scheduler of simulated processes.
-- The verdict of the soak, the criterion for finding a planted fault, and the commands of histories.md.
+- The linearizability check finds an order that explains the answers of a budget, if there is one.
+- The scheduler runs simulated processes in an order that its seed determines.
+- The verdict of the soak, the criterion for finding a planted fault, and the commands of histories.md are tested.
 """
 
 import os
@@ -43,7 +43,7 @@ SEEDS = (1, 4)
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judged]:
-    """Play a plan in a world of this module, and check it."""
+    """Yield a function that plays a plan in a world of this module, and checks it."""
     base = tmp_path_factory.mktemp("histories")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_KEY_FOLDER", "DPCA_DATABASE_URL", "DPCA_STORE_URL"):
@@ -76,7 +76,10 @@ def test_a_seed_reproduces_a_history_to_the_last_step(judged: Judged) -> None:
 
 
 def test_a_planted_fault_is_found_and_its_story_is_short(judged: Judged) -> None:
-    """The key is erased before the commit, and the process is killed in between."""
+    """Erase the key of a release before the commit, and kill the process in between: the checks must find the fault.
+
+    The story, reduced to what is needed, must be short.
+    """
     script = (Act(kind="fit", number=0, name="north"), Act(kind="statement"))
     quiet = Plan(seed=0, database="file", store="folder", scripts=(script,), faults=(), switching=0.0)
     reached = [what for _, what in judged(quiet, plant=PLANTS["key"].plant)[0].scheduler.trace]
@@ -96,7 +99,10 @@ def test_a_planted_fault_is_found_and_its_story_is_short(judged: Judged) -> None
 
 @pytest.fixture(scope="module")
 def restored(judged: Judged) -> Plan:
-    """Restore a copy that lacks a release which began; the operator's acceptance charges the release again."""
+    """Return a plan that restores a copy without a release that has begun.
+
+    The operator's acceptance charges this release again.
+    """
     script = (Act(kind="fit", number=0, name="north"),)
     quiet = Plan(seed=0, database="file", store="folder", scripts=(script,), faults=(), switching=0.0)
     begun = _steps(judged(quiet)[0]).index(("p0", "begin.row_committed")) + 1
@@ -130,7 +136,7 @@ def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan)
 
 
 def _steps(history: History) -> list[tuple[str, str]]:
-    """Return the process and the description of each step, from the first."""
+    """Return process and description of each step of a history, without steps that wait for a lock."""
     return [(who, what) for who, what in history.scheduler.trace if not what.startswith("waits for ")]
 
 

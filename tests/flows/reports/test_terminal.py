@@ -1,7 +1,8 @@
-"""Output streams, consent, and log lines.
+"""Terminal: output streams, consent to spending, and log lines.
 
-Covers which output goes where, and who may consent to spending. A run logs one line per event, with the release that it
-concerns. The first and last lines of a spending command are checked.
+Results go to stdout, all other lines to stderr. Only a user at a terminal or the option ``--yes`` consents to spending.
+A run logs one line per event, with the release that it concerns. The first and last lines of a spending command are
+checked.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""A federation of three sites and a helper: real processes on loopback, started once for all tests that use them."""
+"""Fixture: a federation of three sites and a helper, each a process on loopback, started once for all tests."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Shortcuts for requests to a federation, and for inspecting its sites' homes, which only a test can do."""
+"""Helpers for requests to a test federation, and for access to its sites' homes, which only a test has."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,14 +59,14 @@ def request(federation: Federation, **others: Any) -> SitesRequest:
 
 @contextmanager
 def at_home(federation: Federation, name: str) -> Iterator[Workspace]:
-    """Open the workspace of one party in this process."""
+    """Open the workspace of one party's home in this process."""
     with own_home(federation.home(name)), pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(federation.folder / "states" / name))
         yield Workspace.open()
 
 
 def released_alone(federation: Federation, planned: PlannedJoint, releases: dict[str, str]) -> Subspace | Components:
-    """Return the one-process release of the same rows, under the keys that the sites drew."""
+    """Return the same joint release computed in one process, with the noise keys that the sites drew."""
     curators = []
     for (name, release), plan in zip(releases.items(), planned.plan.sites, strict=True):
         with at_home(federation, name) as workspace:
@@ -80,13 +80,13 @@ def released_alone(federation: Federation, planned: PlannedJoint, releases: dict
 
 
 def planned_of(requested: SitesRequest) -> PlannedJoint:
-    """Plan a request over its roster, as every party does."""
+    """Return the plan of a request over its roster, which every party computes in the same way."""
     assert requested.roster is not None
     return plan_over_roster(read_roster(requested.roster), requested)
 
 
 def computed(federation: Federation, requested: SitesRequest) -> tuple[dict[str, str], Any]:
-    """Reserve and compute; return the sites' unfinished releases, and the artifact."""
+    """Reserve and compute a joint release; return the ids of the sites' unfinished releases, and the artifact."""
     with aggregator(federation):
         releases = stages.reserve_sites(requested)
         digest = stages.compute_sites(requested, releases, "")
@@ -94,7 +94,7 @@ def computed(federation: Federation, requested: SitesRequest) -> tuple[dict[str,
 
 
 def silent(name: str, *, first: int = 0) -> Callable[..., Any]:
-    """Return a `Caller.call` in which one site sends no message from a given round on."""
+    """Return a replacement for `Caller.call` with which a site sends no message from round ``first`` on."""
     call = Caller.call
 
     def answer(caller: Caller, path: str, facts: Any, *others: Any, **more: Any) -> Any:
@@ -113,7 +113,7 @@ def check_topics(found: Any) -> None:
 
 
 def check_same(artifact: Any, alone: Subspace | Components) -> None:
-    """Compare the released arrays bit for bit."""
+    """Check that the artifact's arrays equal those of the one-process release, bit for bit."""
     for name in ("components", "spectrum", "weights", "eigenvalues", "noise_variance"):
         expected = getattr(alone, name, None)
         if expected is not None:

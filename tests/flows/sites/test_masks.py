@@ -1,4 +1,4 @@
-"""Masks of sites: the helper deals one seed per pair, and secure sums agree without it and remember attempts."""
+"""Masks of sites: the helper deals one seed per pair; secure sums agree on masks without it and remember attempts."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -149,7 +149,10 @@ def test_processes_without_a_helper_release_the_arrays_of_one_process(participan
 def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_another_is_begun(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
-    """One of three sites may be lost; a second attempt includes all of them, with the same noise."""
+    """Kill one of three sites in phase 2 or 4 of a secure sum: a second attempt must succeed.
+
+    It includes all sites, with the same noise.
+    """
     name = participants.names[1]
     requested = request(participants, run_key=f"killed-in-{phase}")
     call, seen = Caller.call, []
@@ -177,7 +180,7 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
 def test_components_of_a_secure_sum_that_a_site_is_lost_in(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
 ) -> None:
-    """One of three sites may be lost during a sum: the result is the sum of the others, with the same noise."""
+    """Lose one of three sites during a secure sum: the result must be the sum of the others, with the same noise."""
     name = participants.names[1]
     monkeypatch.setattr(Caller, "call", silent(name, first=lost_in))
     with aggregator(participants):

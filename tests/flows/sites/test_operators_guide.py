@@ -1,4 +1,4 @@
-"""The operators' guide works as typed: keys, roster, homes, services, and a published version."""
+"""Guide for operators of sites: its commands work as typed, from keys and roster to a published version."""
 
 import json
 import os
@@ -30,7 +30,8 @@ def test_the_guide_for_operators_works_as_it_is_typed(tmp_path: Path) -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
     path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     reported = {"HOME": str(tmp_path), "PATH": path, "PYTHONPATH": str(ROOT), "DPCA_ALLOW_SHARED_HOME": "true"}
-    out, errors = tmp_path / "out", tmp_path / "errors"  # no pipes: services that keep running would hold them open
+    # files instead of pipes, because services that keep running would keep a pipe open
+    out, errors = tmp_path / "out", tmp_path / "errors"
     try:
         with out.open("w") as to, errors.open("w") as wrong:
             ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Sites in separate processes: the same bits as in one process, and a single charge after losses and reruns."""
+"""Joint releases of sites in separate processes: the same bits as in one process, and one charge after losses."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,10 @@ def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: F
 def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Everything that reaches the aggregator is recorded; a word equals a site's integer with probability 1e-15."""
+    """Record everything that reaches the aggregator: only masked words, whose total is the sum of the stored integers.
+
+    A masked word equals a site's integer with probability 1e-15.
+    """
     transcript = []
     call = Caller.call
 
@@ -123,7 +126,10 @@ def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
 
 
 def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_again(federation: Federation) -> None:
-    """Attempts and dropouts were reserved in advance, so the smaller roster is already charged."""
+    """Lose a site: the smaller roster gets fresh noise, and is already charged; a restarted site answers again.
+
+    Attempts and dropouts were reserved in advance.
+    """
     lost = federation.names[2]
     requested = request(federation, run_key="lost", publish="lost")
     with aggregator(federation):
@@ -143,7 +149,10 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
 
 
 def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_listed(federation: Federation) -> None:
-    """It is charged and takes part, so its release is listed: the same request finds it."""
+    """Lose a site's answer to the reservation: the site is charged, so the same request must find its release.
+
+    The site takes part, and its release is listed.
+    """
     lost, call = federation.names[1], Caller.call
     answers: list[Frame] = []
 
@@ -151,7 +160,7 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
         frame = call(caller, path, *others, **more)
         if caller.name == lost and path == "/v1/reserve" and not answers:
             answers.append(frame)
-            raise SiteSilent("its answer was lost.")
+            raise SiteSilent("the answer of the site was lost.")
         return frame
 
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
@@ -164,7 +173,11 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
 
 @pytest.mark.parametrize("lost_in", [0, 1])
 def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
-    """The first round uses a smaller roster from its start; the second keeps the directions of the first."""
+    """Lose a site in the first or second round of components.
+
+    If it is lost in the first round, that round already uses the smaller roster. The second round keeps the directions
+    of the first.
+    """
     others, lost = federation.names[:2], federation.names[2]
     requested = request(federation, **TOPICS, run_key=f"lost-in-{lost_in}", publish="lost")
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:

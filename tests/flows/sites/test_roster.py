@@ -1,4 +1,4 @@
-"""Rosters and configurations are checked before a site listens, and every part of a roster changes its digest."""
+"""Rosters and configurations of sites: they are checked before a site listens, and a digest covers every part."""
 
 import json
 import os
@@ -180,7 +180,7 @@ def rosters(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digest(rosters: Path, content: Any) -> str | None:
-    """Return the digest of a roster, or None if it is refused."""
+    """Return the digest of a roster, or None if it is refused; a refusal must have one line."""
     path = rosters / "roster.yaml"
     path.write_text(yaml.safe_dump(content))
     try:
@@ -203,7 +203,7 @@ def test_a_forged_roster_file_is_refused_or_has_another_digest(rosters: Path, ma
         is_address = any(kind.endswith(path) for path in PUBLIC_PATHS)
         unseen += [kind] if not is_address and digest(rosters, forged) == known else []
     assert count > 100
-    assert unseen == (["dropped masks"] if masks == "helper" else [])  # the helper is the default
+    assert unseen == (["dropped masks"] if masks == "helper" else [])  # omitting masks selects the helper, the default
 
 
 def test_addresses_and_the_timeout_are_all_that_the_digest_leaves_out(rosters: Path) -> None:
@@ -212,7 +212,10 @@ def test_addresses_and_the_timeout_are_all_that_the_digest_leaves_out(rosters: P
 
 
 def test_every_fact_of_a_roster_changes_its_digest() -> None:
-    """A site's noise and every masked message are bound to this digest; only the order of members is free."""
+    """Change each fact of a roster: the digest must change, except for the order of members.
+
+    A site's noise and every masked message are bound to the digest.
+    """
     members = tuple(Member(name=name, records=10, noise_multiplier=4.0, weight=2) for name in "abcd")
     roster = Roster(session="spring", members=members, colluders=1, dropouts=1, attempts=2)
     assert replace(roster, members=members[::-1]).digest == roster.digest

@@ -1,8 +1,7 @@
-"""Services of sites.
+"""Services of sites: a site answers only the aggregator, as planned and once per dealing of masks.
 
-A site answers only the aggregator, as planned and once per dealing; all other requests are refused in one line. A site
-whose home is rolled back between two rounds answers nothing until the newest home is back. It keeps running, with the
-release's curator in memory and an accepted certificate.
+All other requests are refused in one line. A site whose home is rolled back between two rounds answers nothing until
+the newest home is back. The site keeps running, with the release's curator in memory and an accepted certificate.
 """
 
 import dataclasses
@@ -50,10 +49,11 @@ def caller(federation: Federation, name: str = "site-0", *, shown: str = "aggreg
 
 
 def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: Federation) -> None:
-    """The handshake refuses unknown and expired certificates, and also those of another site and of the helper."""
+    """Connect with unknown certificates, and with those of another site and of the helper: all are refused."""
     make_identity("stranger", federation.folder)
     for shown in ("stranger", "site-1", "helper"):
-        with pytest.raises((Refused, SiteSilent), match="certificate"):  # the reason, or a closed connection
+        # the service states the reason, or closes the connection
+        with pytest.raises((Refused, SiteSilent), match="certificate"):
             caller(federation, shown=shown).call("/v1/status", {})
     for shown in ("stranger", "aggregator"):
         with pytest.raises((Refused, SiteSilent), match="certificate"):
@@ -69,7 +69,7 @@ def test_a_site_with_the_certificate_of_another_is_not_requested(federation: Fed
 
 
 def test_an_expired_certificate_is_refused_on_either_side(tmp_path: Path) -> None:
-    """Two in-memory contexts that pin each other's certificates, one of which expired a minute ago."""
+    """Connect two TLS contexts that pin each other's certificates, one of which expired a minute ago: both refuse."""
     make_identity("sound", tmp_path)
     make_identity("old", tmp_path, lifetime=-timedelta(minutes=1))
     from flows.parties.certificates import listening_context
@@ -170,7 +170,10 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
 
 
 def test_sites_that_are_reported_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
-    """The helper deals for one attempt: a server that equivocates between two sites gets only one of two answers."""
+    """Name different attempts to two sites under one dealing of masks: only one site may answer.
+
+    The helper deals masks for one attempt.
+    """
     planned = reserved(federation, "equivocation")
     path = f"/v1/releases/{planned.place}/message"
     smaller = planned.plan.roster.without("site-2")
@@ -183,7 +186,10 @@ def test_sites_that_are_reported_unlike_attempts_answer_nothing_under_one_dealin
 def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
     federation: Federation,
 ) -> None:
-    """Directions, variance and bound of the second round of components; each site checks their form and range."""
+    """Change the directions, variance or bound that the server sends for the second round: sites must refuse them.
+
+    Each site checks form and range, and that all sites of a dealing received the same values.
+    """
     planned = reserved(federation, "broadcasts", **METHODS["cape_agn of a known variance"])
     path, session = f"/v1/releases/{planned.place}/message", caller(federation)
     fine = dict(planned.mechanism.inputs(planned.plan, index=1))
@@ -305,7 +311,7 @@ SITE = "site-1"
 
 @contextmanager
 def rolled_back(federation: Federation, copy: Path) -> Iterator[None]:
-    """Replace the site's home by a copy, and restore the home at the end."""
+    """Replace the home of a site by an older copy, and restore the newest home at the end of the context."""
     home = federation.home(SITE)
     newest = home.with_name("newest")
     home.rename(newest)

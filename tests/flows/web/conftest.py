@@ -1,4 +1,4 @@
-"""A home with versions of every family, and a copy of it for each test."""
+"""Fixtures: a home with versions of every family, and a copy of it for each test."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.flows.web.sample_home import make_sample
 
 @pytest.fixture(scope="session")
 def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create the home once."""
+    """Create the sample home once for all tests."""
     place = tmp_path_factory.mktemp("sample") / "home"
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -22,7 +22,7 @@ def sample_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(sample_home: Path, home: Path) -> Path:
-    """A copy of the home that this test may modify."""
+    """Return a copy of the sample home that this test may modify."""
     shutil.copytree(sample_home, home)
     shutil.copytree(f"{sample_home}-state", f"{home}-state")
     return home
@@ -30,12 +30,12 @@ def sample(sample_home: Path, home: Path) -> Path:
 
 @pytest.fixture
 def shared(sample_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home itself, for tests that only read."""
+    """Return the sample home itself, for tests that only read."""
     isolate(monkeypatch, home=sample_home)
     return sample_home
 
 
 @pytest.fixture
 def site(shared: Path) -> Site:
-    """The pages of that home, as served."""
+    """Return the web pages of the sample home, as the server generates them."""
     return Site(live=True)

@@ -26,7 +26,7 @@ SPACED = "people of the west / <b>ward</b> 3"
 
 
 def subspace(*, seed: int, n_components: int = 3, **manifest: Any) -> PrivateSubspace:
-    """Return a subspace with noise of a stated edge."""
+    """Return a made-up subspace with a spectrum, of which three values exceed the stated noise edge."""
     stream = np.random.default_rng(seed)
     basis = np.linalg.qr(np.eye(FEATURES) + 0.1 * stream.normal(size=(FEATURES, FEATURES)))[0].T
     spectrum = np.sort(np.r_[900.0, 400.0, 150.0, 20.0 + 60.0 * stream.random(5)])[::-1]
@@ -83,7 +83,7 @@ def estimate(*, evaluated: str, **manifest: Any) -> PrivateEstimate:
 
 
 class Maker:
-    """Publish artifacts in the home of this process, each with its own charge."""
+    """Publisher of made-up artifacts in the current home, each with a separate charge."""
 
     def __init__(self) -> None:
         self.workspace = Workspace.open()
@@ -121,7 +121,7 @@ class Maker:
 
 
 def make_sample() -> None:
-    """Fill the configured home."""
+    """Publish the sample artifacts, streams and budgets in the current home."""
     maker = Maker()
     ledger = maker.workspace.ledger
     for population in ("people", SPACED, "open"):
@@ -162,7 +162,7 @@ def make_sample() -> None:
 def add_versions(name: str, count: int, *, after: int = 0) -> None:
     """Add versions to a name, each a separate release with the artifact of the first version.
 
-    The journal's last entry states the total, as after the last release.
+    The journal's last entry states the total charge, as after a real release.
     """
     ledger = Workspace.open().ledger
     release, version = tables.release, tables.version

@@ -1,4 +1,4 @@
-"""Lists of pages can be filtered, ordered and downloaded, and the first screen of a version states its key facts."""
+"""Web pages with lists: they can be filtered, ordered and downloaded; a version's page starts with its key facts."""
 
 import csv
 import getpass

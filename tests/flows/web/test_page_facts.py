@@ -1,9 +1,8 @@
-"""Facts of pages.
+"""Facts on web pages: lineage, lists, charts and differences are correct and public.
 
-Lineage states where a version came from, and nothing private to a site or the ledger. Lists are built from rows: a
-thousand versions need the same few queries as three, and no artifact is read for them. Charts are drawn once, in the
-colours of either theme. Differences equal a direct computation on the released arrays, on the features that both
-versions name.
+Lineage states where a version came from, and nothing private to a site or the ledger. A list of a thousand versions
+needs the same few queries as one of three, and no artifact is read for it. Charts are drawn once, in the colors of
+either theme. Differences equal a direct computation on the released arrays, on the features that both versions name.
 """
 
 import json
@@ -145,7 +144,7 @@ def test_a_damaged_pointer_is_marked_in_the_rows_of_its_own_name_alone(sample: P
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Count the database statements and the files read from the store."""
+    """Yield counts of the database statements and of the files read from the store."""
     counts: Counter[str] = Counter()
     read = LocalPlace.read
 
@@ -168,7 +167,7 @@ def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
     sample: Path, requested: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
-    add_versions("visits-map", 1)  # like those added below, it leaves no note of the total
+    add_versions("visits-map", 1)  # like the versions added below, it leaves no stored total
     requested.clear()
     assert site.answer(page).status == 200
     few = requested.copy()
@@ -229,7 +228,7 @@ BUDGET = {"population": "people", "epsilon": 4.0, "delta": 1e-6, "remaining": 3.
 
 
 def without_ids(chart: bytes) -> bytes:
-    """Drop the names of parts, which Matplotlib derives from their content, and so from their colours."""
+    """Remove element ids from a chart, which Matplotlib derives from their content, and so from their colors."""
     return re.sub(rb'(id="|url\(#|href="#)[A-Za-z0-9_]+', rb"\1", chart)
 
 

@@ -1,7 +1,7 @@
-"""Pages and the static site.
+"""Web pages and the static site: facts and JSON agree, links are valid, and errors have a page.
 
-Facts and JSON agree, links are valid, nothing is loaded from elsewhere, and errors have a page. The static site
-consists of the served pages as files: complete or absent, with links to its own files.
+Nothing is loaded from other hosts. The static site consists of the served pages as files: complete or absent, with
+links to its own files.
 """
 
 import json
@@ -30,7 +30,7 @@ VOID = {"meta", "link", "img", "input", "source", "br"}
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and text; checks that tags are closed in order."""
+    """Parser of a page into tags with attributes, and text; it requires that tags are closed in order."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Page(HTMLParser):
 
 
 def addresses(site: Site) -> Iterator[tuple[str, Page]]:
-    """Follow every link from the index, and yield each page."""
+    """Follow every link from the index, and yield path and answer of each page."""
     seen, left = set(), ["index.html"]
     while left:
         path = left.pop()
@@ -199,7 +199,7 @@ def test_charts_are_drawn_one_at_a_time_however_many_are_requested(site: Site, m
     ]
     with ThreadPoolExecutor(4) as threads:
         assert {answer.content for answer in threads.map(site.answer, requested)} == {b"drawn"}
-    assert most == [1] * 2  # the dark ones are the light ones in other colours
+    assert most == [1] * 2  # dark charts are derived from the light ones by replacing colors
     differences._scree.cache_clear()
     differences._loadings.cache_clear()
 
@@ -234,7 +234,7 @@ def test_what_is_not_there_has_a_page_that_says_so(site: Site, path: str, status
 
 
 def reported(content: bytes, *, is_json: bool = False) -> str:
-    """Return the sentence of an error page, and check that it holds no path and no traceback."""
+    """Return the text of an error page, and check that it contains no path and no traceback."""
     assert os.environ["DPCA_HOME"].encode() not in content
     assert b"Traceback" not in content
     if is_json:

@@ -1,7 +1,7 @@
 """Access to the web pages, and the server's robustness.
 
-Access is restricted: by host on loopback, elsewhere by a token, and a token file that others can read is refused. The
-server answers GET and HEAD alone, with strict headers, and survives any request.
+Access is restricted: on loopback by the host name of the request, elsewhere by a token. A token file that others can
+read is refused. The server answers GET and HEAD alone, with strict headers, and survives any request.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeyp
 
     cookie = asyncio.run(access.session(request(body=f"token={TOKEN}".encode())))
     assert not any(shown("wrong", "2001:db8::1", by_form=number % 2 == 0) for number in range(subject.GUESSES))
-    assert not shown(TOKEN, "2001:db8::2")  # not compared: it is in the same network
+    assert not shown(TOKEN, "2001:db8::2")  # refused without comparison, because the address is in the same network
     assert not shown(TOKEN, "2001:db8::1", by_form=True)
     assert shown(TOKEN, "2001:db8:1::1")
     assert shown(TOKEN, "192.0.2.1", by_form=True)
@@ -161,7 +161,7 @@ LOCAL = "http://localhost:8410"
 
 
 class Client:
-    """A client that calls the application in this process, and keeps its cookies."""
+    """HTTP client that calls the web application in this process, and keeps its cookies."""
 
     def __init__(self, pages: WebPages) -> None:
         self._pages, self.cookies = pages, httpx.Cookies()
