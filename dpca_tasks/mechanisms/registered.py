@@ -8,7 +8,7 @@ up, so a release imports no other mechanism.
 >>> from dpca_tasks.mechanisms.subspace import MECHANISMS
 >>> MECHANISMS["noisy_power"].__name__
 'NoisyPower'
->>> [setting.bounds for setting in settings_of(MECHANISMS["noisy_power"]) if setting.name == "iterations"]
+>>> [dict(setting.bounds) for setting in settings_of(MECHANISMS["noisy_power"]) if setting.name == "iterations"]
 [{'ge': 1}]
 """
 

@@ -93,7 +93,7 @@ def test_what_is_no_spectrum_is_refused_in_one_line(wrong):
 
 
 def test_parts_too_small_for_what_they_leave_are_refused():
-    with pytest.raises(InvalidInput, match=r"leaves 0\.99 of all variance to 1 components"):
+    with pytest.raises(InvalidInput, match=r"leaves 0\.99 of all variance to the other 1 components"):
         spectrum_shares("0.01", n_features=2)
 
 
