@@ -114,13 +114,13 @@ def _text_codec(name: str) -> str:
 
 def _sign(sign: str) -> str:
     if not sign.isascii() or not (sign.isprintable() or sign == "\t") or sign.isalnum() or sign in " .+-":
-        raise ValueError("must be one ASCII character that does not occur in words or numbers")
+        raise ValueError("must be one ASCII character that does not occur in numbers")
     return sign
 
 
 def _delimiter(sign: str) -> str:
     if sign != DOUBLE_COLON and len(sign) != 1:
-        raise ValueError("must be one ASCII character that does not occur in words or numbers, or ::")
+        raise ValueError("must be one ASCII character that does not occur in numbers, or ::")
     return sign if sign == DOUBLE_COLON else _sign(sign)
 
 
