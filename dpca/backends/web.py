@@ -203,7 +203,8 @@ class WebPlace:
             raise Unavailable(f"{url} answers {status}; it must answer 200; contact the operator of that server")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise Unavailable(
-                f"{url} is sent compressed; files must be sent as they are stored; turn compression off on the server"
+                f"{url} is sent compressed, but files must be sent as they are stored; turn compression off on the "
+                "server"
             )
 
     def _failed(self, url: str, error: Exception) -> Exception:

@@ -72,11 +72,11 @@ def match_names(
         )
     if len(positions) < len(found) or len(known) < len(wanted):
         raise Invalid(
-            f"a column name occurs twice; this {noun} finds its columns by name if their order differs; rename one, "
-            "or pass the columns in its order"
+            f"a column name occurs twice, so this {noun} cannot find its columns by name; rename one of the two "
+            f"columns, or pass the columns in the order of this {noun}"
         )
     if others and not drop_others:
-        raise Invalid(f"column {_first(others)} not among the {len(wanted)} of this {noun}; drop other columns")
+        raise Invalid(f"column {_first(others)} not among the {len(wanted)} of this {noun}; drop all other columns")
     return np.array([positions[name] for name in wanted], dtype=np.intp)
 
 
@@ -135,8 +135,9 @@ def feature_columns(
                 continue
             text = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{text} the index of a data frame, which is not a feature; drop it (index=False, or a --table-schema "
-                "or --feature-names without it), rename it if it is a feature, or use it as ids with --unit-column"
+                f"{text} the index of a data frame, and an index is not a feature; if it is an index, drop the column "
+                "(by index=False, or a --table-schema or --feature-names without it); if it is a feature, rename the "
+                "column; if it holds ids, name it by --unit-column"
             )
         kept.append(name)
     return kept

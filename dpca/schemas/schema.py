@@ -229,7 +229,7 @@ class Schema(Declared):
 
     @property
     def norm_at_most(self) -> float:
-        """The public bound on the L2 norm of an encoded row."""
+        """The largest possible L2 norm of an encoded row, which follows from the public schema alone."""
         return math.sqrt(math.fsum(column.largest_square() for column in self.columns))
 
     @property

@@ -217,7 +217,7 @@ def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
 def composed(*events: Event) -> Composed:
     """Return the event of several events, one after the other on the same records."""
     if not events:
-        raise InvalidInput("composed() needs at least one event; omit the step instead")
+        raise InvalidInput("composed() needs at least one event; pass an event, or do not call composed()")
     for event in events:
         kind_of(event)
     return {"name": "composed", "events": list(events)}
@@ -408,7 +408,9 @@ def check_reserved(requested: Event, reserved: Event, *, first: int, count: int 
     elif first >= count_steps(reserved):
         raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
     elif step_at(reserved, first) != requested:
-        raise StepMismatch(f"step {first} requests another event than the one reserved; plan the release again.")
+        raise StepMismatch(
+            f"step {first} requests another event than the event that was reserved for it; plan the release again."
+        )
 
 
 def is_tick(event: Event) -> bool:

@@ -158,7 +158,7 @@ class Weights:
 
     @property
     def endless(self) -> bool:
-        """True if one charge covers any number of ticks."""
+        """True if a single charge covers any number of ticks of the stream."""
         return self.strategy != "sqrt"
 
     @property

@@ -215,7 +215,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def _is_exact(self, parts: Parts, composed: Charge) -> bool:
-        """Return whether the composition prices an event exactly, rather than by an event that dominates it."""
+        """Return whether the charge in the composition is the exact cost of an event, instead of an upper bound."""
 
     @abstractmethod
     def _fits(self, total: Charge) -> bool: ...
