@@ -203,7 +203,9 @@ class Artifact(ABC):
         facts = self.manifest.get("encoder")
         if facts is None:
             return None
-        with needing("a raw table", extra="tables"):  # import here, because only raw tables need Arrow and pydantic
+        with needing(
+            "a raw table", extra="tables"
+        ):  # import the encoder only here, because it needs Arrow and pydantic
             from dpca.schemas.encoder import Encoder
         return Encoder.of(facts)
 

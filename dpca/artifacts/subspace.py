@@ -388,7 +388,7 @@ def _check_components(components: NDArray[np.float64]) -> None:
             f"there are {n_components} components for {n_features} features; components cannot outnumber features; "
             "pass each component as a row"
         )
-    most = 1 + _ORTHONORMAL_WITHIN  # no orthonormal row has a larger entry, and a huge entry would overflow below
+    most = 1 + _ORTHONORMAL_WITHIN  # orthonormal rows have no larger entry, and a huge entry would overflow in products
     if (
         np.abs(components).max() > most
         or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN

@@ -146,7 +146,9 @@ def feature_columns(
 def index_columns(schema: Any) -> tuple[str, ...]:
     """Return the columns of an Arrow schema that its metadata describe as the index of a data frame."""
     declared = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in declared if isinstance(name, str))  # a range index is a dict, and not stored
+    return tuple(
+        name for name in declared if isinstance(name, str)
+    )  # a range index is described by a dict, and is no column
 
 
 def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:
@@ -225,7 +227,7 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
     kind = getattr(getattr(rows, "dtype", None), "kind", "f")
     if kind in "mMV":
         raise Invalid(f"{name} holds {rows.dtype}, which needs a rule to become a number; {_RULE}")
-    unit = getattr(rows, "units", getattr(rows, "unit", None))  # arrays of astropy, pint and unyt have such a unit
+    unit = getattr(rows, "units", getattr(rows, "unit", None))  # attributes of arrays of astropy, pint and unyt
     if unit is not None:
         raise Invalid(f"{name} has the unit {unit}, but a release stores no units; pass plain numbers without a unit")
     if np.ma.isMaskedArray(rows):
@@ -248,7 +250,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
     """
     kinds = dict(_types(frame))
     if len(kinds) < len(frame.columns):
-        return frame  # with repeated names, which the caller refuses later
+        return frame  # the caller refuses frames with repeated column names later
     for column, kind in kinds.items():
         if _NO_NUMBERS.match(kind):
             raise Invalid(f"column {column!r} of {name} holds {kind}, which needs a rule to become a number; {_RULE}")
@@ -268,7 +270,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
             "ratings"
         )
     if len(filled) == len(kinds) and all(frame.dtypes[column].fill_value == 0 for column in filled):
-        return frame  # scikit-learn converts such a frame to a sparse matrix
+        return frame  # stay sparse, as scikit-learn converts such a frame to a sparse matrix
     return frame.assign(**{column: frame[column].sparse.to_dense() for column in filled})
 
 

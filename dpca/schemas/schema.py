@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        is_long = len(node.value) > _LONGEST_INTEGER  # YAML's base-60 integers take quadratic time
+        is_long = len(node.value) > _LONGEST_INTEGER  # parsing base-60 integers takes quadratic time
         if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
             raise Invalid(
                 f"line {node.start_mark.line + 1} has an integer of more than 64 bits, which is not allowed; correct it"
@@ -420,7 +420,7 @@ def _name_at(document: Any, at: int) -> str | None:
 
 
 _HEAD = """\
-# This file is a schema for `dpca dataset ingest --table-schema`. Every release publishes it.
+# This file is a schema for `dpca dataset ingest --table-schema`. Every release that uses it publishes it.
 # Declare everything from public knowledge, never from the rows.
 # Replace each {word} by a declaration; `dpca schema json` describes all possible declarations.
 version: 1

@@ -151,7 +151,7 @@ def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     epsilon : float
     """
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
-    if power == 0:  # exponential distribution: delta is the mass outside the other support, at every epsilon
+    if power == 0:  # exponential distribution: at every epsilon, delta is the mass outside the other support
         return -math.expm1(-fall)
     from scipy import stats  # slow to import
 
@@ -215,7 +215,7 @@ def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) ->
 
 
 _WITHIN = 1e-6
-_LIKELIER = 1.0 + 2.0**-8  # covers the relative error of delta due to scipy's chi-square tails
+_LIKELIER = 1.0 + 2.0**-8  # factor that covers the relative error of delta due to scipy's chi-square tails
 
 
 def known(lower: float, upper: float | None = None) -> EpsilonBracket:

@@ -558,7 +558,7 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
 def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     if not isinstance(rules, GdpFilter):
-        return [rules.spent(total) for total in totals]  # fast, because a Renyi filter only adds a few floats
+        return [rules.spent(total) for total in totals]  # a Renyi filter only adds a few floats per total
     deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
     for failed in deltas:
         deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
@@ -575,7 +575,7 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     unspent = {
         (total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals
-    }  # with mu squared set to 0
+    }  # totals with mu squared set to 0
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in unspent}
     if isinstance(rules, GdpFilter):  # the remaining mu squared is the limit of mu squared minus the charged one
         limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in unspent}
