@@ -140,7 +140,7 @@ class Numeric(_Encoded):
     def largest_square(self) -> float:
         """Return the largest square of the feature: 1 if scaled, or else the larger square of the two range ends.
 
-        If missing values get a category of their own, the result is at least 1.
+        If missing values get an additional feature, the result is at least 1.
         """
         return 1.0 if self.scale != "none" else max(*(end * end for end in self.range), float(self._has_missing()))
 

@@ -27,7 +27,7 @@ True
 
 *Exponential mechanisms.* The mechanism draws an output with density proportional to ``exp(score / scale)``. Suppose
 that a change of one record changes the scores of all outputs by amounts within one interval of length ``r scale``. Then
-the privacy loss lies in an interval of length r that contains 0. The draw is said to have the *bounded range* r. It is
+the privacy loss lies in an interval of length r that contains 0. Such a draw has the *bounded range* r. It is
 epsilon-DP for ``r <= epsilon``. More precisely:
 
 - *One draw.* By convexity, the worst distribution of a loss in ``[t - r, t]`` is supported on both ends of the
@@ -369,7 +369,7 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
         Delta: how far one record moves the vector of integers, in the L2 norm after each coordinate is divided by its
         weight.
     shares : int
-        H: the number of noise shares from honest sites, which no other party knows.
+        H: the number of noise shares from honest sites, which are secret to all other parties.
     squared_scale : float
         ``s^2``: the parameter of the discrete Gaussian of one share in a coordinate of weight 1. In a coordinate of
         weight w the parameter is ``w^2 s^2``.
