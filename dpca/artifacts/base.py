@@ -61,7 +61,7 @@ def canonical_object(members: Mapping[str, bytes]) -> bytes:
 
 
 def in_short(found: object) -> str:
-    """Collapse whitespace in untrusted text and truncate it, for use in a one-line message."""
+    """Return untrusted text with whitespace collapsed and the end cut off, for use in a one-line message."""
     return " ".join(str(found).split())[:_SHOWN]
 
 
@@ -126,7 +126,7 @@ def checked_manifest(
 
 
 class LinearMap(Protocol):
-    """The interface that export formats require of a subspace."""
+    """The attributes of a subspace that the export formats use."""
 
     @property
     def components(self) -> NDArray[np.float64]: ...  # noqa: D102
@@ -182,7 +182,7 @@ class Artifact(ABC):
 
     @abstractmethod
     def headline(self) -> str:
-        """Return a short description of the release, such as ``10 components of 123 features``."""
+        """Return a short description of the artifact, such as ``10 components of 123 features``."""
 
     @property
     def is_private(self) -> bool:
@@ -203,7 +203,9 @@ class Artifact(ABC):
         facts = self.manifest.get("encoder")
         if facts is None:
             return None
-        with needing("a raw table", extra="tables"):  # import here, because only raw tables need Arrow and pydantic
+        with needing(
+            "a raw table", extra="tables"
+        ):  # import the encoder only here, because it needs Arrow and pydantic
             from dpca.schemas.encoder import Encoder
         return Encoder.of(facts)
 

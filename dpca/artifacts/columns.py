@@ -119,7 +119,7 @@ def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) ->
         If `rows` is not 2-D with `width` columns, is not numeric, holds NaN or infinity, or would lose information
         when converted to float64 (see `plain_rows`).
     """
-    from scipy import sparse  # import here, because scipy takes 0.1 s to import and only commands with rows need it
+    from scipy import sparse  # import scipy only here, because the import takes 0.1 s and only rows need it
 
     rows = plain_rows(rows.compute() if hasattr(rows, "__dask_graph__") else rows, name=name)
     matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
@@ -143,5 +143,5 @@ def _dense(name: str, rows: Any) -> NDArray[Any]:
     try:
         array = np.asarray(rows)
         return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError, OverflowError):  # drop the original error, whose message may quote a value of a row
+    except (TypeError, ValueError, OverflowError):  # hide the original error, as its message may quote a value
         raise Invalid(f"{name} is not an array of numbers; pass a 2-D array of real numbers") from None

@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Subspace:
-    """A projection of rows onto released components."""
+    """The exported model: computes the scores of rows, their projections onto the released components."""
 
     def __init__(self, folder: str) -> None:
         with np.load(Path(folder) / "subspace.npz", allow_pickle=False) as archive:

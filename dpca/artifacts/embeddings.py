@@ -234,7 +234,7 @@ class ItemEmbeddings(Artifact):
         rated, given = plain_rows(items, name="items"), plain_rows(ratings, name="ratings")
         try:
             rated, values = np.asarray(rated), np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):  # drop the original error, whose message may quote a rating
+        except (TypeError, ValueError, OverflowError):  # hide the original error, as its message may quote a rating
             raise Invalid("items and ratings must be arrays of numbers; pass item numbers and ratings") from None
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
             raise Invalid(

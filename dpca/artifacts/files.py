@@ -373,7 +373,10 @@ def _files_of(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _all_files(place: Place, digest: str) -> dict[str, bytes]:
-    """Read all files of an artifact; if the place cannot list a folder, those that the artifact's kind may have."""
+    """Read all files of an artifact.
+
+    If the place cannot list a folder, read the manifest and then each file that the artifact's kind may have.
+    """
     folder, most = _folder(digest), _most_bytes()
     if place.lists:
         return place.read_folder(folder, most=most)
@@ -384,8 +387,8 @@ def _all_files(place: Place, digest: str) -> dict[str, bytes]:
     except _BROKEN as error:
         found = in_short(error) or type(error).__name__
         raise Corrupt(
-            f"artifact {place.at(folder)} is not valid ({found}); its files must be as they were published; correct "
-            "the URL, or request a valid copy from its publisher"
+            f"artifact {place.at(folder)} is not valid ({found}), so its files were changed or the URL is wrong; "
+            "correct the URL, or request a valid copy from its publisher"
         ) from None
 
 
@@ -393,8 +396,8 @@ def _stage(files: Mapping[str, bytes], staged: Path, digest: str) -> None:
     write_files(staged, files)
     if read_tree(staged) != files:
         raise Corrupt(
-            f"artifact {digest} reads back differently from {staged}; "
-            "a file must hold what was written; check the disk and run the same request again"
+            f"artifact {digest} reads back differently from {staged} than it was written; check the disk and run the "
+            "same request again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Labels and meanings of the facts that describe the quality of a release, for pages, commands and documents.
+"""Labels and short explanations of the facts that describe the quality of a release, for web pages, commands and docs.
 
 >>> label("cv_low")
 'captured variance, lower bound'
@@ -86,7 +86,7 @@ def formatted(value: Any, *, name: str = "") -> str:
 
 
 def rounded_down(value: float, *, digits: int) -> float:
-    """Round a number down to this many significant digits."""
+    """Round a number down to `digits` significant digits."""
     if value == 0.0 or not math.isfinite(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)

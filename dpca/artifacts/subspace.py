@@ -141,7 +141,8 @@ class PrivateSubspace(FittedTransformer, Artifact):
             )
         if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
             raise Invalid(
-                "spectrum must have one value for each row of components and of further; pass all of these eigenvalues"
+                "spectrum must have one value per row of components and per row of further, but has another number of "
+                "values; pass the eigenvalues of all these directions"
             )
         if mean is not None and len(mean) != components.shape[1]:
             raise Invalid(
@@ -195,7 +196,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         return cls(**{"components": arrays["components"], **arrays}, manifest=manifest)
 
     def summary(self) -> dict[str, Any]:
-        """Return the main facts of the subspace by name."""
+        """Return the clip norm, the sizes, the eigenvalues and the quality estimates of the subspace, by name."""
         return {
             "clip_norm": self.manifest.get("clip_norm"),
             "n_components": self.n_components,
@@ -205,7 +206,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         }
 
     def headline(self) -> str:
-        """Return a short description with the numbers of components and features."""
+        """Return a phrase with the numbers of components and features, such as ``10 components of 123 features``."""
         return f"{self.n_components} components of {self.n_features} features"
 
     @property
@@ -387,7 +388,7 @@ def _check_components(components: NDArray[np.float64]) -> None:
             f"there are {n_components} components for {n_features} features; components cannot outnumber features; "
             "pass each component as a row"
         )
-    most = 1 + _ORTHONORMAL_WITHIN  # no orthonormal row has a larger entry, and a huge entry would overflow below
+    most = 1 + _ORTHONORMAL_WITHIN  # orthonormal rows have no larger entry, and a huge entry would overflow in products
     if (
         np.abs(components).max() > most
         or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN

@@ -207,7 +207,7 @@ def claim_file(path: Path, payload: bytes) -> bool:
         is_ours = False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)  # sync also another process's file, because that process may have been killed before
+    sync_folder(path.parent)  # sync the folder also for another writer, who may have been killed before a sync
     return is_ours
 
 
@@ -268,7 +268,7 @@ def make_folder(path: Path) -> None:
             path.mkdir(mode=FOLDER, exist_ok=True)
             path.chmod(FOLDER)  # the umask may have removed permission bits from the mode given to mkdir
             sync_folder(path.parent)
-        except (FileNotFoundError, FileExistsError):  # another process may have removed an empty parent: try again
+        except (FileNotFoundError, FileExistsError):  # try again, as another process may have removed an empty parent
             if attempts <= 0:
                 raise
 
@@ -453,7 +453,7 @@ def relative_paths(root: Path) -> list[str]:
     found, folders = [], [""]
     while folders:
         below = folders.pop()
-        with os.scandir(f"{root}/{below}") as entries:  # plain strings, because creating a Path takes as long as a stat
+        with os.scandir(f"{root}/{below}") as entries:  # use strings, as creating a Path takes as long as a stat
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{below}{entry.name}/")

@@ -47,7 +47,7 @@ class LocalPlace:
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
         """Read a small file, with a tag from before the read, so that a later change always changes the tag."""
-        address = f"{self.root}/{path}"  # a plain string, because creating thousands of Path objects is slow
+        address = f"{self.root}/{path}"  # use a string path, because creating thousands of Path objects is slow
         try:
             payload, status = read_with_status(address, most=most)
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class LocalPlace:
             make_folder(address.parent)
             if move_folder(staged, address):
                 return True
-            sync_folder(address.parent)  # another process moved the folder here, and may have been killed before a sync
+            sync_folder(address.parent)  # sync for the process that moved the folder and may have been killed
             return False
 
     def remove(self, folder: str, *, marker: str) -> None:
@@ -169,7 +169,7 @@ def open_place(address: str | Path) -> Place:
         If the address is an object store, and the client package for object stores is not installed.
     """
     if isinstance(address, str) and "://" in address:
-        with needing("an object store"):  # import here, because a local folder needs no object store client
+        with needing("an object store"):  # import the client only if an object store is used
             from dpca.backends.s3 import ObjectPlace
 
         return ObjectPlace(address)
@@ -187,7 +187,7 @@ def open_published(address: str | Path) -> Place:
         If the address is a URL that does not begin with ``s3://``, ``https://`` or ``http://``.
     """
     if isinstance(address, str) and address.startswith(_WEB):
-        from dpca.backends.web import WebPlace  # import here, because a local folder needs no HTTP client
+        from dpca.backends.web import WebPlace  # import the HTTP client only if a web server is used
 
         return WebPlace(address)
     return open_place(address)

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
 _MAX_RETRIES = 8  # a few seconds
-_ATTEMPTS = 3  # how often a write or removal is tried that the store acknowledges but does not perform
+_ATTEMPTS = 3  # number of attempts at a write or removal that the store acknowledges but does not perform
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 #: Text in an error, its meaning, and the next action.
 _REASONS = (
-    ("169.254.", *_NO_CREDENTIALS),  # without credentials, the client requests them from this cloud metadata address
+    ("169.254.", *_NO_CREDENTIALS),  # the cloud metadata address, which a client without credentials tries
     ("Missing AccessKeyId", *_NO_CREDENTIALS),
     ("Missing SecretAccessKey", *_NO_CREDENTIALS),
     ("Config error", "an AWS_* variable has an invalid value", "correct that variable"),
@@ -123,7 +123,10 @@ class ObjectPlace:
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Put a small object if the present object is the one in `over`; otherwise return False."""
+        """Put a small object if the present object is still the one in `over`; otherwise write nothing, return False.
+
+        If `over` is None, the object is put only if no object exists.
+        """
         return self._put(path, payload, tag=None if over is None else over.tag)
 
     def names(self, folder: str) -> list[str]:
@@ -148,7 +151,7 @@ class ObjectPlace:
         """Return whether a published folder exists, that is, whether its marker exists."""
         try:
             with self.reaching():
-                obstore.get(self._store, _join(folder, marker))  # GET, because a failed HEAD states no reason
+                obstore.get(self._store, _join(folder, marker))  # use GET, as a failed HEAD states no reason
         except FileNotFoundError:
             return False
         return True
@@ -273,7 +276,7 @@ class ObjectPlace:
         """Return the size of an object in bytes; None if the object does not exist."""
         try:
             with self.reaching():
-                return int(obstore.get(self._store, path).meta["size"])  # GET, because a failed HEAD states no reason
+                return int(obstore.get(self._store, path).meta["size"])  # use GET, as a failed HEAD states no reason
         except FileNotFoundError:
             return None
 

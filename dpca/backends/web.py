@@ -29,10 +29,10 @@ _URL = re.compile(
 )
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _REGISTRY = "/registry"
-_TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # at most 30 seconds between two chunks of a response, 10 to connect
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)  # timeouts: 10 seconds to connect, 30 between two chunks of a response
 _PAUSES = (0.25, 1.0)  # seconds to wait before the second and the third attempt of a request
 _PASSING = (408, 429, 500, 502, 503, 504)
-_ABSENT = (403, 404, 410)  # includes 403, with which an object store that denies listing reports a missing object
+_ABSENT = (403, 404, 410)  # statuses of a missing file; 403 comes from object stores that deny listing
 _NOT_LET_IN = (401, 407)
 _SHOWN = 100
 
@@ -203,7 +203,8 @@ class WebPlace:
             raise Unavailable(f"{url} answers {status}; it must answer 200; contact the operator of that server")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise Unavailable(
-                f"{url} is sent compressed; files must be sent as they are stored; turn compression off on the server"
+                f"{url} is sent compressed, but files must be sent as they are stored; turn compression off on the "
+                "server"
             )
 
     def _failed(self, url: str, error: Exception) -> Exception:

@@ -106,7 +106,7 @@ class Resolved:
         return f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots, because cached_property needs an instance dict
+@dataclass(frozen=True, kw_only=True)  # Pointer has no slots, because cached_property needs an instance dict
 class Pointer:
     """The content of the pointer file of one name.
 

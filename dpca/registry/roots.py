@@ -127,7 +127,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """What the root states about a publisher's key: the names that the key may sign, and the state of the key.
+    """The rights of a publisher's key by the root: the names that the key may sign, and the state of the key.
 
     Attributes
     ----------
@@ -372,7 +372,7 @@ class SignedPointer:
     pointer : Pointer
         The versions and aliases of the name.
     number : int
-        The number of this signed pointer, larger than that of any earlier signed pointer of the name.
+        The number of this signed pointer. Every earlier signed pointer of the name has a smaller number.
     now, before : str or None
         The digests of the pointer file after and before this update; ``before`` is None for the first update.
     expires : str or None

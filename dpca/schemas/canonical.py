@@ -57,7 +57,7 @@ from numpy.typing import NDArray
 
 from dpca.errors import BadSource
 
-_EXACT = 1 << 53  # float64 represents every integer up to this one exactly
+_EXACT = 1 << 53  # float64 represents every integer up to 2^53 exactly
 _PLAIN = (pa.Bool8Type, pa.JsonType, pa.FixedShapeTensorType)
 """Extension types whose storage has the same meaning as the type."""
 #: Patterns of the text of a number of each type.
@@ -77,7 +77,7 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would cast bytes as text and times as ticks
+    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would read bytes as text, times as ticks
         raise refusal
     if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds only that cast correctly
         array = array.cast(pa.string())
@@ -99,10 +99,10 @@ def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
     if pa.types.is_float16(array.type):
-        array = array.cast(pa.float32())  # an exact cast, needed because Arrow cannot compare half-precision floats
+        array = array.cast(pa.float32())  # cast half-precision floats exactly, because Arrow cannot compare them
     found = array.cast(kind, safe=False)
     if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
-        fits = pc.greater_equal(found, 0)  # only uint64 can overflow int64, and then the result is negative
+        fits = pc.greater_equal(found, 0)  # only a uint64 can overflow int64, and then the cast gives a negative number
     else:
         number = pc.abs(array.cast(pa.float64(), safe=False))
         fits = pc.and_(pc.equal(found.cast(array.type, safe=False), array), pc.less_equal(number, _EXACT))
@@ -114,7 +114,7 @@ def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
-        if not isinstance(array.type, _PLAIN):  # for example pandas periods, which are stored as bare numbers
+        if not isinstance(array.type, _PLAIN):  # refuse, for example, pandas periods, which are stored as bare numbers
             raise BadSource(
                 f"it holds {array.type.extension_name}, which is not supported; convert it to text, numbers or dates"
             )
@@ -166,7 +166,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 _INTEGER = r"^(0|-?[1-9][0-9]{0,75})$"
-_LARGEST = 1e76  # whole numbers up to this one are written in plain digits, as Arrow's widest decimal holds them
+_LARGEST = 1e76  # whole numbers up to 1e76, the limit of Arrow's widest decimal, are written in plain digits
 _NUMERAL = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _ANY_NUMERAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _MOMENT = r"(([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?"
@@ -377,7 +377,7 @@ class Canonical:
         if pa.types.is_floating(kind):
             return _own_width(cells)
         if pa.types.is_decimal(kind):
-            return _filled(cells.cast(pa.string()))  # cast through text, because a direct cast rounds incorrectly
+            return _filled(cells.cast(pa.string()))  # cast decimals through text, as a direct cast rounds incorrectly
         if not (is_text(kind) or pa.types.is_null(kind)):
             if not is_number(cells.type):
                 raise BadSource(
@@ -467,7 +467,7 @@ def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | No
                     day = day.astimezone(zone)
             except (ValueError, OverflowError):
                 continue
-            if not one.isdigit() or day.strftime(form) == one:  # refuse digits that lost a leading zero as a number
+            if not one.isdigit() or day.strftime(form) == one:  # refuse a number that lost a leading zero
                 return float(day.toordinal() - _EPOCH)
     return float("nan")
 
@@ -508,7 +508,7 @@ def id_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
         return pa.int64()
     if is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or kind == pa.uint64():
-        return pa.string()  # because these types can hold ids that int64 cannot
+        return pa.string()  # ids of these types become text, because int64 cannot hold all of them
     raise BadSource(f"ids are stored as {kind}; ids must be whole numbers or text; convert them")
 
 

@@ -77,7 +77,7 @@ class Encoder:
 
     @property
     def norm_at_most(self) -> float:
-        """The public bound on the L2 norm of an encoded row."""
+        """The largest possible L2 norm of an encoded row, which follows from the public schema alone."""
         return self.schema.norm_at_most
 
     @property

@@ -72,11 +72,11 @@ def match_names(
         )
     if len(positions) < len(found) or len(known) < len(wanted):
         raise Invalid(
-            f"a column name occurs twice; this {noun} finds its columns by name if their order differs; rename one, "
-            "or pass the columns in its order"
+            f"a column name occurs twice, so this {noun} cannot find its columns by name; rename one of the two "
+            f"columns, or pass the columns in the order of this {noun}"
         )
     if others and not drop_others:
-        raise Invalid(f"column {_first(others)} not among the {len(wanted)} of this {noun}; drop other columns")
+        raise Invalid(f"column {_first(others)} not among the {len(wanted)} of this {noun}; drop all other columns")
     return np.array([positions[name] for name in wanted], dtype=np.intp)
 
 
@@ -135,8 +135,9 @@ def feature_columns(
                 continue
             text = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{text} the index of a data frame, which is not a feature; drop it (index=False, or a --table-schema "
-                "or --feature-names without it), rename it if it is a feature, or use it as ids with --unit-column"
+                f"{text} the index of a data frame, and an index is not a feature; if it is an index, drop the column "
+                "(by index=False, or a --table-schema or --feature-names without it); if it is a feature, rename the "
+                "column; if it holds ids, name it by --unit-column"
             )
         kept.append(name)
     return kept
@@ -145,7 +146,9 @@ def feature_columns(
 def index_columns(schema: Any) -> tuple[str, ...]:
     """Return the columns of an Arrow schema that its metadata describe as the index of a data frame."""
     declared = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in declared if isinstance(name, str))  # a range index is a dict, and not stored
+    return tuple(
+        name for name in declared if isinstance(name, str)
+    )  # a range index is described by a dict, and is no column
 
 
 def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:
@@ -224,7 +227,7 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
     kind = getattr(getattr(rows, "dtype", None), "kind", "f")
     if kind in "mMV":
         raise Invalid(f"{name} holds {rows.dtype}, which needs a rule to become a number; {_RULE}")
-    unit = getattr(rows, "units", getattr(rows, "unit", None))  # arrays of astropy, pint and unyt have such a unit
+    unit = getattr(rows, "units", getattr(rows, "unit", None))  # attributes of arrays of astropy, pint and unyt
     if unit is not None:
         raise Invalid(f"{name} has the unit {unit}, but a release stores no units; pass plain numbers without a unit")
     if np.ma.isMaskedArray(rows):
@@ -247,7 +250,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
     """
     kinds = dict(_types(frame))
     if len(kinds) < len(frame.columns):
-        return frame  # with repeated names, which the caller refuses later
+        return frame  # the caller refuses frames with repeated column names later
     for column, kind in kinds.items():
         if _NO_NUMBERS.match(kind):
             raise Invalid(f"column {column!r} of {name} holds {kind}, which needs a rule to become a number; {_RULE}")
@@ -267,7 +270,7 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
             "ratings"
         )
     if len(filled) == len(kinds) and all(frame.dtypes[column].fill_value == 0 for column in filled):
-        return frame  # scikit-learn converts such a frame to a sparse matrix
+        return frame  # stay sparse, as scikit-learn converts such a frame to a sparse matrix
     return frame.assign(**{column: frame[column].sparse.to_dense() for column in filled})
 
 

@@ -28,7 +28,7 @@ def _one_line(text: str) -> str:
 
 def _as_text(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("YAML reads this word as true or false; quote it")
+        raise ValueError("YAML reads this word as true or false; quote it to use it as text")
     return repr(value) if isinstance(value, int | float) else value
 
 
@@ -55,7 +55,7 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise ValueError("must list each value once")
     if "" in values:
-        raise ValueError("must not list the empty text, which is a missing value")
+        raise ValueError("must not list the empty text, because an empty text is a missing value")
     return values
 
 
@@ -140,7 +140,7 @@ class Numeric(_Encoded):
     def largest_square(self) -> float:
         """Return the largest square of the feature: 1 if scaled, or else the larger square of the two range ends.
 
-        If missing values get a category of their own, the result is at least 1.
+        If missing values get an additional feature, the result is at least 1.
         """
         return 1.0 if self.scale != "none" else max(*(end * end for end in self.range), float(self._has_missing()))
 

@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        is_long = len(node.value) > _LONGEST_INTEGER  # YAML's base-60 integers take quadratic time
+        is_long = len(node.value) > _LONGEST_INTEGER  # parsing base-60 integers takes quadratic time
         if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
             raise Invalid(
                 f"line {node.start_mark.line + 1} has an integer of more than 64 bits, which is not allowed; correct it"
@@ -114,13 +114,13 @@ def _text_codec(name: str) -> str:
 
 def _sign(sign: str) -> str:
     if not sign.isascii() or not (sign.isprintable() or sign == "\t") or sign.isalnum() or sign in " .+-":
-        raise ValueError("must be one ASCII character that does not occur in words or numbers")
+        raise ValueError("must be one ASCII character that does not occur in numbers")
     return sign
 
 
 def _delimiter(sign: str) -> str:
     if sign != DOUBLE_COLON and len(sign) != 1:
-        raise ValueError("must be one ASCII character that does not occur in words or numbers, or ::")
+        raise ValueError("must be one ASCII character that does not occur in numbers, or ::")
     return sign if sign == DOUBLE_COLON else _sign(sign)
 
 
@@ -229,7 +229,7 @@ class Schema(Declared):
 
     @property
     def norm_at_most(self) -> float:
-        """The public bound on the L2 norm of an encoded row."""
+        """The largest possible L2 norm of an encoded row, which follows from the public schema alone."""
         return math.sqrt(math.fsum(column.largest_square() for column in self.columns))
 
     @property
@@ -420,7 +420,7 @@ def _name_at(document: Any, at: int) -> str | None:
 
 
 _HEAD = """\
-# This file is a schema for `dpca dataset ingest --table-schema`. Every release publishes it.
+# This file is a schema for `dpca dataset ingest --table-schema`. Every release that uses it publishes it.
 # Declare everything from public knowledge, never from the rows.
 # Replace each {word} by a declaration; `dpca schema json` describes all possible declarations.
 version: 1

@@ -27,7 +27,7 @@ True
 
 *Exponential mechanisms.* The mechanism draws an output with density proportional to ``exp(score / scale)``. Suppose
 that a change of one record changes the scores of all outputs by amounts within one interval of length ``r scale``. Then
-the privacy loss lies in an interval of length r that contains 0. The draw is said to have the *bounded range* r. It is
+the privacy loss lies in an interval of length r that contains 0. Such a draw has the *bounded range* r. It is
 epsilon-DP for ``r <= epsilon``. More precisely:
 
 - *One draw.* By convexity, the worst distribution of a loss in ``[t - r, t]`` is supported on both ends of the
@@ -72,7 +72,7 @@ UNITS = 2**56
 
 _DIGITS, _MORE_DIGITS = 30, 60
 _ROUNDING = 1e-26  # bound on the relative error of a 30-digit term per unit of condition number, 10^4 times the actual
-_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # within these limits float64 evaluates the DP condition well
+_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # limits within which float64 can evaluate the DP condition
 _HALF_ROOT = math.sqrt(0.5)
 _MOST_STEPS, _SETTLED = 60, 1e-13
 
@@ -101,7 +101,7 @@ def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
         mu, loss = _mu(units), mpmath.mpf(epsilon)
         left, right = _terms(mu, epsilon=loss)
         excess = left - right - delta
-        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # condition numbers: x^2 of a tail at x, epsilon of e^epsilon
+        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # condition number: x^2 for a tail at x, epsilon for e^epsilon
         if abs(excess) > _ROUNDING * condition * (left + right + delta):
             return bool(excess <= 0)
     with mpmath.workdps(_MORE_DIGITS):
@@ -369,7 +369,7 @@ def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_we
         Delta: how far one record moves the vector of integers, in the L2 norm after each coordinate is divided by its
         weight.
     shares : int
-        H: the number of noise shares from honest sites, which no other party knows.
+        H: the number of noise shares from honest sites, which are secret to all other parties.
     squared_scale : float
         ``s^2``: the parameter of the discrete Gaussian of one share in a coordinate of weight 1. In a coordinate of
         weight w the parameter is ``w^2 s^2``.
@@ -428,7 +428,7 @@ def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_we
     scale = 2 * math.ceil(max(needed, rounding) / 2)
     terms = {"sensitivity": sensitivity, "shares": shares, "least_weight": least_weight}
     while shares * scale <= rounding or shares_mu(**terms, squared_scale=scale) > mu:  # type: ignore[arg-type]
-        scale += 2 * max(1, scale >> 49)  # above 2^50, increase by more than 2 so that float(scale) changes
+        scale += 2 * max(1, scale >> 49)  # above 2^50, increase s^2 by so much that its float changes
     return scale
 
 

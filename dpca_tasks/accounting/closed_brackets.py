@@ -1,7 +1,7 @@
 r"""Closed-form privacy guarantees of smooth noise, Wishart matrices and joint releases over sites.
 
 *Joint releases.* Each site sends the sum of its weighted data, a share of noise, and a mask. The masks of all sites add
-up to 0. Consider an attacker who sees every message and knows the masks of the colluding sites. For one record of an
+up to 0. Consider an attacker who sees every message and has the masks of the colluding sites. For one record of an
 honest site, all that the attacker sees is a Gaussian shift, which is mu-GDP with the mu of `view_mu`. `least_noise` is
 the least noise variance for which each site gets the mu that it requires.
 
@@ -73,7 +73,7 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
     sensitivity : float
         Delta: how far one record moves the message of its site.
     honest : int
-        H: the number of honest sites, whose masks the attacker does not know.
+        H: the number of honest sites, whose masks the attacker does not have.
     share_variance : float
         v: the variance of the noise that each site adds.
     mask_variance : float
@@ -128,7 +128,7 @@ def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float)
 
 
 def gain_over_equal_weights(sizes: Sequence[int]) -> float:
-    """Return the noise variance of an unweighted average of the sites' means, divided by that of pooled data.
+    """Return the noise variance of an unweighted average of the sites' means over the noise variance for pooled data.
 
     This ratio of CAPE's Proposition 1 is ``(N / S)^2 sum 1 / n_s^2``, for S sites with ``n_s`` records each and N in
     total. It has its least value S if all sites have equal size. An average with the weights ``n_s / N`` has the ratio
@@ -151,7 +151,7 @@ def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     epsilon : float
     """
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
-    if power == 0:  # exponential distribution: delta is the mass outside the other support, at every epsilon
+    if power == 0:  # exponential distribution: at every epsilon, delta is the mass outside the other support
         return -math.expm1(-fall)
     from scipy import stats  # slow to import
 
@@ -215,7 +215,7 @@ def inverted_sampler_loss(*, slope: float, n_features: int, rows: int = ROWS) ->
 
 
 _WITHIN = 1e-6
-_LIKELIER = 1.0 + 2.0**-8  # covers the relative error of delta due to scipy's chi-square tails
+_LIKELIER = 1.0 + 2.0**-8  # factor that covers the relative error of delta due to scipy's chi-square tails
 
 
 def known(lower: float, upper: float | None = None) -> EpsilonBracket:

@@ -217,7 +217,7 @@ def poisson_sampled(event: Event, rate: float) -> PoissonSampled:
 def composed(*events: Event) -> Composed:
     """Return the event of several events, one after the other on the same records."""
     if not events:
-        raise InvalidInput("composed() needs at least one event; omit the step instead")
+        raise InvalidInput("composed() needs at least one event; pass an event, or do not call composed()")
     for event in events:
         kind_of(event)
     return {"name": "composed", "events": list(events)}
@@ -379,7 +379,7 @@ def step_at(event: Event, index: int) -> Event:
     """
     total = count_steps(event)
     if not 0 <= index < total:
-        raise StepMismatch(f"step {index} is not one of the {total} reserved steps; plan a release with more steps")
+        raise StepMismatch(f"step {index} must be one of the {total} steps reserved; plan a release with more steps")
     inside = kind_of(event).inside
     if inside is None:
         return event
@@ -406,11 +406,11 @@ def check_reserved(requested: Event, reserved: Event, *, first: int, count: int 
                 "the release again."
             )
     elif first >= count_steps(reserved):
-        raise StepMismatch(
-            f"step {first} was requested but not reserved; plan and reserve every step before the release."
-        )
+        raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
     elif step_at(reserved, first) != requested:
-        raise StepMismatch(f"step {first} requests another event than the one reserved; plan the release again.")
+        raise StepMismatch(
+            f"step {first} requests another event than the event that was reserved for it; plan the release again."
+        )
 
 
 def is_tick(event: Event) -> bool:

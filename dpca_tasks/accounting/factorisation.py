@@ -158,7 +158,7 @@ class Weights:
 
     @property
     def endless(self) -> bool:
-        """True if one charge covers any number of ticks."""
+        """True if a single charge covers any number of ticks of the stream."""
         return self.strategy != "sqrt"
 
     @property
@@ -360,8 +360,9 @@ def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, no
     Returns
     -------
     Event
-        One Gaussian release. The squared mu of all installments and extensions add up to that of the whole stream. This
-        covers every record, because a record that arrives at the first tick contributes most to all answers.
+        One Gaussian release. The squared mu of all installments and extensions add up to the squared mu of the whole
+        stream. This covers every record, because a record that arrives at the first tick contributes most to all
+        answers.
 
     Raises
     ------

@@ -11,10 +11,10 @@ follow. When a budget is opened, `failure_delta` is set aside for events that ar
 And once a budget has begun to compose its releases, it never stops.
 
 *Composition and standalone charges.* Composed releases are charged by mu squared or by Renyi divergences. This is
-efficient for many releases, but expensive for a single release that is not Gaussian: the charge is that of the smallest
-Gaussian that dominates the release. So a release before the composition begins may get a standalone charge instead. A
-standalone charge is the (epsilon, delta) of the release, which is subtracted from the budget. The composition later
-begins with the rest of the budget. All releases together are (epsilon, delta)-DP.
+efficient for many releases, but expensive for a single release that is not Gaussian: the charge is the cost of the
+smallest Gaussian that dominates the release. So a release before the composition begins may get a standalone charge
+instead. A standalone charge is the (epsilon, delta) of the release, which is subtracted from the budget. The
+composition later begins with the rest of the budget. All releases together are (epsilon, delta)-DP.
 
 *Proof.* Let F(e, d) be a filter that is valid for every e and d, and let F+ be the rule above. By induction, suppose
 that F+ is valid for fewer requests, and consider the first request. If it begins the composition, F+ equals F from then
@@ -23,9 +23,9 @@ F+(e - e1, d - d1), which is valid for any prior knowledge, including y. By basi
 choices, an (e1, d1)-DP answer y followed by (e - e1, d - d1)-DP answers, for every y, is (e, d)-DP. The kind of charge
 is decided before the request is answered, and e1 and d1 depend on the event alone, not on the answer.
 
-No standalone charge is allowed after the composition began. Otherwise an analyst who knows an answer of the composition
-could choose the kind of charge that leaves more of the budget. Stored charges are never priced again by later versions,
-because the total would change after it was compared with its bound.
+No standalone charge is allowed after the composition began. Otherwise an analyst who has seen an answer of the
+composition could choose the kind of charge that leaves more of the budget. Stored charges are never priced again by
+later versions, because the total would change after it was compared with its bound.
 
 *Concurrent releases.* A release is charged when it is reserved, before its first step. So each of several concurrent
 releases is one interactive mechanism. Such mechanisms compose as if they had run one after another (Vadhan and Zhang
@@ -215,7 +215,7 @@ class PrivacyFilter(ABC):
 
     @abstractmethod
     def _is_exact(self, parts: Parts, composed: Charge) -> bool:
-        """Return whether the composition prices an event exactly, rather than by an event that dominates it."""
+        """Return whether the charge in the composition is the exact cost of an event, instead of an upper bound."""
 
     @abstractmethod
     def _fits(self, total: Charge) -> bool: ...
@@ -249,7 +249,7 @@ class GdpFilter(PrivacyFilter):
     2023). Mu-GDP is (epsilon, delta)-DP exactly under the condition in `dpca_tasks.accounting.calibration` (Dong, Roth
     and Su 2022, Corollary 1). Here the condition is applied with ``delta - failure_delta``.
 
-    *Pure events.* The trade-off function f of epsilon-DP is that of randomized response: a straight line from (0, 1) to
+    *Pure events.* Epsilon-DP has the same trade-off function f as randomized response: a straight line from (0, 1) to
     (a, a) and another one to (1, 0), with ``a = 1 / (1 + e^epsilon)`` (Wasserman and Zhou 2010; Dong, Roth and Su
     2022). For ``mu = 2 Phi^-1(1 / (1 + e^-epsilon))``, the trade-off function of mu-GDP is convex and passes through
     the same three points. So it lies below f. Hence the event is mu-GDP, and no smaller mu suffices.
@@ -558,7 +558,7 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
 def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     if not isinstance(rules, GdpFilter):
-        return [rules.spent(total) for total in totals]  # fast, because a Renyi filter only adds a few floats
+        return [rules.spent(total) for total in totals]  # a Renyi filter only adds a few floats per total
     deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
     for failed in deltas:
         deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
@@ -575,7 +575,7 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     unspent = {
         (total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals
-    }  # with mu squared set to 0
+    }  # totals with mu squared set to 0
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in unspent}
     if isinstance(rules, GdpFilter):  # the remaining mu squared is the limit of mu squared minus the charged one
         limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in unspent}

@@ -211,7 +211,8 @@ def loss_epsilon(parts: Parts, *, delta: float, replaced: bool = False) -> float
     Notes
     -----
     The privacy loss distributions of samples hold for one record added, removed or emptied. To *replace* a record,
-    first empty the record and then fill it again. Let each half be (e, d)-DP. Then
+    first empty the record and then fill it again. For any event, let P, P' and P'' be the probabilities with the first
+    record, with an empty record, and with the second record. Let each half be (e, d)-DP. Then
     ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, so both halves together are (2 e, (1 + e^e) d)-DP. An unsampled
     Gaussian may have a multiplier that is stated for replaced records. For emptied records its multiplier is at least
     as large, because an emptied record is one particular replacement.

@@ -419,7 +419,7 @@ def dp_spca_variances(settings: Settings, mixes: NDArray[np.float64]) -> tuple[N
     """Return the relative noise variance s of DP-SPCA for each mu, and whether s meets condition (c) of its Lemma 1.
 
     ``s = 5 T alpha / (n^2 epsilon mu)`` with ``alpha = ln(1 / delta) / ((1 - mu) epsilon) + 1``. This is a fourth of
-    the printed variance divided by ``G^2``. Condition (c) is that of the subsampling lemma behind the formula:
+    the printed variance divided by ``G^2``. Condition (c) comes from the subsampling lemma behind the formula:
     ``alpha <= ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``.
 
     Parameters

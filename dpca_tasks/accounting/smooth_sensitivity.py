@@ -34,7 +34,7 @@ UP = 1.0 + 2.0**-40
 """Factor that covers floating-point rounding."""
 _LARGEST_NONCENTRALITY = 1e8
 _LEAST_TAIL = 1e-36  # scipy's chi-square tails below this value have no accurate digits
-_LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # for smaller values, the chi-square tails are not accurate enough
+_LEAST_EPSILON, _LEAST_DELTA = 1e-6, 1e-30  # least values for which scipy's chi-square tails are accurate
 _TERMS_AT_ONCE = 1 << 18
 _LARGEST_EXPONENT = 700.0
 

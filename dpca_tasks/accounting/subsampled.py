@@ -120,7 +120,8 @@ def through_empty_record(*, epsilon: float, delta: float) -> tuple[float, float]
 
     Notes
     -----
-    To replace a record, empty it and fill it again. Let each half be (e, d)-DP. Then
+    To replace a record, empty it and fill it again. For any event, let P, P' and P'' be the probabilities with the
+    first record, with an empty record, and with the second record. Let each half be (e, d)-DP. Then
     ``P <= e^e P' + d <= e^e (e^e P'' + d) + d``, so both halves together are ``(2 e, (1 + e^e) d)``-DP. So this
     function returns ``e = epsilon / 2`` and ``d = delta / (1 + e^e)``, rounded down.
     """

@@ -125,7 +125,7 @@ def movement_bracket(epoch: Epoch, *, epochs: int, delta: float) -> EpsilonBrack
     try:
         event = upper_event(epoch, epochs=epochs, delta=delta)
         upper = epsilon_bracket(event, delta=delta * (1.0 - _FAILURE), within=_WITHIN).upper
-    except OverflowError:  # the privacy losses are too large for float64 exponentials
+    except OverflowError:  # no bound, as the privacy losses are too large for float64 exponentials
         upper = math.inf
     return EpsilonBracket(lower=lower, upper=upper, agrees=upper <= (1.0 + _WITHIN) * lower)
 

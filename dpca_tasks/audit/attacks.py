@@ -11,9 +11,9 @@ duplicate entries, the record contributes more than the clip norm.
 
 *Families.* `AuditSubject` collects the functions with which an audit attacks one family of mechanisms.
 
-*The attacker.* The attacker knows two neighboring datasets (called left and right) and all answers of a run, and must
-find out which dataset was used. For this purpose, the attacker computes a few statistics of the run. Each statistic
-tends to be larger if the left dataset was used:
+*The attacker.* The attacker is given two neighboring datasets (called left and right) and all answers of a run, and
+must find out which dataset was used. For this purpose, the attacker computes a few statistics of the run. Each
+statistic tends to be larger if the left dataset was used:
 
 - *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes the exact answer to each
   request for both datasets, and compares the two residuals. This is optimal for Laplace noise and for isotropic
@@ -296,7 +296,7 @@ def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list
 
 
 class Attacker:
-    """An attacker who knows two neighboring datasets, and tells from a mechanism's output which one was used.
+    """An attacker who has two neighboring datasets, and infers from a mechanism's output which one was used.
 
     Parameters
     ----------

@@ -285,8 +285,8 @@ def audit_mechanism(
     """
     if trials < 2 or not 0 < confidence < 1:
         raise InvalidInput(
-            f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; "
-            "4000 trials at 0.95 detect noise that is a third too small."
+            f"trials={trials} must be at least 2 and confidence={confidence} strictly between 0 and 1; for example, "
+            "4000 trials at confidence 0.95 detect noise that is a third too small."
         )
     problem = subject.problem(relation) if problem is None else problem
     plan = mechanism.plan(problem, target)
