@@ -1,4 +1,4 @@
-"""Queries, which sum bounded integer contributions of records with a proved sensitivity.
+"""Queries: sums over private records of bounded integer contributions, each with a proved sensitivity.
 
 Only queries read private rows.
 """

@@ -1,9 +1,10 @@
-"""The interface of every query, a sum over records of a bounded integer contribution.
+"""The base class of all queries; a query is a sum over records of bounded integer contributions.
 
-A query is public. It contains everything that determines the statistic except the rows: the clip norm, the grid, the
-neighbouring relation, public arrays. `map` takes one `RowBlock` and returns its integer total; the class notes prove
-the sensitivity. Totals of blocks add up exactly, so the program itself has the proved sensitivity. A query gets the
-keys of one step's coins and noise through `RowSum.with_secrets` only.
+A query object is public. It contains everything that determines the statistic except the private rows: the clip norm,
+the integer grid, the neighbouring relation and public arrays. The method `RowSum.map` returns the integer total of one
+`RowBlock`. The Notes section of each query class proves the sensitivity. Totals of blocks are integers and add up
+exactly, so the proof holds for the program and not only for real numbers. Secret keys, for sampling and for noise, are
+passed to a query only through `RowSum.with_secrets`.
 """
 
 import dataclasses
@@ -25,18 +26,18 @@ from dpca_tasks.records.blocks import RECORDS_VERSION, Block, RowBlock, grid_blo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSecrets:
-    """The secrets of a step that a query may use; no repr and no digest contains them.
+    """The secrets that a query may use in one step of a release; they appear in no repr and no digest.
 
     Parameters
     ----------
     release_coins : SecretKey
-        The key of coins that all steps of a release share.
+        The key of random choices (coins) that are the same in all steps of a release.
     step_coins : SecretKey
-        The key of coins that are fresh for every step.
+        The key of random choices (coins) that are fresh for every step.
     noise : SecretKey
-        The key of this request's noise.
+        The key from which the noise of this step is drawn.
     noise_scale : float, grid steps
-        The scale of the noise of this request.
+        The scale of the noise of this step.
     """
 
     release_coins: SecretKey = field(repr=False)
@@ -59,18 +60,19 @@ SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowSum(ABC):
-    """A bounded sum over records.
+    """The base class of queries: a sum over records, where the contribution of each record is bounded.
 
     Parameters
     ----------
     n_features : int
         Declared number of columns d.
     clip_norm : float, data units
-        Bound C on a record's Frobenius norm; larger records are scaled down to it.
+        Bound C on the Frobenius norm of a record, which is all rows of one individual. Larger records are scaled down
+        to norm C.
     relation : {"add_remove", "zero_out", "replace_one"}
-        The neighbouring relation for which sensitivities are stated.
+        The neighbouring relation for which `sensitivity` is stated.
     bits : int
-        Records are on a grid of step ``2^-bits`` in units of the clip norm.
+        Records are rounded to a grid of step ``2^-bits``, in units of the clip norm.
     """
 
     n_features: int
@@ -85,7 +87,7 @@ class RowSum(ABC):
 
     def __post_init__(self) -> None:
         """Check the public parameters that all queries share."""
-        if not 1e-100 <= self.clip_norm <= 1e100:  # so that its third power is a normal number
+        if not 1e-100 <= self.clip_norm <= 1e100:  # so that the third power of clip_norm is a normal float
             raise InvalidInput(
                 f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
                 "choose it from public knowledge of row norms."
@@ -93,7 +95,7 @@ class RowSum(ABC):
         if self.n_features < 1:
             raise InvalidInput(f"n_features={self.n_features} must be at least 1; declare the columns of the data.")
         if self.relation not in get_args(Relation):
-            raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}.")
+            raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}; pass one.")
         if not 0 <= self.degree * self.bits <= MAX_STEP_BITS:
             raise InvalidInput(
                 f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
@@ -110,11 +112,14 @@ class RowSum(ABC):
     @property
     @abstractmethod
     def layout(self) -> Layout:
-        """The packing of the coordinates."""
+        """The layout of the statistic: the kind and number of its packed coordinates."""
 
     @abstractmethod
     def sensitivity(self, norm: Norm) -> float:
-        """Bound the change of the sum by one record, in units in which a clipped record has norm 1."""
+        """Return a bound on the change of the sum by one record, in the given norm.
+
+        The bound is in units of the output (`unit`).
+        """
 
     @abstractmethod
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -138,51 +143,54 @@ class RowSum(ABC):
 
     @property
     def record_bits(self) -> int:
-        """The bits of the grid to which `grid` rounds records; `bits` unless `map` rounds them again."""
+        """The bits of the grid to which the method `grid` rounds records; differs from `bits` if `map` rounds again."""
         return self.bits
 
     @property
     def kind(self) -> str:
-        """The key in the table of `dpca_tasks.privacy.request`: name and version."""
+        """The key of this query in the table of sensitivities in `dpca_tasks.privacy.request`: name and version."""
         return f"{self.name} {self.version}"
 
     @property
     def noises_itself(self) -> bool:
-        """True if `map` adds the noise."""
+        """True if `map` itself adds the noise of the release, so that no noise is added to the sum later."""
         return False
 
     def with_secrets(self, secrets: StepSecrets) -> "RowSum":
-        """Return the query with the secret coins or noise key that it needs, if any; only the curator has them."""
+        """Return the query with the secret keys that it needs, if any; called by the curator, who has the keys."""
         return self
 
     @property
     def plain(self) -> "RowSum":
-        """The same sum over all records, without sampling and without noise."""
+        """The query that sums the same contributions over all records, without sampling and without noise."""
         return self
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of an answer, which is the event of its noise unless the query samples."""
+        """Return the DP event of a noisy answer; equals the event of the noise unless the query samples records."""
         return noise
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip a stored block's records and convert them to the grid of this query."""
+        """Clip the records of a stored block and round them to the integer grid of this query."""
         return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.record_bits)
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Return `grid` of a block, computed from the rows of the same block on the grid of `plain`."""
+        """Return the same as `grid` of the stored block, given the rows that `grid` of the query `plain` returned."""
         return rows
 
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the matrix S of a symmetric sum, used to score directions, in units of `unit`."""
+        """Return a symmetric sum as a full matrix in units of the output, given its packed total in grid steps."""
         return unpack_symmetric(total / self.steps_per_unit, self.layout.order)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the public arrays of the query by field name."""
+        """Return the public arrays among the fields of the query, by field name."""
         pairs = ((each.name, getattr(self, each.name)) for each in dataclasses.fields(self))
         return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
 
     def digest(self) -> bytes:
-        """Hash everything that determines the statistic except the rows, with length prefixes against ambiguity."""
+        """Return a hash of everything that determines the statistic except the private rows.
+
+        Each hashed part is preceded by its length, so two different queries never hash the same bytes.
+        """
         hasher = hashlib.sha256()
         parts: list[tuple[str, str | bytes]] = [("query", self.name), ("version", f"{self.version} {RECORDS_VERSION}")]
         for each in dataclasses.fields(self):

@@ -1,7 +1,7 @@
-"""Counts of records by norm, and by whether an ingest accepted them.
+"""Counts of records, by norm or by whether the ingest accepted them.
 
-A histogram of record norms on a public geometric grid is the basis of a private clip norm. The counts of records that
-an ingest rejected and accepted give the share of lost records.
+From a noisy histogram of record norms over public bins, a clip norm can be chosen privately. Noisy counts of the
+records that were rejected and accepted at ingest give the share of rejected records.
 """
 
 from dataclasses import dataclass
@@ -20,26 +20,28 @@ _LOWEST, _HIGHEST, _PER_OCTAVE = -20, 20, 4
 
 
 def norm_grid() -> NDArray[np.float64]:
-    """Return the public upper edges of the bins: four per octave from ``2^-20`` to ``2^20`` data units."""
+    """Return public upper edges of the bins of record norms: four per octave, from ``2^-20`` to ``2^20`` data units."""
     return np.exp2(np.arange(_LOWEST * _PER_OCTAVE, _HIGHEST * _PER_OCTAVE + 1) / _PER_OCTAVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NormHistogram(RowSum):
-    """Count records by norm: bin j holds norms above edge j - 1 and at most edge j; the last bin holds larger ones too.
+    """Histogram of record norms.
 
-    Empty and non-finite records are in no bin. ``clip_norm`` must be 1: records are counted before any clipping.
+    Bin j counts the records with a norm above edge j - 1 and at most edge j. The last bin also counts larger norms. A
+    record that is empty or not finite is in no bin. ``clip_norm`` must be 1, because records are counted before any
+    clipping.
 
     Parameters
     ----------
     edges : float64 array of shape (n_bins,), data units
-        Upper edges, increasing.
+        Upper edges of the bins, increasing.
 
     Notes
     -----
-    Sensitivity. A record adds 1 to at most one bin. In l1 and l2 the sum moves by at most 1 when a record is added,
-    removed, or emptied (an empty one is in no bin). A replaced record leaves one bin and enters another: 2 in l1,
-    ``sqrt 2`` in l2.
+    Sensitivity. A record adds 1 to at most one bin, and an empty record to none. If a record is added, removed or
+    emptied, the histogram changes by at most 1 in l1 and l2. A replaced record leaves one bin and enters another, so
+    the histogram changes by at most 2 in l1 and ``sqrt 2`` in l2.
     """
 
     edges: NDArray[np.float64]
@@ -49,26 +51,28 @@ class NormHistogram(RowSum):
     degree: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the edges."""
+        """Check the edges of the bins and the clip norm."""
         RowSum.__post_init__(self)
         if self.clip_norm != 1.0 or self.edges.ndim != 1 or not (np.diff(self.edges, prepend=0.0) > 0).all():
             raise InvalidInput("edges must be positive and increasing, and clip_norm 1; pass norm_grid().")
 
     @property
     def layout(self) -> Layout:
-        """One coordinate per bin."""
+        """The layout of the histogram: a vector with one coordinate per bin."""
         return Layout(kind="vector", order=self.edges.size)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity in a norm, as proved in the Notes section of the class."""
         if norm not in ("l1", "l2"):
-            raise InvalidInput(f"norm={norm!r} is not stated for a histogram; use Laplace (l1) or Gaussian noise (l2).")
+            raise InvalidInput(
+                f"a histogram has no sensitivity in norm={norm!r}; use Laplace noise (l1) or Gaussian noise (l2)."
+            )
         if self.relation != "replace_one":
             return 1.0
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Replace every record by one row whose feature index is its bin, without clipping."""
+        """Replace every record, without clipping, by a row with one entry, at the index of the record's norm bin."""
         rows = canonical(block, n_features=self.n_features)
         bins = norm_bins(as_floats(rows.values), rows.row_ptr, rows.record_ptr, self.edges)
         counted = bins >= 0
@@ -89,15 +93,16 @@ class NormHistogram(RowSum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RejectedRecords(RowSum):
-    """Sum ``(1, 0)`` over rejected records and ``(0, 1)`` over all others. ``clip_norm`` must be 1.
+    """Count the records that were rejected at ingest and the records that were accepted, in this order.
 
-    A rejected record is empty, because one of its rows was bad. Whether a record is rejected depends on its own rows.
+    A record is rejected if one of its rows is invalid; it is then stored as an empty record. This depends only on the
+    rows of that record. ``clip_norm`` must be 1.
 
     Notes
     -----
-    Sensitivity. Each record adds 1 to exactly one of two counts. An added or removed record moves the sum by 1 in l1
-    and in l2. A replaced record may leave one count and enter the other: 2 in l1, ``sqrt 2`` in l2. The same holds for
-    an emptied record: the record that takes its place is empty, and rejected or not.
+    Sensitivity. Each record adds 1 to exactly one of the two counts. If a record is added or removed, the counts change
+    by 1 in l1 and in l2. If a record is replaced, it may leave one count and enter the other, a change of 2 in l1 and
+    ``sqrt 2`` in l2. The same bounds hold for an emptied record, since an empty record counts as rejected or accepted.
     """
 
     name: ClassVar[str] = "rejected_records"
@@ -112,19 +117,21 @@ class RejectedRecords(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """Rejected records, then accepted ones."""
+        """The layout of the sum: a vector with the count of rejected records, then of accepted records."""
         return Layout(kind="vector", order=2)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity in a norm, as proved in the Notes section of the class."""
         if norm not in ("l1", "l2"):
-            raise InvalidInput(f"norm={norm!r} is not stated for counts; use Laplace (l1) or Gaussian noise (l2).")
+            raise InvalidInput(
+                f"counts have no sensitivity in norm={norm!r}; use Laplace noise (l1) or Gaussian noise (l2)."
+            )
         if self.relation == "add_remove":
             return 1.0
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Replace every record by one row whose only feature is the index of its count."""
+        """Replace every record by a row with one entry: at index 0 if the record was rejected, otherwise at index 1."""
         n_records = block.record_ptr.size - 1
         rejected = np.zeros(n_records, np.bool_) if block.rejected is None else block.rejected
         return RowBlock(

@@ -1,7 +1,7 @@
-"""Statistics of several named parts, summed as a whole or for some items at a time.
+"""Statistics of several named parts that are released together as one Gaussian mechanism.
 
-Each part has a bound and a grid, and all parts are released together under one event. Sums over items can be computed
-for some items at a time, from rows that are prepared once.
+Each part has a bound on the change by one record, and an integer grid. A statistic with coordinates for each item can
+be computed for a range of items (a tile) at a time, from rows that are prepared once.
 """
 
 import math
@@ -27,15 +27,17 @@ class Part:
     Parameters
     ----------
     layout : Layout
-        The packing of its coordinates.
+        The kind and number of the packed coordinates of the part.
     bound : float
-        How far one record moves it, in units of `unit`: in l2, or in the Frobenius norm of the whole matrix or tensor.
+        The largest change of the part by one record, in units of `unit`. The norm is l2, or the Frobenius norm of the
+        full matrix or tensor.
     share : float
-        Its share of the squared loss; the shares of all parts add up to at most 1. A larger share gives less noise.
+        The share of the squared privacy loss that goes to the part. The shares of all parts add up to at most 1. A
+        larger share gives less noise.
     unit : float, data units
         One unit of the part.
     steps_per_unit : int
-        Grid steps in one unit, a power of two.
+        The number of grid steps in one unit, a power of two.
     """
 
     layout: Layout
@@ -46,51 +48,54 @@ class Part:
 
     @property
     def scale(self) -> float:
-        """The std of its noise at noise multiplier 1, in units, rounded up."""
+        """The standard deviation of the noise of this part at noise multiplier 1, in units of `unit`, rounded up."""
         return math.nextafter(self.bound / math.nextafter(math.sqrt(self.share), 0.0), math.inf)
 
 
 class JointSum(RowSum):
-    """A sum whose coordinates are the concatenated coordinates of its parts.
+    """Base class of sums of several parts, whose coordinates are concatenated.
 
     Notes
     -----
-    Sensitivity. Divide each part p by ``bound_p / sqrt(share_p)``. A record moves part p by at most ``bound_p``, so it
-    moves the divided statistic by at most ``sqrt(sum_p share_p) <= 1`` in l2. Gaussian noise of std z on the divided
-    statistic is one Gaussian mechanism of noise multiplier z. Multiplied back it has std ``z bound_p / sqrt(share_p)``
-    in part p.
+    Sensitivity. Divide each part p by ``bound_p / sqrt(share_p)``. One record changes part p by at most ``bound_p``. So
+    one record changes the divided statistic by at most ``sqrt(sum_p share_p) <= 1`` in l2. Adding Gaussian noise of
+    standard deviation z to the divided statistic is one Gaussian mechanism of noise multiplier z. In the original units
+    the noise of part p then has standard deviation ``z bound_p / sqrt(share_p)``.
     """
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Check the shares."""
+        """Check that the shares of the parts are positive and add up to at most 1."""
         RowSum.__post_init__(self)
         shares = [Fraction(part.share) for part in self.parts.values()]
         if not (shares and all(share > 0 for share in shares) and sum(shares) <= 1):
             found = ", ".join(str(float(share)) for share in shares)
-            raise InvalidInput(f"shares ({found}) of parts must be positive and add up to at most 1; correct them.")
+            raise InvalidInput(f"the shares of parts ({found}) must be positive and add up to at most 1; correct them.")
 
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, Part]:
-        """The parts by name, in the order of their coordinates; the digest covers the fields that determine them."""
+        """The parts by name, in the order of their coordinates.
+
+        All parts must follow from fields of the query, because `digest` covers only fields.
+        """
 
     @property
     def layout(self) -> Layout:
-        """All coordinates, part by part."""
+        """The layout of the statistic: the coordinates of all parts, one part after another."""
         return Layout(kind="joint", order=sum(part.layout.size for part in self.parts.values()))
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity in the norm ``joint``, as proved in the Notes section of `JointSum`."""
         if norm != "joint":
             raise InvalidInput(
-                f"norm={norm!r} is not stated for a statistic of several parts; use JointGaussian noise."
+                f"a statistic of several parts has no sensitivity in norm={norm!r}; use JointGaussian noise."
             )
         return 1.0
 
     def split(self, total: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return views of the coordinates of each part."""
+        """Split the concatenated coordinates: return a view of the coordinates of each part, by name."""
         found, start = {}, 0
         for name, part in self.parts.items():
             found[name] = total[start : start + part.layout.size]
@@ -104,7 +109,7 @@ TILE = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Items ``first <= j < last`` of a statistic, and the number of their coordinates."""
+    """A tile: items ``first <= j < last`` of a statistic, and the number ``size`` of coordinates of these items."""
 
     first: int
     last: int
@@ -112,50 +117,54 @@ class Tile:
 
 
 class Prepared(Protocol):
-    """A block as prepared by a query: secret, and a pure function of the block and of the query's public inputs."""
+    """The interface of a block of rows that a query has prepared, so that several tiles can be summed from it.
+
+    A prepared block is secret data. It is a pure function of the rows and of the public inputs of the query.
+    """
 
     @property
     def nbytes(self) -> int: ...  # noqa: D102
 
     def add(self, tile: Tile, total: NDArray[np.int64]) -> None:
-        """Add the contributions of the block to the items of a tile to a running total of the tile's coordinates."""
+        """Add the sums over the records of this block, for the items of a tile, to the total of that tile."""
 
 
 class TiledSum(JointSum):
-    """A joint sum whose parts hold equally many coordinates of each item, in the items' order, or belong to no item.
+    """A joint sum over items that can be computed for a tile, which is a range of items, at a time.
 
-    A part of layout ``symmetric`` belongs to no item; it is in the first tile.
+    A part has the same number of coordinates for each item, in the order of the items. The exception is a part of
+    layout ``symmetric``: it belongs to no item and is computed with the first tile.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def with_secrets(self, secrets: StepSecrets) -> Self:
-        """Return the query with the coins that it needs; only the curator has them."""
+        """Return the query with the key of the random choices that it needs; called by the curator, who has the key."""
 
     @abstractmethod
     def prepare(self, block: RowBlock) -> Prepared:
-        """Return the data of a block on the grid that all tiles need."""
+        """Return the data that the sums of all tiles need, computed once from a block on the grid."""
 
     @property
     @abstractmethod
     def prepared_bytes(self) -> tuple[int, int, int, int]:
-        """The largest number of bytes of prepared blocks per record, row, stored value and block."""
+        """The largest number of bytes of a prepared block: per record, per row, per stored value, and per block."""
 
     @property
     def tiles(self) -> tuple[Tile, ...]:
-        """The tiles, which depend on public facts alone."""
+        """The tiles that together cover all items; they depend only on public facts."""
         of_item = sum(part.layout.size for part in self.parts.values() if part.layout.kind != "symmetric")
         step = max(1, TILE // (of_item // self.n_features))
         return tuple(self.tile(first, min(first + step, self.n_features)) for first in range(0, self.n_features, step))
 
     def tile(self, first: int, last: int) -> Tile:
-        """Return the tile of some items."""
+        """Return the tile of the items from ``first`` to before ``last``."""
         ranges = self._ranges(first, last).values()
         return Tile(first=first, last=last, size=sum(stop - start for start, stop in ranges))
 
     def ranges(self, tile: Tile) -> dict[str, tuple[int, int]]:
-        """Return the half-open coordinate range of each part in a tile."""
+        """Return, for each part, the half-open range of coordinates of the part that belong to a tile."""
         return self._ranges(tile.first, tile.last)
 
     def _ranges(self, first: int, last: int) -> dict[str, tuple[int, int]]:
@@ -169,7 +178,10 @@ class TiledSum(JointSum):
         return found
 
     def split_tile(self, tile: Tile, total: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        """Return views of a tile's coordinates of each part; parts without coordinates in the tile are left out."""
+        """Split the total of a tile: return a view of each part's coordinates, by name of the part.
+
+        Parts without coordinates in the tile are omitted.
+        """
         found, at = {}, 0
         for name, (start, stop) in self.ranges(tile).items():
             if stop > start:
@@ -178,5 +190,5 @@ class TiledSum(JointSum):
         return found
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the whole statistic of a block to a running total: a tile of all items has all coordinates in order."""
+        """Add the statistic of a block for all items to ``total``, computed as a single tile of all items."""
         self.prepare(block).add(self.tile(0, self.n_features), total)

@@ -1,4 +1,4 @@
-"""Simulation of the local model, a sum of reports that are noised before they leave their block."""
+"""Simulation of local differential privacy: the report of each record is noised before reports are summed."""
 
 import dataclasses
 import hashlib
@@ -20,27 +20,28 @@ from dpca_tasks.records.blocks import Block, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocallyNoised(RowSum):
-    """Sum the second moments of records, with separate isometric noise on each.
+    """Sum the second moments of records, with independent isometric noise on the moment of each record.
 
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        The moment whose reports are noised; the other public parameters are copied from it.
+        The query whose contributions, one report per record, are noised. The other public parameters are copied from
+        this query.
     noise_key : SecretKey, optional
-        The noise key of the step, passed by the curator.
+        The key from which the noise of the step is drawn; set by the curator.
     noise_std : float, grid steps
-        The noise std of one record, passed by the curator.
+        The standard deviation of the noise of one record; set by the curator.
 
     Notes
     -----
-    Sensitivity. The local model compares any two inputs of one person. So for every relation the l2 sensitivity of
-    either moment is the one for a replaced record, ``sqrt 2``. Participation is public in the local model, so
-    add_remove is refused.
+    Sensitivity. Local differential privacy compares any two inputs of one person. So for every neighbouring relation
+    the l2 sensitivity is that of a replaced record, ``sqrt 2``. Participation is public in the local model, so the
+    relation add_remove is refused.
 
-    The m records of a block get one draw of std ``sqrt(m)`` instead of m draws of std 1. Both have the same
-    distribution before rounding to integers, which happens once instead of m times; `dpca_tasks.noise.distributions`
-    bounds the difference. `map` adds the noise before anything leaves the block. Blocks are part of the simulation:
-    other blocks give other noise.
+    The m records of a block get one draw of noise with standard deviation ``sqrt(m)`` instead of m draws with standard
+    deviation 1. Both have the same distribution before rounding to integers, which happens once instead of m times.
+    `dpca_tasks.noise.distributions` bounds the difference. `map` adds the noise before the sum leaves the block. Other
+    partitions of the records into blocks give other noise.
     """
 
     moment: SecondMoment | CentredMoment
@@ -52,7 +53,7 @@ class LocallyNoised(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Refuse add_remove, which the local model cannot guarantee."""
+        """Refuse the relation add_remove, because participation is public in the local model."""
         RowSum.__post_init__(self)
         if self.relation == "add_remove":
             raise Refused(
@@ -62,7 +63,7 @@ class LocallyNoised(RowSum):
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment) -> Self:
-        """Return the query that adds noise to the reports of a moment."""
+        """Return the query that adds noise to every record's contribution to a moment."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -73,12 +74,12 @@ class LocallyNoised(RowSum):
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: reports of the moment's kind."""
+        """The key of this query in the table of sensitivities, formed from the key of the moment."""
         return f"{self.name} {self.version} of {self.moment.kind}"
 
     @property
     def layout(self) -> Layout:
-        """The layout of the moment."""
+        """The layout of the statistic, equal to that of the moment."""
         return self.moment.layout
 
     @property
@@ -87,27 +88,27 @@ class LocallyNoised(RowSum):
         return True
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
-        """Return the query with the noise key and scale of its step."""
+        """Return the query with the noise key and the noise scale of the step."""
         return dataclasses.replace(self, noise_key=secrets.noise, noise_std=secrets.noise_scale)
 
     @property
     def plain(self) -> RowSum:
-        """The moment, without noise."""
+        """The query of the moment, without noise."""
         return self.moment
 
     @property
     def unit(self) -> float:
-        """The unit of the moment."""
+        """One unit of the output in data units, equal to that of the moment."""
         return self.moment.unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the l2 sensitivity ``sqrt 2``, as proved in the Notes section of the class."""
         if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for local reports; use Gaussian noise (l2).")
+            raise InvalidInput(f"local reports have no sensitivity in norm={norm!r}; use Gaussian noise (l2).")
         return SQRT_2_UP
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip a stored block's records and put them on the grid."""
+        """Clip the records of a stored block and round them to the grid of the moment."""
         return self.moment.grid(block)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -122,5 +123,5 @@ class LocallyNoised(RowSum):
             total += Symmetric(noise_multiplier=1.0).draw(key, self.layout.order, scale_in_steps=scale)
 
     def digest(self) -> bytes:
-        """Hash everything that determines the reports except the noise, which the key of the release determines."""
+        """Return a hash of everything that determines the noised reports, except the private rows and the noise key."""
         return hashlib.sha256(f"{self.name} {self.version} ".encode() + self.moment.digest()).digest()

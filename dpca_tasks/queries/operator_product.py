@@ -1,8 +1,8 @@
-"""Exact products of a second moment with directions, for released operators and the eigensolver.
+"""Exact products of a second moment with directions V, for eigensolvers that never form the moment.
 
-`UnroundedProduct` is the exact product X^T (X V) of clipped records with integer V: one application of a released
-operator. `ExactProduct` is the exact product S V of a second moment S: one pass of the eigensolver inside the trust
-boundary.
+`UnroundedProduct` is the exact product ``X^T (X V)`` of clipped rows X. It serves to apply a noisy moment that is
+released as an operator. `ExactProduct` is the exact product ``S V`` of a second moment S. The eigensolver inside the
+trust boundary uses one such product per pass.
 """
 
 from dataclasses import dataclass, field
@@ -23,42 +23,45 @@ from dpca_tasks.records.blocks import Block, RowBlock
 DIRECTION_BITS = 15
 LOW_BITS = 32
 
-_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # of a column: twice that of norm 1
+_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # squared norm of a column of V: twice that of norm 1
 _ROWS_AT_ONCE = 1 << 18
 _LOW = np.int64((1 << LOW_BITS) - 1)
 
 
 def as_words(total: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Split integers t into two words, ``t = 2^32 high + low`` with low in ``0 .. 2^32 - 1``, stacked."""
+    """Split integers t into stacked words ``[high, low]`` with ``t = 2^32 high + low`` and ``0 <= low < 2^32``."""
     return np.stack([total >> LOW_BITS, total & _LOW])
 
 
 def carried(words: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Normalise a sum of words: carry the overflow of the low word to the high one."""
+    """Normalise a sum of words ``[high, low]``: carry the part of the low word beyond 32 bits into the high word."""
     low = as_words(words[1])
     return np.stack([words[0] + low[0], low[1]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UnroundedProduct(RowSum):
-    r"""Sum ``X_u^T (X_u V)`` over records u in two words, which applies the matrix of a moment to V.
+    r"""Sum ``X_u^T (X_u V)`` over records u, which applies the second moment to directions V, in two 32-bit words.
 
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        The query of the matrix, which determines records and grid.
-    directions : integer array of shape (order of the matrix, p)
-        V in steps of ``2^-15``, with columns of norm at most ``sqrt 2``.
+        The query of the second moment, which determines the rows ``X_u`` and their grid.
+    directions : integer array of shape (order of the second moment, p)
+        The directions V in steps of ``2^-15``, with columns of norm at most ``sqrt 2``.
 
     Notes
     -----
-    Exactness. A row of norm at most ``2^b <= 2^14`` steps times a column of norm below ``2^15.5`` is below ``2^29.5``,
-    and an entry of ``x^T (x V)`` below ``2^43.5``. So ``2^18`` rows add up to less than ``2^61.5`` in an int64. Then
-    the sums are split into a high and a low word of 32 bits, and words are added. With one split for every ``2^18``
-    rows or block, neither word exceeds 62 bits before ``2^48`` rows, far beyond the capacity of the design. So V needs
-    one word, fine enough for any number of features, and only the sum needs two; a V of several words would multiply
-    the work. Nothing is rounded between the products, so ``(S + E) V`` is a function of V and of one matrix ``S + E``.
-    That matrix is released by `dpca_tasks.privacy.curator.Curator.release_operator`; no noise is added to the product.
+    Exactness. A row x has norm at most ``2^14`` steps, and a column of V norm below ``2^15.5``. So an entry of ``x V``
+    is below ``2^29.5``, and an entry of ``x^T (x V)`` below ``2^43.5``. The sum over ``2^18`` rows is below ``2^61.5``
+    and fits an int64. After every ``2^18`` rows, or at the end of a block, the sums are split into a high and a low
+    word of 32 bits, and words are added separately. Neither word exceeds 62 bits before ``2^48`` rows, far more than
+    the largest supported number of records. So V needs only one word, which is fine enough for any number of features.
+    A V of several words would multiply the work.
+
+    Privacy. Nothing is rounded between the two products. So with the noise matrix E, ``(S + E) V`` is a function of V
+    and of the noisy second moment ``S + E``. `dpca_tasks.privacy.curator.Curator.release_operator` releases this
+    matrix, and adds no further noise to products.
     """
 
     moment: SecondMoment | CentredMoment
@@ -69,7 +72,7 @@ class UnroundedProduct(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that no word can overflow, and convert V to int32."""
+        """Check that V is small enough that no word can overflow, and convert V to int32."""
         RowSum.__post_init__(self)
         order, columns = self.moment.layout.order, self.directions.astype(np.float64)
         if len(columns) != order or not (np.square(columns).sum(axis=0) <= _LARGEST_SQUARE).all():
@@ -81,7 +84,7 @@ class UnroundedProduct(RowSum):
 
     @classmethod
     def of(cls, moment: SecondMoment | CentredMoment, directions: NDArray[np.integer]) -> Self:
-        """Return the product of a moment's matrix with directions."""
+        """Return the query for the product of a second moment with directions."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -93,20 +96,20 @@ class UnroundedProduct(RowSum):
 
     @property
     def plain(self) -> RowSum:
-        """The moment, whose gridded rows are shared by all products."""
+        """The query of the second moment; its rows on the grid are shared by all products."""
         return self.moment
 
     @property
     def layout(self) -> Layout:
-        """The high words, then the low words, each row by row."""
+        """The layout of the sum: a vector with the high words of the product, row by row, then its low words."""
         return Layout(kind="vector", order=2 * self.directions.size)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Raise InvalidInput, because the noise is added to the moment instead."""
-        raise InvalidInput(f"{self.name} has no noise itself; use release_operator, or moment_product.")
+        """Raise InvalidInput, because noise is never added to this product but to the second moment itself."""
+        raise InvalidInput(f"{self.name} cannot be noised; use Curator.release_operator, or the query MomentProduct.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Convert records to the grid of the moment."""
+        """Clip the records of a stored block and round them to the grid of the second moment."""
         return self.moment.grid(block)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -128,30 +131,33 @@ LIMBS, LIMB_BITS = 3, 16
 
 
 def on_direction_grid(columns: NDArray[np.float64], *, shifted: bool) -> NDArray[np.int64]:
-    """Round columns to steps of ``2^-36``; if `shifted`, to ``2^-20``, so that products with a mean are exact."""
+    """Round columns to integers in steps of ``2^-36``.
+
+    If ``shifted``, columns are rounded to multiples of ``2^-20``, so that their products with a public mean are exact.
+    """
     coarser = SHIFT_BITS if shifted else 0
     return np.rint(columns * 2.0 ** (EIGENSOLVER_DIRECTION_BITS - coarser)).astype(np.int64) << coarser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExactProduct(RowSum):
-    """Sum ``X_u^T (X_u V)`` over clipped records u, as three limbs of 16 bits.
+    """Sum ``X_u^T (X_u V)`` over clipped records u exactly, as integers of three 16-bit limbs.
 
     Parameters
     ----------
     directions : int64 array of shape (n_features, p)
-        V in steps of ``2^-36``, with columns of norm 1 up to rounding, as returned by `on_direction_grid`. Secret where
-        V depends on the rows; the repr hides it.
+        The directions V in steps of ``2^-36``, with columns of norm 1 up to rounding, as returned by
+        `on_direction_grid`. V is secret if it depends on the rows, so the repr hides it.
     shift : int64 array of shape (n_features,), optional
-        A public mean to subtract, as for `ShiftedMoment`. The product is then ``P^T M P V``, and only its sum is
-        rounded.
+        A public mean to subtract, as for `ShiftedMoment`. In the notation of `ShiftedMoment` the product is then
+        ``P^T M P V``, and only the final sum is rounded.
 
     Notes
     -----
-    A row of norm at most ``2^12`` steps times a column of norm ``2^36`` is below ``2^49``. So its limbs are at most
-    ``2^17`` in magnitude, and ``2^33`` rows, the capacity of the design, add up to less than ``2^62``. Around a mean
-    the norm is the norm of ``Z_u P``; the stored entries are at most ``2^13``, which takes one more bit. The product
-    has no noisy release: results computed from it are published only through
+    A row of norm at most ``2^12`` steps times a column of norm ``2^36`` steps is below ``2^49``. So the limbs of this
+    score are at most ``2^17`` in magnitude. ``2^33`` rows, the largest supported number, add up to less than ``2^62``.
+    Around a mean, ``2^12`` bounds the norm of a row minus the mean, and stored entries are at most ``2^13``, which
+    takes one more bit. No noise is ever added to this product. Results computed from it are published only through
     `dpca_tasks.privacy.curator.Curator.perturb`.
     """
 
@@ -163,7 +169,7 @@ class ExactProduct(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that the limbs cannot overflow."""
+        """Check that V is small enough that the limbs cannot overflow."""
         RowSum.__post_init__(self)
         _ = self.plain
         columns = self.directions / 2.0**EIGENSOLVER_DIRECTION_BITS
@@ -177,7 +183,7 @@ class ExactProduct(RowSum):
 
     @property
     def plain(self) -> SecondMoment | ShiftedMoment:
-        """The moment whose matrix is applied; its gridded rows are shared by all products."""
+        """The query of the second moment; its rows on the grid are shared by all products."""
         return moment_around(
             self.shift,
             n_features=self.n_features,
@@ -188,16 +194,16 @@ class ExactProduct(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """The limbs one after another, each a matrix row by row."""
+        """The layout of the sum: a vector with the matrix of each limb, row by row, lowest limb first."""
         rows, columns = self.directions.shape
         return Layout(kind="vector", order=LIMBS * (rows + (self.shift is not None)) * columns)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Raise InvalidInput, because limbs have no useful sensitivity."""
-        raise InvalidInput(f"{self.name} has no noisy release; use moment_product.")
+        """Raise InvalidInput, because noise is never added to this product."""
+        raise InvalidInput(f"{self.name} cannot be noised; use the query MomentProduct.")
 
     def grid(self, block: Block) -> RowBlock:
-        """Convert records to the grid of the moment."""
+        """Clip the records of a stored block and round them to the grid of the second moment."""
         return self.plain.grid(block)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -208,7 +214,10 @@ class ExactProduct(RowSum):
         total += limbs.ravel()
 
     def product(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return ``S V`` of shape (n_features, p) in units of the clip norm, rounded to floats at the end."""
+        """Return ``S V`` of shape (n_features, p) in units of the clip norm, given the limbs that `map` sums.
+
+        The integers are rounded to floats only in this last step.
+        """
         limbs = total.reshape(LIMBS, -1, self.directions.shape[1]).astype(np.float64)
         whole = (limbs[2] * 2.0**LIMB_BITS + limbs[1]) * 2.0**LIMB_BITS + limbs[0]
         images = whole * 2.0 ** -(2 * self.bits + EIGENSOLVER_DIRECTION_BITS)

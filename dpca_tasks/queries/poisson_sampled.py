@@ -1,8 +1,8 @@
-"""Sums over Poisson samples of the records, and runs of thousands of sampled steps.
+"""Sums over Poisson samples of the records, and runs of thousands of sampled gradient steps.
 
-`PoissonSampled` is any sum over a Poisson sample: a secret coin of each record decides whether the record is included.
-`SampledPasses` is a run of thousands of sampled gradient steps in one request, of which only the states after some
-steps are published.
+`PoissonSampled` sums another query over a Poisson sample: a secret random coin decides for each record whether the
+record is included. `SampledPasses` is a single request for thousands of sampled gradient steps. Only the states after
+some of the steps are published.
 """
 
 import dataclasses
@@ -24,31 +24,32 @@ from dpca_tasks.records.blocks import Block, CsrBlock, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoissonSampled(RowSum):
-    """Sum another query over the records whose coin is heads.
+    """Sum another query over a Poisson sample: each record is included independently with probability ``rate``.
 
     Parameters
     ----------
     query : RowSum
-        The query to sample; the other public parameters are copied from it.
+        The query to sum over the sample. The other public parameters are copied from this query.
     rate : float
         The sampling probability of a record, in (0, 1].
     coin_key : SecretKey, optional
-        The coin key of the step, passed by the curator. It determines every coin of the step. Neither digest nor repr
-        contains it.
+        The key that determines the sample of a step; set by the curator. Neither digest nor repr contains the key.
 
     Notes
     -----
-    Sensitivity. Coins are independent of the records: the coin of a record is a function only of the key and of its
-    ordinal in the snapshot. For any coins, one record moves the sum by at most the sensitivity of the query. Since its
-    coin is secret, this is the Poisson subsampling of the query. An added record has a separate ordinal and coin. It
-    may shift the ordinals of later records, whose new coins are equally independent.
+    Sensitivity. Whether a record is included (its coin) is independent of the data: it is a function only of the key
+    and of the ordinal of the record in the snapshot. For any sample, one record changes the sum by at most the
+    sensitivity of the query. Since the sample is secret, this is Poisson subsampling of the query. An added record has
+    a new ordinal and so a new coin. It may shift the ordinals of later records, whose new coins are equally
+    independent.
 
-    Under replace_one the sensitivity is stated for an emptied record, for which subsampling is priced. With the same
-    coins, replacing a record takes two such steps, through the empty record, and plans and prices use both. (e, d) for
-    each half is (2 e, (1 + e^e) d) for both. A sample of rate 1, of all records, is for steps that are priced together
-    with such steps; its event records this.
+    Under replace_one the sensitivity is stated for an emptied record, the case for which privacy amplification by
+    subsampling is computed. For a fixed sample, a record is replaced in two steps: it is emptied, then filled. Plans
+    and accounting compose both steps. If each step is (e, d)-DP, both together are (2 e, (1 + e^e) d)-DP. A sample with
+    ``rate=1`` contains all records. It marks, in its event, a step that is accounted for in this way together with
+    sampled steps.
 
-    ``map`` needs no secret: records outside the sample are dropped when a block is converted to the grid.
+    ``map`` needs no secret: records outside the sample are emptied when a block is converted to the grid.
     """
 
     query: RowSum
@@ -60,60 +61,63 @@ class PoissonSampled(RowSum):
     degree: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        """Check the rate, and the parameters shared with the query."""
+        """Check the sampling rate, and that all parameters shared with the sampled query are equal."""
         RowSum.__post_init__(self)
         if not 0 < self.rate <= 1:
             raise InvalidInput(f"rate={self.rate} must be in (0, 1]; pass the sampling probability of a record.")
 
     @property
     def layout(self) -> Layout:
-        """The layout of the query."""
+        """The layout of the sum, equal to that of the sampled query."""
         return self.query.layout
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: the key of the query, marked as sampled."""
+        """The key of this query in the table of sensitivities: "sampled", then the key of the sampled query."""
         return f"sampled {self.query.kind}"
 
     @property
     def noises_itself(self) -> bool:
-        """True if `map` of the query adds the noise."""
+        """True if `map` of the sampled query itself adds the noise of the release."""
         return self.query.noises_itself
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
-        """Return the sample with the coins of its step, and the query with the secrets that it needs."""
+        """Return this query with the key that determines the sample, and with all secrets of the sampled query."""
         return dataclasses.replace(self, coin_key=secrets.step_coins, query=self.query.with_secrets(secrets))
 
     @property
     def plain(self) -> RowSum:
-        """The query on all records."""
+        """The query over all records instead of a sample."""
         return self.query
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of a noisy sum over a Poisson sample."""
+        """Return the DP event of a noisy sum over a Poisson sample, given the event of the noise."""
         return poisson_sampled(noise, self.rate)
 
     @property
     def steps_per_unit(self) -> int:
-        """The grid steps in one unit of the query."""
+        """The number of grid steps in one unit of the output, as for the sampled query."""
         return self.query.steps_per_unit
 
     @property
     def unit(self) -> float:
-        """The unit of the query."""
+        """One unit of the output in data units, as for the sampled query."""
         return self.query.unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity in a norm, as proved in the Notes section of the class."""
         query = dataclasses.replace(self.query, relation="zero_out") if self.relation == "replace_one" else self.query
         return query.sensitivity(norm)
 
     def grid(self, block: Block) -> RowBlock:
-        """Empty the records outside the sample, and convert the others to the grid of the query."""
+        """Empty the records of a block that are outside the sample, and convert the others to the grid of the query."""
         return self.query.grid(CsrBlock(**self._sample(block)))
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Empty the records outside the sample. Records are gridded separately, so the result equals `grid`."""
+        """Empty the records outside the sample, given a block that is already on the grid.
+
+        The result equals `grid` of the stored block, because each record is converted to the grid independently.
+        """
         return dataclasses.replace(rows, **self._sample(rows))
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
@@ -121,18 +125,18 @@ class PoissonSampled(RowSum):
         self.query.add(block, total)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the public arrays of the query."""
+        """Return the public arrays of the sampled query, by field name."""
         return self.query.public_inputs()
 
     def digest(self) -> bytes:
-        """Hash the rate and everything that determines the query; the key of the release determines the coins."""
+        """Return a hash of the sampling rate and of the sampled query; the secret key of the sample is not included."""
         parts = (self.name.encode(), str(self.version).encode(), self.rate.hex().encode(), self.query.digest())
         return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()
 
     def _sample(self, block: Block) -> dict[str, Any]:
-        """Return the rows of a block with the records outside the sample emptied."""
+        """Return the fields of a block in which all records outside the sample are emptied."""
         if self.coin_key is None:
-            raise InvalidInput("a sample needs a coin key; release it through the curator, which has it.")
+            raise InvalidInput("a sample needs a coin key; release it through the curator, which sets the key.")
         start, sizes = block.first_record, np.diff(block.record_ptr)
         chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
         rows = np.repeat(chosen, sizes)
@@ -150,9 +154,10 @@ class PoissonSampled(RowSum):
 
 
 def sampled(query: RowSum, *, rate: float, halved: bool = False) -> RowSum:
-    """Return the query on a Poisson sample, or the query itself at rate 1.
+    """Return a query over a Poisson sample of rate ``rate``, or the query itself at rate 1.
 
-    With ``halved``, a sample of rate 1 remains a sample, for a release that is priced through the empty record.
+    With ``halved``, a `PoissonSampled` query is returned even at rate 1. It marks a release whose accounting replaces a
+    record in two steps: the record is emptied, then filled.
     """
     if rate == 1.0 and not halved:
         return query
@@ -168,18 +173,21 @@ def sampled(query: RowSum, *, rate: float, halved: bool = False) -> RowSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledPasses:
-    """Repeat ``V <- orth(V + factor * (noisy sampled product with V))`` from public directions.
+    """A run of noisy gradient steps ``V <- orth(V + factor * P)`` from public start directions V.
+
+    P is the noisy product of a fresh sample's second moment with V, and orth makes columns orthonormal.
 
     Parameters
     ----------
     query : PoissonSampled or MomentProduct
-        A sampled `MomentProduct`; its directions are the start, its sensitivity that of every step.
+        The query of the first step: a `MomentProduct`, usually sampled. The start V are the directions of this query,
+        and every step has its sensitivity.
     steps : int
         The number of steps T.
     factor : float
-        The step size for a product in units of the clip norm.
+        The step size, for a product in units of the clip norm.
     snapshots : tuple of int
-        The increasing numbers of steps after which V is returned; 0 is the start, the last is usually T.
+        The numbers of steps after which V is returned, increasing; 0 is the start, and the last is usually T.
     """
 
     query: RowSum
@@ -192,45 +200,51 @@ class SampledPasses:
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: the key of the query, which every step sums."""
+        """The key in the table of sensitivities, equal to that of the query in every step."""
         return self.query.kind
 
     @property
     def relation(self) -> Relation:
-        """The relation of the query."""
+        """The neighbouring relation of the query."""
         return self.query.relation
 
     @property
     def product(self) -> MomentProduct:
-        """The product over all records; raises InvalidInput if the steps sum another query."""
+        """The query of a step, over all records instead of a sample.
+
+        Raises
+        ------
+        InvalidInput
+            If the query is not a `MomentProduct`.
+        """
         query = self.query.plain
         if not isinstance(query, MomentProduct):
-            raise InvalidInput(f"steps of {query.name} have no fused loop; pass a sampled MomentProduct.")
+            raise InvalidInput(f"a run of steps needs a MomentProduct (got {query.name}); pass one, usually sampled.")
         return query
 
     @property
     def rate(self) -> float:
-        """The sampling probability of a record."""
+        """The sampling probability of a record in each step."""
         return self.query.rate if isinstance(self.query, PoissonSampled) else 1.0
 
     @property
     def steps_per_unit(self) -> int:
-        """The grid steps in one unit of the query."""
+        """The number of grid steps in one unit of the query's output."""
         return self.query.steps_per_unit
 
     def sensitivity(self, norm: Norm) -> float:
-        """Bound the change of the sum of one step by one record."""
+        """Return a bound on the change of the sum in one step by one record, in the given norm."""
         return self.query.sensitivity(norm)
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of one step."""
+        """Return the DP event of one step, given the event of its noise."""
         return self.query.event_of(noise)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return nothing, because a run does not depend on a stored start."""
+        """Return no arrays, because a resumed run does not take its start directions from an earlier run."""
         return {}
 
     def digest(self) -> bytes:
-        """Hash everything that determines the run except the rows and the key."""
+        """Return a hash of everything that determines the run except the private rows and the secret keys."""
         text = f"{self.name} {self.version} {self.steps} {self.factor.hex()} {self.snapshots} ".encode()
         return hashlib.sha256(text + self.query.digest()).digest()

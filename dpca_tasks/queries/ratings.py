@@ -1,11 +1,11 @@
-"""Queries over ratings for means, item totals, moments of users' rows, and scores of predictions.
+"""Queries over ratings: user means, item totals, second moments of rating rows, and quality of predictions.
 
-- `RatingsSum` is the base class: one user is one record of one row, and at most K ratings of each user are counted.
-- `UserMeans` sums users' mean ratings and counts users with ratings, from which a centre of all ratings follows.
-- `ItemTotals` sums centred ratings and counts ratings for each item, from which item offsets and popularity follow.
-- `RatingMoment` is the second moment of users' centred rating rows, or of their residuals after public directions.
-- `PredictionScores` measures how well released item factors predict hidden ratings: squared errors, Recall, NDCG, and
-  the number of users.
+- `RatingsSum` is the base class. A user is a record of one row, and at most K ratings of each user are counted.
+- `UserMeans` sums the mean ratings of users and counts users with ratings, which gives a centre of all ratings.
+- `ItemTotals` sums centred ratings and counts ratings for each item, which gives item offsets and popularity.
+- `RatingMoment` is the second moment of users' centred ratings, or of the residuals after public directions.
+- `PredictionScores` sums quality metrics of released item factors over users: squared error, Recall and NDCG for
+  hidden ratings, and the number of users.
 """
 
 import dataclasses
@@ -47,29 +47,32 @@ _COINS = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RatingsSum(JointSum):
-    """A joint sum over users of at most ``ratings_per_user`` ratings each; ``n_features`` is the number of items.
+    """Base class of sums over users, in which at most ``ratings_per_user`` ratings of each user count.
+
+    ``n_features`` is the number of items.
 
     Parameters
     ----------
     low, high : float
-        The public range of ratings. Ratings outside it are clipped, and ratings that are not finite are dropped.
+        The public range of ratings. Ratings outside the range are clipped, and ratings that are not finite are dropped.
     ratings_per_user : int
-        K. If a user has more, the K ratings of the lowest priority are counted. Coins that depend on the user's ordinal
-        in the snapshot and on the item break ties.
+        The number K. If a user has more than K ratings, the K ratings whose items have the lowest priorities are
+        counted. Ties are broken at random, by the user's ordinal in the snapshot and the item.
     offsets : float64 array of shape (n_items,)
-        Public offsets of the items, subtracted from their ratings.
+        Public item offsets, which are subtracted from the ratings.
     centre : float
         The public centre of all ratings.
     prior : float
-        The number of additional ratings at the centre in a user's mean; infinite for no user means.
+        The number of additional ratings equal to the centre in the mean of a user; infinite for no user means.
     coin_key : SecretKey, optional
-        The key of the coins, which only the curator has.
+        The key of the random choices; set by the curator.
     coins : {"release", "step"}
-        Whether all steps of a release share these coins, or each step has separate ones.
+        Whether the random choices are the same in all steps of a release, or fresh in each step.
 
     Notes
     -----
-    Only the first row of a record is read, whatever the record holds; jobs refuse datasets whose records may have more.
+    Only the first row of a record is read, so the sensitivity holds for any record. Jobs refuse datasets in which
+    records may have several rows.
     """
 
     low: float
@@ -86,16 +89,17 @@ class RatingsSum(JointSum):
         RowSum.__post_init__(self)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise InvalidInput(
-                f"ratings between {self.low} and {self.high} must be a range; state the lower one first."
+                f"ratings from low={self.low} to high={self.high} must be a range, finite and with low below high; "
+                "correct them."
             )
         if self.ratings_per_user < 1:
             raise InvalidInput(f"ratings_per_user={self.ratings_per_user} must be at least 1; state a public bound.")
         if self.clip_norm != 1.0 or not self.prior >= 0 or self.offsets.shape != (self.n_features,):
-            raise InvalidInput("clip_norm must be 1, prior at least 0, and offsets one a feature; correct them.")
+            raise InvalidInput("clip_norm must be 1, prior at least 0, and offsets one per item; correct them.")
 
     @property
     def most(self) -> int:
-        """The largest number of ratings of one user that are counted: K, or all items."""
+        """The largest number of counted ratings of one user: ``ratings_per_user``, or the number of items if less."""
         return min(self.ratings_per_user, self.n_features)
 
     @property
@@ -105,16 +109,16 @@ class RatingsSum(JointSum):
 
     @property
     def step(self) -> float:
-        """One step of the grid of ratings."""
+        """The grid step to which ratings are rounded, in units of ratings."""
         return (self.high - self.low) / 2.0**RATING_BITS
 
     def with_secrets(self, secrets: StepSecrets) -> Self:
-        """Return the query with its coins: one key for everything that a step counts."""
+        """Return the query with the key that determines which ratings count if a user has too many."""
         key = secrets.release_coins if self.coins == "release" else secrets.step_coins
         return dataclasses.replace(self, coin_key=key)
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip the ratings of each record's first row, and convert them to the grid of ratings."""
+        """Clip the ratings in the first row of each record to the public range, and round them to the grid."""
         rows = canonical(block, n_features=self.n_features)
         values, items, row_ptr = first_rows(
             as_floats(rows.values), rows.indices, rows.row_ptr, rows.record_ptr, self.low, self.high, RATING_BITS
@@ -131,7 +135,7 @@ class RatingsSum(JointSum):
         )
 
     def chosen(self, block: RowBlock, priorities: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Mark the ratings that are counted."""
+        """Return a mask of the ratings in a block that count: at most `most` per user, with the lowest priorities."""
         first, count = block.first_record, block.n_records
         coins = (
             np.zeros(count, np.uint64)
@@ -141,31 +145,33 @@ class RatingsSum(JointSum):
         return chosen_ratings(block.indices, block.row_ptr, priorities, self.most, coins)
 
 
-_UP = 1.0 + 2.0**-50  # covers the rounding of a bound
+_UP = 1.0 + 2.0**-50  # factor that makes a computed bound an upper bound despite rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class UserMeans(RatingsSum):
-    """The sum over users with ratings of ``mean - (low + high) / 2``, and the number of these users.
+    """Sum the mean ratings of users, and count the users with ratings.
 
-    The mean is over all ratings of a user, each clipped to the range. Offsets, centre and prior have no effect.
+    A user with ratings adds ``mean - (low + high) / 2`` to the sum and 1 to the count. The mean is over all ratings of
+    the user, each clipped to the range. Offsets, centre and prior have no effect.
 
     Parameters
     ----------
     count_share : float
-        The share c of the squared loss that goes to the number; the sum has ``s = 1 - c``.
+        The share c of the squared privacy loss that goes to the count; the sum has the share ``s = 1 - c``.
     **others
         As for `RatingsSum`.
 
     Notes
     -----
-    Sensitivity, in units of ``R = (high - low) / 2`` for the sum and of 1 for the number. However many ratings a user
-    has, the user adds one number of magnitude at most 1 and one count, or nothing at all.
+    Sensitivity, in units of ``(high - low) / 2`` for the sum and of 1 for the count. A user adds one number of
+    magnitude at most 1 and one count, for any number of ratings, or nothing at all.
 
-    - *add_remove, zero_out.* Both bounds are 1.
-    - *replace_one.* Where both users have ratings, the sum moves by at most 2 and the number not at all. Where one user
-      has none, both move by at most 1. With bounds ``2 g`` and ``g`` the square moves by at most ``s / g^2`` in the
-      first case and ``(s / 4 + c) / g^2`` in the second, so ``g^2 = max(s, s / 4 + c)`` is enough.
+    - *add_remove, zero_out.* The sum and the count each change by at most 1.
+    - *replace_one.* If both users have ratings, the sum changes by at most 2 and the count does not change. If one of
+      them has none, sum and count each change by at most 1. Let the bounds be ``2 g`` for the sum and ``g`` for the
+      count. The squared changes, divided by squared bounds and weighted by shares, add up to at most ``s / g^2`` in the
+      first case and ``(s / 4 + c) / g^2`` in the second. So ``g^2 = max(s, s / 4 + c)`` suffices.
     """
 
     count_share: float
@@ -175,7 +181,7 @@ class UserMeans(RatingsSum):
     degree: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
+        """Check the public parameters of the query."""
         RatingsSum.__post_init__(self)
         if not 0 < self.count_share < 1:
             raise InvalidInput(f"count_share={self.count_share} must be in (0, 1); correct it.")
@@ -183,7 +189,7 @@ class UserMeans(RatingsSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """The sum in units of half the range, the number in units of 1, both on the grid."""
+        """The two parts: the sum in units of half the range of ratings, and the number of users in units of 1."""
         count, one = self.count_share, Layout(kind="vector", order=1)
         bounds = {"sum": _UP, "number": _UP}
         if self.relation == "replace_one":
@@ -202,38 +208,38 @@ class UserMeans(RatingsSum):
         sums = np.diff(np.concatenate([[0], np.cumsum(block.values, dtype=np.int64)])[block.row_ptr])
         above = (
             2.0 * sums / np.maximum(rated, 1) / 2.0**RATING_BITS - 1.0
-        )  # of each user alone: equal bits in any block
+        )  # computed for each user separately, so that the bits do not depend on the block
         steps = np.where(rated > 0, np.rint(above * 2.0**self.bits), 0.0)
         total += np.array([steps.astype(np.int64).sum(), np.count_nonzero(rated) << self.bits], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemTotals(RatingsSum):
-    r"""For each item the sum of ``clip(r_ij - off_i, D)`` over its chosen ratings, and their number.
+    r"""For each item j, sum ``clip(r_ij - off_i, D)`` over the counted ratings ``r_ij``, and count these ratings.
 
-    ``off_i`` is the user's offset (`dpca_tasks.kernels.ratings.residuals`). At most K ratings of a user are chosen, at
-    random.
+    ``off_i`` is the offset of user i (`dpca_tasks.kernels.ratings.residuals`), and clip limits the magnitude to D. At
+    most K (`ratings_per_user`) ratings of a user are counted, chosen at random.
 
     Parameters
     ----------
     bound : float
-        D, the bound to which a rating without its offset is clipped.
+        The bound D to which a rating minus its offset is clipped.
     count_share : float
-        The share c of the squared loss that goes to the counts; the sums have ``s = 1 - c``.
+        The share c of the squared privacy loss that goes to the counts; the sums have the share ``s = 1 - c``.
     **others
         As for `RatingsSum`.
 
     Notes
     -----
-    Sensitivity. A user adds to at most K items, to each at most D in magnitude and 1 in count. So both parts have the
-    bound ``sqrt K`` (in units D and 1) for add_remove and zero_out, where a user without ratings adds nothing. Off_i is
-    a function of that user's ratings and of public numbers, so it changes nothing for others.
+    Sensitivity. A user adds to at most K items, to each at most D in magnitude and 1 to the count. So for add_remove
+    and zero_out the bound of both parts is ``sqrt K``, in units of D and 1. A user without ratings adds nothing.
+    ``off_i`` is a function of that user's ratings and of public numbers, so it does not affect other users.
 
-    Where a user replaces another, let f of K items be common. The other items of both users add up to ``2 (K - f)``
-    squares in each part. On common items sums may differ by 2 D, 4 squares each, and counts are equal. In units in
-    which each part's bound has the square of its share, the square moves by at most
-    ``2 (1 - f/K) (s + c) + 4 (f/K) s`` times K. This is linear in f, so at most ``K F`` with
-    ``F = max(2 (s + c), 4 s) = max(2, 4 s)``: both bounds are ``sqrt(K F)``.
+    replace_one: let f of the K items be common to both users. The other items contribute at most ``2 (K - f)`` to the
+    squared change of each part. On a common item the sum may change by 2 D, which contributes 4, and the count does not
+    change. Weighted by the shares, the squared changes add up to at most ``K (2 (1 - f/K) (s + c) + 4 (f/K) s)``. This
+    is linear in f, so it is at most ``K F`` with ``F = max(2 (s + c), 4 s) = max(2, 4 s)``. So the bound of both parts
+    is ``sqrt(K F)``.
     """
 
     bound: float
@@ -244,7 +250,7 @@ class ItemTotals(RatingsSum):
     degree: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
+        """Check the public parameters of the query."""
         RatingsSum.__post_init__(self)
         if not (0 < self.bound < math.inf and 0 < self.count_share < 1):
             raise InvalidInput(
@@ -254,7 +260,7 @@ class ItemTotals(RatingsSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """Sums in units of D, counts in units of 1, both on the grid."""
+        """The two parts: the sum for each item in units of the bound D, and the count for each item in units of 1."""
         items = Layout(kind="vector", order=self.n_features)
         factor = max(2.0, 4.0 * (1.0 - self.count_share)) if self.relation == "replace_one" else 1.0
         bound = self.root_most * math.sqrt(factor) * _UP
@@ -282,37 +288,39 @@ Scaling = Literal["clip", "normalise", "by_count"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RatingMoment(RatingsSum):
-    r"""The sum of ``x_i x_i^T`` over users, where ``x_i`` holds the residuals of user i's chosen ratings.
+    r"""Sum ``x_i x_i^T`` over users i, where the row ``x_i`` contains the residuals of the user's counted ratings.
 
-    A residual is the rating without both offsets, clipped to ``rating_bound``, minus the user's prediction by the
-    previous rounds of the Frank-Wolfe method (`dpca_tasks.kernels.ratings.descend`). The prediction is computed from
-    all ratings of the user. The row is scaled by the rule ``scaling``, then clipped to norm ``row_norm``.
+    A residual is the rating minus the offsets of item and user, clipped to ``rating_bound``, minus a prediction. The
+    prediction is the result of the previous rounds of the Frank-Wolfe method (`dpca_tasks.kernels.ratings.descend`),
+    computed from all ratings of the user. The row ``x_i`` is scaled by the rule ``scaling`` and then clipped to norm
+    ``row_norm``.
 
     Parameters
     ----------
     directions : integer array of shape (n_items, rounds)
-        Public, in steps of ``unit``; no column before the first round.
+        The public directions of previous rounds, in steps of ``unit``; without columns before the first round.
     gains : float64 array of shape (rounds,)
         Public weights of the directions.
     unit : float
         One step of the directions.
     rating_bound, row_norm : float
-        The bounds GM of a centred rating and L of a row.
+        The bound on the magnitude of a centred rating, and the bound L on the norm of a row.
     scaling : {"clip", "normalise", "by_count"}
-        Leave rows unscaled; scale every row to ``row_norm``; or divide it by the square root of its number of chosen
-        ratings.
+        ``clip`` does not scale rows; ``normalise`` scales every row to norm ``row_norm``; ``by_count`` divides each row
+        by the square root of its number of counted ratings.
     **others
         As for `RatingsSum`.
 
     Notes
     -----
-    Sensitivity, in units of ``L^2``. A user's row is a function of that user's ratings and of public numbers, and the
-    squares of its integers sum to at most ``4^bits``, compared in integers: ``|x| <= 1``.
+    Sensitivity, in units of ``L^2``. The row x of a user is a function of that user's ratings and of public numbers.
+    The squares of its integers sum to at most ``4^bits``, compared in integers, so ``|x| <= 1``.
 
     - *add_remove, zero_out.* ``||x x^T||_F = |x|^2 <= 1``; a user without ratings adds nothing.
-    - *replace_one*, by y: ``||x x^T - y y^T||_F^2 = |x|^4 + |y|^4 - 2 (x . y)^2 <= 2``, attained by orthogonal rows.
+    - *replace_one*, where row y replaces x: ``||x x^T - y y^T||_F^2 = |x|^4 + |y|^4 - 2 (x . y)^2 <= 2``. Orthogonal
+      rows attain this.
 
-    The number of counted ratings does not matter, since the norm bounds the contribution of a user.
+    The bounds hold for any number of counted ratings, since the norm bounds the contribution of a user.
     """
 
     directions: NDArray[np.int64]
@@ -327,19 +335,19 @@ class RatingMoment(RatingsSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
+        """Check the public parameters of the query."""
         RatingsSum.__post_init__(self)
         if not all(0 < value < math.inf for value in (self.unit, self.rating_bound, self.row_norm)):
             raise InvalidInput(
                 "bounds of ratings and rows, and the unit of directions, must be positive; correct them."
             )
         if self.directions.shape != (self.n_features, self.gains.size) or not np.isfinite(self.gains).all():
-            raise InvalidInput("directions must have one row an item and one column a finite gain; correct them.")
+            raise InvalidInput("directions must have a row per item and a column per gain, all gains finite; fix them.")
         JointSum.__post_init__(self)
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """One symmetric matrix over the items, of products of two numbers on the grid."""
+        """A single part: the symmetric matrix over all items."""
         moment = Part(
             layout=Layout(kind="symmetric", order=self.n_features),
             bound=SQRT_2_UP if self.relation == "replace_one" else 1.0,
@@ -350,7 +358,7 @@ class RatingMoment(RatingsSum):
         return {"moment": moment}
 
     def rows(self, block: RowBlock) -> RowBlock:
-        """Return the users' rows on the grid of their norm, whose outer products `map` adds up."""
+        """Return the scaled and clipped rows of a block's users on the grid, whose outer products `map` sums."""
         facts = (self.low, self.step, self.offsets, self.centre, self.prior)
         left, _ = residuals(block.values, block.indices, block.row_ptr, *facts)
         steps = (self.directions, self.unit, self.gains, self.row_norm, self.rating_bound)
@@ -372,47 +380,49 @@ class RatingMoment(RatingsSum):
         )
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the moment of a block to a running total."""
+        """Add the second moment of the rows of a block's users to ``total``."""
         moment = SecondMoment(n_features=self.n_features, clip_norm=1.0, relation=self.relation, bits=self.bits)
         moment.add(self.rows(block), total)
 
 
 ONE_IN = 5
-"""One in this many ratings of a user is hidden."""
+"""To score predictions, one in this many ratings of each user is hidden."""
 SCORES = 4
 _DISCOUNT_BITS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictionScores(RatingsSum):
-    """Sum over users ``(mean squared error / range^2, Recall@k, NDCG@k, 1)``.
+    """Sum the quality of predictions over users: ``(mean squared error / range^2, Recall@k, NDCG@k, 1)``.
 
-    A fifth of a user's ratings is hidden, at least one (`dpca_tasks.kernels.ratings.hidden_ratings`). The user's factor
-    is folded in from the other ratings, as a consumer of the release does, and the hidden ratings are predicted. All
-    hidden items count alike for Recall and NDCG. A user of fewer than two ratings adds nothing.
+    A fifth of each user's ratings is hidden, at least one (`dpca_tasks.kernels.ratings.hidden_ratings`). The user's
+    factor is computed from the other ratings (folded in), as a consumer of the release does, and the hidden ratings are
+    predicted. For Recall and NDCG all hidden items are equally relevant. A user with fewer than two ratings adds
+    nothing.
 
     Parameters
     ----------
     count : int
-        k, the number of recommended items.
+        The number k of recommended items.
     factors : int64 array of shape (n_items, rank)
-        Item factors in steps of `factor_unit`; rank 0 for offsets alone.
+        Item factors in steps of `factor_unit`; with rank 0, predictions use offsets alone.
     factor_unit, ridge, rating_bound : float
-        As unit, ridge and bound of `dpca_tasks.kernels.ratings.solve_users`.
+        The arguments unit, ridge and bound of `dpca_tasks.kernels.ratings.solve_users`.
     unobserved : float64 array of shape (rank, rank), optional
         As for `dpca_tasks.queries.item_statistics.ItemStatistics`.
     gains : float64 array of shape (rank,) or (0,)
-        If not empty, users descend instead (`dpca_tasks.kernels.ratings.descend`), with their `row_norm`.
+        If not empty, user factors are computed by the Frank-Wolfe method (`dpca_tasks.kernels.ratings.descend`) with
+        these gains and `row_norm`, instead of by ridge regression.
     **others
-        As for `RatingsSum`; all ratings are used, so `ratings_per_user` and coins have no effect.
+        As for `RatingsSum`. All ratings are used, so `ratings_per_user` and coins have no effect.
 
     Notes
     -----
-    Sensitivity. A user adds four numbers, each from 0 to 1 after rounding, or nothing at all. So the sum moves by at
-    most 2 in l2 when a user is added, removed or emptied. When one replaces another, each number moves by at most 1, so
-    the sum moves by at most 2 as well. The hidden ratings, the folded-in factor and the predictions follow from the
-    user's row and public numbers, in a fixed order, so they change nothing for others. The proof uses no property of
-    factors or offsets.
+    Sensitivity. A user adds four numbers, each from 0 to 1 after rounding, or nothing at all. So the sum changes by at
+    most 2 in l2 if a user is added, removed or emptied. If a user is replaced, each number changes by at most 1, so the
+    sum again changes by at most 2. The hidden ratings, the folded-in factor and the predictions follow from the user's
+    row and public numbers, in a fixed order, so they do not affect other users. The proof uses no property of factors
+    or offsets.
     """
 
     count: int
@@ -429,7 +439,7 @@ class PredictionScores(RatingsSum):
     degree: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the parameters."""
+        """Check the public parameters of the query."""
         RatingsSum.__post_init__(self)
         if not 1 <= self.count <= self.n_features:
             raise InvalidInput(f"count={self.count} must be from 1 to the {self.n_features} items; correct it.")
@@ -439,7 +449,7 @@ class PredictionScores(RatingsSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """The four numbers, on one grid."""
+        """A single part: the vector of the four sums."""
         layout = Layout(kind="vector", order=SCORES)
         return {"scores": Part(layout=layout, bound=2.0, share=1.0, unit=1.0, steps_per_unit=2**self.bits)}
 

@@ -1,11 +1,12 @@
-r"""Second moments of records minus a public mean, whole or along public directions.
+r"""Second moments of records minus a public mean, as a full matrix or only along public directions.
 
-`ShiftedMoment` is the second moment of records minus a public mean, clipped again, for scores and directions around the
-mean. Rows stay sparse. As in `CentredMoment` they end in a public constant, and their second moment M is summed. The
-moment around the mean m is ``S = P^T M P`` with ``P = [I; -m^T]``.
+`ShiftedMoment` is the second moment of records minus a public mean m, clipped after the subtraction. It serves to score
+and to compute directions around the mean. So that rows stay sparse, a public constant is appended to each row, as in
+`CentredMoment`, and the second moment M of these longer rows is summed. The second moment around m is then
+``S = P^T M P`` with ``P = [I; -m^T]``.
 
-`CapturedEnergies` sums the squares of the records along the first of some public directions, along the others, and
-orthogonal to all of them.
+`CapturedEnergies` sums three parts of the squared norms of records: along the first of several public directions, along
+the other directions, and orthogonal to all directions.
 """
 
 import math
@@ -25,49 +26,52 @@ from dpca_tasks.queries.second_moment import SecondMoment, extended_rows
 from dpca_tasks.records.blocks import Block, RowBlock
 
 RADIUS = 2.0
-"""Bound on the norm of an extended record, in clip norms; its constants have norm 1."""
+"""Bound on the norm of a record with appended constants, in clip norms; the constants have norm at most 1."""
 
 SHIFT_STEP = 2.0**-SHIFT_BITS
 """Grid step of a mean, in clip norms."""
 
 
 def on_shift_grid(mean: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Scale a mean in clip norms to norm at most 1, and round it toward zero to the public grid of `SHIFT_STEP`."""
+    """Scale a mean, given in clip norms, to norm at most 1, and round it toward zero to steps of `SHIFT_STEP`."""
     length = max(float(np.sqrt(np.square(mean).sum())), 1.0)
     return np.trunc(mean / length * 2.0**SHIFT_BITS).astype(np.int64)
 
 
 def relation_around(relation: Relation) -> Relation:
-    """Return the relation whose bounds hold around a mean: replace_one for zero_out.
+    """Return the neighbouring relation whose sensitivity bounds hold after a mean m is subtracted from records.
 
-    Around a mean an emptied record that keeps rows is at ``-m``, so emptying a record replaces it by a particular one.
+    For zero_out this is replace_one: an emptied record that keeps its rows becomes ``-m`` after the subtraction, so
+    emptying a record replaces it by a particular other record. Other relations are returned unchanged.
     """
     return "replace_one" if relation == "zero_out" else relation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShiftedMoment(RowSum):
-    r"""Sum ``Z_u^T Z_u`` over records u, where ``Z_u P`` is ``X_u`` minus the mean, clipped to norm 1.
+    r"""The second moment of records minus a public mean m, where each difference is clipped to norm 1.
 
-    ``X_u`` is clipped to norm 1, and each of its m rows is extended by ``1 / sqrt(m)``. The result is multiplied by the
-    largest weight up to 1 for which ``||Z_u P||_F <= 1``.
+    The query sums ``M = sum_u Z_u^T Z_u``, from which ``S = P^T M P`` follows with ``P = [I; -m^T]``. ``Z_u`` is made
+    from the record ``X_u`` of p rows, clipped to norm 1, by appending ``1 / sqrt(p)`` to each row. ``Z_u P`` is then
+    the record minus the mean. ``Z_u`` is multiplied by the largest weight up to 1 for which ``||Z_u P||_F <= 1``.
 
     Parameters
     ----------
     shift : int64 array of shape (n_features,)
-        The mean m in steps of ``2^-16`` clip norms, of norm at most 1. For records of several rows it is defined as by
-        `CentredMoment`.
+        The mean m in steps of ``2^-16`` clip norms, of norm at most 1. For records of several rows, `CentredMoment`
+        defines the mean.
 
     Notes
     -----
-    Sensitivity. ``Y_u = Z_u P`` has norm at most 1 *as a program*: `dpca_tasks.kernels.gridding` compares integers
-    after all rounding, separately for each record. S is the sum of ``Y_u^T Y_u``, so its scores move as proved for
-    `SecondMoment`: by 1 for add_remove, 2 for replace_one. An emptied record may keep its rows, hence its constants. It
-    then adds a multiple of ``m m^T`` of trace at most 1, like another record: 2 for zero_out too. The proof uses no
-    property of m. ``Z_u`` itself has norm up to 2, so noise is not added to M, and other norms are refused.
+    Sensitivity. ``Y_u = Z_u P`` has norm at most 1, not only in real numbers but in the program:
+    `dpca_tasks.kernels.gridding` compares integers after all rounding, separately for each record. S is the sum of
+    ``Y_u^T Y_u``. So scores ``tr(V^T S V)`` change as proved for `SecondMoment`: by at most 1 for add_remove and 2 for
+    replace_one. An emptied record may keep its rows and so its constants. It then adds a multiple of ``m m^T`` of trace
+    at most 1, as another record would, so the bound for zero_out is 2 too. The proof uses no property of m. ``Z_u``
+    itself has norm up to 2, so noise is never added to M, and sensitivities in other norms are refused.
 
-    The capacity is as for `SecondMoment` with one more bit, because the norm of ``Z_u`` is up to 2. S is computed from
-    M in floating point, with an error of about ``2^-50`` of the number of records.
+    The sum needs one more bit than `SecondMoment`, because the norm of ``Z_u`` is up to 2. S is computed from M in
+    floating point, with an error of about ``2^-50`` times the number of records.
     """
 
     shift: NDArray[np.int64]
@@ -77,29 +81,34 @@ class ShiftedMoment(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the mean and the grid of extended records."""
+        """Check the mean, and the grid of records with appended constants."""
         RowSum.__post_init__(self)
         _ = self._moment
         shift = self.shift
         if shift.shape != (self.n_features,) or shift.dtype != np.int64 or not is_short(shift):
             raise InvalidInput(
                 f"shift of shape {shift.shape} must have n_features={self.n_features} entries and norm at most 1; "
-                "pass what on_shift_grid returns."
+                "pass the result of on_shift_grid."
             )
 
     @property
     def layout(self) -> Layout:
-        """The symmetric matrix M of order d + 1."""
+        """The layout of the sum: the symmetric matrix M of order d + 1, for rows with an appended constant."""
         return self._moment.layout
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity of scores ``tr(V^T S V)``, as proved in the Notes section of the class."""
         if norm != "scores":
-            raise InvalidInput(f"norm={norm!r} is not stated for records around a mean; use centred_moment.")
+            raise InvalidInput(
+                f"a moment around a mean has no sensitivity in norm={norm!r}; use CentredMoment for noise on a matrix."
+            )
         return 1.0 if relation_around(self.relation) == "add_remove" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip, extend, shift, clip again and grid the records of a stored block, in units of 2 clip norms."""
+        """Clip the records of a stored block, append constants, clip the records minus the mean, and round to the grid.
+
+        The unit of the grid is 2 clip norms.
+        """
         rows = extended_rows(block, n_features=self.n_features, clip_norm=self.clip_norm, constant=self.clip_norm)
         values, indices = np.asarray(rows.values, np.float64), np.asarray(rows.indices, np.int32)
         return RowBlock(
@@ -116,11 +125,11 @@ class ShiftedMoment(RowSum):
         )
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the outer products of the block's extended rows, in steps of ``4^-bits``."""
+        """Add the second moment of a block's rows with constants to ``total``, in steps of ``4^-bits``."""
         self._moment.add(block, total)
 
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return S, exactly symmetric."""
+        """Return the second moment S around the mean as an exactly symmetric matrix, given the packed total."""
         half = lowered(RowSum.matrix(self, total), self.shift)
         whole = lowered(half.T, self.shift)
         return np.asarray((whole + whole.T) / 2)
@@ -145,18 +154,27 @@ def moment_around(
 
 
 def lifted(directions: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``P V`` of shape (d + 1, p), exactly, for integer V whose entries are multiples of ``2^16``."""
+    """Return ``P V`` of shape (d + 1, p) for integer directions V, where ``P = [I; -m^T]`` for the mean m (``shift``).
+
+    The result is exact, because the entries of V are multiples of ``2^16``.
+    """
     last = -(shift @ (directions >> SHIFT_BITS))
     return np.vstack([directions, last])
 
 
 def lowered(images: NDArray[np.float64], shift: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return ``P^T U`` of shape (d, p), for U of shape (d + 1, p)."""
+    """Return ``P^T U`` of shape (d, p) for images U of shape (d + 1, p).
+
+    ``P = [I; -m^T]`` for the mean m, which is ``shift`` in steps of ``2^-16``.
+    """
     return images[:-1] - np.outer(shift / 2.0**SHIFT_BITS, images[-1])
 
 
 def is_short(shift: NDArray[np.int64]) -> bool:
-    """Return whether the norm is at most 1, exactly; entries above 1 are not squared, which avoids overflow."""
+    """Return whether a mean on its integer grid has norm at most 1, computed exactly.
+
+    If an entry exceeds 1, the norm is not computed, because its squares could overflow.
+    """
     most = 1 << SHIFT_BITS
     return bool((shift >= -most).all() and (shift <= most).all() and int(np.vdot(shift, shift)) <= most * most)
 
@@ -166,30 +184,35 @@ PARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapturedEnergies(RowSum):
-    r"""Sum ``(||X_u w_1||^2, sum_j>1 ||X_u w_j||^2, the rest of ||X_u||^2)`` over records u.
+    r"""Sum three parts of the squared norm of each record ``X_u``, split along public directions.
+
+    With the columns ``w_j`` of W, the parts are ``||X_u w_1||^2``, the sum of ``||X_u w_j||^2`` over ``j > 1``, and the
+    rest of ``||X_u||^2``.
 
     Parameters
     ----------
     directions : int64 array of shape (n_features, k)
-        W in steps of ``2^-24``, entries at most 1 in magnitude; orthonormal columns in practice.
+        The directions W in steps of ``2^-24``, with entries of magnitude at most 1; orthonormal columns in practice.
     shift : int64 array of shape (n_features,), optional
-        A public mean, as for `ShiftedMoment`; records are shifted by it and clipped again.
+        A public mean, as for `ShiftedMoment`. The mean is subtracted from records, and the differences are clipped.
 
     Notes
     -----
-    Sensitivity. A record adds three whole numbers of steps, none negative, that add up to its squared norm: each number
-    is capped at what the preceding ones leave. That norm is at most 1, compared in integers when the record is
-    converted to the grid. So a record adds a point p of the set of all ``p >= 0`` with ``p_1 + p_2 + p_3 <= 1``.
+    Sensitivity. A record adds three whole numbers of grid steps that are not negative and add up to the squared norm of
+    the record: each number is cut to what the preceding numbers leave. The squared norm is at most 1, compared in
+    integers when the record is converted to the grid. So a record adds a point p with ``p_1, p_2, p_3 >= 0`` and
+    ``p_1 + p_2 + p_3 <= 1``.
 
-    - *add_remove and zero_out*: the sum moves by p, and ``||p||_2 <= ||p||_1 <= 1``. A record along ``w_1`` attains it.
-    - *replace_one*: it moves by ``p - q`` of two such points, and ``||p - q||_1 <= 2``. In l2
+    - *add_remove and zero_out*: the sum changes by p, and ``||p||_2 <= ||p||_1 <= 1``. A record along ``w_1`` attains
+      this.
+    - *replace_one*: the sum changes by ``p - q`` for two such points, and ``||p - q||_1 <= 2``. In l2
       ``||p - q||^2 = ||p||^2 + ||q||^2 - 2 <p, q> <= 2``, since no entry is negative. Records along ``w_1`` and ``w_2``
-      attain both.
-    - *Around a mean* the same holds for records around it. An emptied record that keeps its rows is a record at ``-m``.
-      So emptying a record replaces it by a particular one, and the bounds of replace_one apply.
+      attain both bounds.
+    - *Around a mean m* the same holds for records minus m. An emptied record that keeps its rows becomes ``-m``. So
+      emptying a record replaces it by a particular other record, and the bounds of replace_one apply.
 
-    The proof uses no property of W or of the mean. Directions that are not quite orthonormal on their grid, or rounded
-    scores, change the measured value by about ``2^-24`` and a step, but not the bounds.
+    The proof uses no property of W or of the mean. Rounding of scores, and of directions to their grid, changes the
+    measured values by about ``2^-24`` plus one step, but not the bounds.
     """
 
     directions: NDArray[np.int64]
@@ -200,7 +223,7 @@ class CapturedEnergies(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check that scores are exact: a row's norm times a column's stays below ``2^62``."""
+        """Check the directions, and that scores are exact: row norm times column norm is below ``2^62``."""
         RowSum.__post_init__(self)
         if self.shift is not None:
             _ = self._around
@@ -215,25 +238,27 @@ class CapturedEnergies(RowSum):
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities, which includes whether there is a mean."""
+        """The key of this query in the table of sensitivities; with and without a mean the keys differ."""
         return f"{self.name} {self.version}" + ("" if self.shift is None else " around a mean")
 
     @property
     def layout(self) -> Layout:
-        """Three numbers."""
+        """The layout of the sum: a vector of three numbers."""
         return Layout(kind="vector", order=PARTS)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the sensitivity that the class notes prove."""
+        """Return the sensitivity in a norm, as proved in the Notes section of the class."""
         if norm not in ("l1", "l2"):
-            raise InvalidInput(f"norm={norm!r} is not stated for energies; use Laplace (l1) or Gaussian noise (l2).")
+            raise InvalidInput(
+                f"captured energies have no sensitivity in norm={norm!r}; use Laplace (l1) or Gaussian noise (l2)."
+            )
         relation = self.relation if self.shift is None else relation_around(self.relation)
         if relation != "replace_one":
             return 1.0
         return SQRT_2_UP if norm == "l2" else 2.0
 
     def grid(self, block: Block) -> RowBlock:
-        """Clip the records of a stored block, around the mean if there is one, and convert them to the grid."""
+        """Clip the records of a stored block, minus the mean if there is one, and round them to the grid."""
         return RowSum.grid(self, block) if self.shift is None else self._around.grid(block)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:

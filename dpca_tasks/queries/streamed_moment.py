@@ -1,4 +1,6 @@
-"""The sum that a stream releases at one tick, with records weighted by age.
+"""The weighted second moment that a continual release (a stream) publishes at one tick.
+
+The weight of a record is an integer that depends on the number of ticks since the record arrived.
 
 >>> import numpy as np
 >>> from dpca_tasks.accounting.factorisation import choose_weights
@@ -31,59 +33,62 @@ from dpca_tasks.records.blocks import Block, RowBlock
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedMoment(RowSum):
-    r"""Sum ``w_(t-j(u)) M_u`` over records u at tick t.
+    r"""Sum ``w_(t-j(u)) M_u`` over records u, for tick t of a stream.
 
-    ``M_u`` is the contribution of u to a moment, and j(u) is the arrival of u.
+    ``M_u`` is the contribution of u to a second moment, j(u) is the tick at which u arrived, and ``w_i`` is the weight
+    at age i.
 
     Parameters
     ----------
     of : SecondMoment or CentredMoment
-        The moment; the other public parameters are copied from it.
+        The query of the second moment. The other public parameters are copied from this query.
     weights : Weights
-        Integers by age, the same at every tick of the stream.
+        The integer weights by age, the same at every tick of the stream.
     horizon : int
-        The ticks for which the noise was calibrated.
+        The number of ticks for which the noise was calibrated.
     tick : int
-        t, from 1. A tick beyond the horizon belongs to an extension, whose event the ledger charges separately. The
-        noise and the stated properties of a tick remain those of the horizon.
+        The tick t, from 1. A tick beyond the horizon belongs to an extension of the stream, whose event the ledger
+        charges separately. Noise and sensitivity remain those of the horizon.
     arrivals : tuple of int
-        The ingest numbers of the snapshots bound to ticks 1 to t; they never fall. Public.
+        Public: the ingest numbers of the snapshots of ticks 1 to t, never decreasing.
 
     Notes
     -----
-    *Arrival.* All records of a block have one `first_seen` n, the number of the ingest that added their ids. They
-    arrive at the first tick whose snapshot has a number of at least n, or at tick 1 where n is unknown. A record beyond
-    the number of the current snapshot has weight 0. So j(u) depends only on the id of u and on public numbers.
+    *Arrival.* All records of a block have the same `first_seen`, the number n of the ingest that added their ids. They
+    arrive at the first tick whose snapshot has an ingest number of at least n, or at tick 1 if n is unknown. If the
+    current snapshot is older than n, the weight is 0. So j(u) depends only on the id of u and on public numbers.
 
-    *Joint sensitivity.* Let individuals have any histories: u's record at tick t is ``X_u(t)``, chosen with knowledge
-    of all earlier answers; it may be absent, leave or return. Each record is clipped and gridded separately as in any
-    release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of ``4^-b``. Tick t
-    releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t`` with ``c_i = w_i / 2^q`` and fresh isotropic noise of std sigma.
-    Take two collections of histories that differ in the whole history of u.
+    *Joint sensitivity.* Individuals may have any history. The record ``X_u(t)`` of u at tick t may be chosen with
+    knowledge of all earlier answers, and may be absent, leave or return. Each record is clipped and rounded separately,
+    as in any release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of
+    ``4^-b``. Tick t releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic
+    noise ``xi_t`` of standard deviation sigma. Take two data sets that differ in the whole history of u.
 
-    - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out); then its contribution
-      differs from ``M_u(t)`` by norm at most 1, as the notes of `SecondMoment` and `CentredMoment` prove. Tick t moves
-      by ``m_t sigma`` with ``m_t <= |c_(t-j)| / sigma`` whatever the earlier answers were, and j does not depend on
-      answers. On every path
+    - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out). The contribution of u
+      then changes by norm at most 1, as the notes of `SecondMoment` and `CentredMoment` prove. The answer of tick t
+      changes by ``m_t sigma`` with ``m_t <= |c_(t-j)| / sigma``, for all earlier answers, and j does not depend on
+      answers. So always
       ``sum_t m_t^2 <= (c_0^2 + ... + c_(T-j)^2) / sigma^2 <= zeta^2 / sigma^2 =: mu^2``.
-    - *Likelihood ratio.* The log-likelihood ratio L of all answers adds, at tick t, a normal of mean ``-m_t^2 / 2`` and
-      variance ``m_t^2`` given the earlier answers. Add an independent normal whose variance is what is missing from
-      mu^2, and whose mean is minus half of that. Then ``exp(i h L + i h S / 2 + h^2 S / 2)``, S the sum of ``m_t^2`` so
-      far, is a bounded martingale. So L is exactly normal of mean ``-mu^2 / 2`` and variance ``mu^2``, as for one
-      Gaussian release. The added normal is independent of the data; leaving it out is post-processing.
-    - *Replaced* by another history (replace_one; arrivals may differ), tick t moves by ``||c M - c' M'||``. The square
-      is at most ``c^2 + c'^2 + 2 max(0, -c c')`` since inner products of such M are in [0, 1]. Over all ticks it is at
-      most `Weights.replaced_squared`, which is ``2 zeta^2`` where no weight is negative.
+    - *Likelihood ratio.* Let L be the log-likelihood ratio of all answers. Given the earlier answers, tick t adds to L
+      a normal variable of mean ``-m_t^2 / 2`` and variance ``m_t^2``. After the last tick, add an independent normal
+      variable that fills the total variance up to mu^2, with a mean of minus half its variance. Let S be the sum of
+      ``m_t^2`` so far. Then ``exp(i h L + i h S / 2 + h^2 S / 2)`` is a bounded martingale. So L is exactly normal with
+      mean ``-mu^2 / 2`` and variance ``mu^2``, as for one Gaussian release. The added variable is independent of the
+      data, and leaving it out is post-processing.
+    - *Replaced.* If the history of u is replaced by another (replace_one; arrivals may differ), the answer of tick t
+      changes by ``||c M - c' M'||``. The square is at most ``c^2 + c'^2 + 2 max(0, -c c')``, since inner products of
+      such M are in [0, 1]. The sum over all ticks is at most `Weights.replaced_squared`, which is ``2 zeta^2`` if no
+      weight is negative.
 
-    The only property of the arrivals that this uses is that no age of a record occurs twice. So a stream may discard
-    numbers that it can no longer trust, and treat all arrivals as 1 from some tick on: ages then jump up, and continue
-    to rise.
+    The proof uses only one property of the arrivals: no record has the same age at two ticks. So a stream may discard
+    ingest numbers that are no longer reliable, and treat all records as arrived at tick 1 from some tick on. Ages then
+    jump up once, and continue to increase.
 
-    A record at the bound that arrives at tick 1 and stays attains all bounds. If one charge covers any number of ticks,
-    zeta is over all weights. Answers and noise are integers on one grid, ``4^-b 2^-q``, as in any release.
+    A record of norm 1 that arrives at tick 1 and stays attains all bounds. If one charge covers any number of ticks,
+    zeta is computed over all weights. Answers and noise are integers on one grid of step ``4^-b 2^-q``.
 
-    *Conditions outside this class*: arrivals are set once per id and never again, sigma and the weights are those of
-    the horizon at every tick, and a tick is answered once.
+    *Conditions that other code must ensure*: the arrival of an id is set once and never changed; sigma and the weights
+    are those of the horizon at every tick; and a tick is answered once.
     """
 
     of: SecondMoment | CentredMoment
@@ -97,10 +102,10 @@ class StreamedMoment(RowSum):
     degree: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check the parameters, those shared with the moment, and the common grid."""
+        """Check the parameters, their agreement with the moment, and that the grid of the sum is not too fine."""
         RowSum.__post_init__(self)
         if type(self.of) not in (SecondMoment, CentredMoment):
-            raise InvalidInput(f"{self.of.name} cannot be streamed; use a second moment, centred or not.")
+            raise InvalidInput(f"{self.of.name} cannot be streamed; use SecondMoment or CentredMoment.")
         if 2 * self.bits + self.weights.bits > MAX_STEP_BITS:
             raise InvalidInput(
                 f"bits={self.bits} and weights of {self.weights.bits} bits must give a grid of at most "
@@ -113,7 +118,7 @@ class StreamedMoment(RowSum):
                 f"arrivals must be the numbers of the snapshots of ticks 1 to {self.tick}, at least 0 and never "
                 "decreasing; bind every tick to a snapshot no older than that of the previous tick."
             )
-        self.weights.zeta_squared(self.horizon)  # refuses a horizon beyond the weights
+        self.weights.zeta_squared(self.horizon)  # raises if there are fewer weights than the horizon needs
 
     @classmethod
     def of_moment(
@@ -125,7 +130,7 @@ class StreamedMoment(RowSum):
         tick: int,
         arrivals: tuple[int, ...],
     ) -> "StreamedMoment":
-        """Return a tick of the stream of a moment."""
+        """Return the query of one tick of a stream of a second moment."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -140,51 +145,51 @@ class StreamedMoment(RowSum):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the moment."""
+        """The layout of the sum, equal to that of the moment."""
         return self.of.layout
 
     @property
     def kind(self) -> str:
-        """The key in the table of sensitivities: the key of the moment, and whether weights have signs."""
+        """The key of this query in the table of sensitivities, from the key of the moment and the sign of weights."""
         return f"{self.name} {self.version} of {self.of.kind}{' with signs' if self.weights.signed else ''}"
 
     @property
     def unit(self) -> float:
-        """The unit of the moment."""
+        """One unit of the output in data units, equal to that of the moment."""
         return self.of.unit
 
     @property
     def steps_per_unit(self) -> int:
-        """The grid steps in one unit: those of the moment times those of a weight."""
+        """The number of grid steps in one unit of the output: that of the moment times that of a weight."""
         return self.of.steps_per_unit << self.weights.bits
 
     @property
     def zeta(self) -> float:
-        """The distance by which a record of norm 1 moves all answers together, the unit of the stated sensitivities."""
+        """The largest l2 change of all answers within the horizon together, if a record of norm 1 is removed."""
         return self.weights.zeta(self.horizon)
 
     def sensitivity(self, norm: Norm) -> float:
-        """Return the joint sensitivity of all ticks, which the class notes prove."""
+        """Return the joint l2 sensitivity of all ticks together, as proved in the Notes section of the class."""
         if norm != "l2":
-            raise InvalidInput(f"norm={norm!r} is not stated for a stream; use Symmetric noise.")
+            raise InvalidInput(f"a stream has no sensitivity in norm={norm!r}; use Symmetric noise (l2).")
         if self.relation == "replace_one":
             return root_up(self.weights.replaced_squared(self.horizon))
         return self.zeta
 
     def weight_of(self, first_seen: int | None) -> int:
-        """Return the weight at this tick of records whose ids were added by a given ingest."""
+        """Return the weight, at this tick, of the records whose ids were added by the ingest number ``first_seen``."""
         arrival = 0 if first_seen is None else bisect_left(self.arrivals, first_seen)
         return self.weights.weight(self.tick - 1 - arrival)
 
     def grid(self, block: Block) -> RowBlock:
-        """Convert a stored block to the grid of the moment, and keep the number of its ingest."""
+        """Convert a stored block to the grid of the moment, and copy the ingest number ``first_seen`` of the block."""
         rows = self.of.grid(block)
         return rows if rows.first_seen == block.first_seen else replace(rows, first_seen=block.first_seen)
 
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the moment of a block times its weight.
+        """Add the moment of a block, multiplied by the weight of its records, to ``total``.
 
-        A coordinate of one record is at most ``4^bits 2^q <= 2^28`` steps, as in any sum.
+        With weights of q bits, one record adds at most ``4^bits 2^q <= 2^28`` steps to a coordinate, as in any query.
         """
         weight = self.weight_of(block.first_seen)
         if weight:
@@ -193,7 +198,7 @@ class StreamedMoment(RowSum):
             total += moment
 
     def digest(self) -> bytes:
-        """Hash the moment, the weights, the horizon, the tick and the numbers of all arrivals."""
+        """Return a hash of the moment, the weights, the horizon, the tick and the ingest numbers of all ticks."""
         numbers = (self.horizon, self.tick, *self.arrivals)
         parts = (
             self.name.encode(),
