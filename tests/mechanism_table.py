@@ -1,4 +1,4 @@
-"""Table of all mechanisms, over which the contract tests and audits run."""
+"""Table of all mechanisms with their expected properties, over which contract tests and audits run."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,7 @@ class Row:
 
     Fields for the audit
 
-    - ``audited`` runs on its worst known neighbours with ``n_features`` columns, ``trials`` times on each dataset, at a
+    - ``audited`` runs on its worst known neighbors with ``n_features`` columns, ``trials`` times on each dataset, at a
       claim of epsilon 1.
     - The audit's bound in each of ``relations`` must reach ``reach``. The mechanism refuses other relations.
     - A ``sampled`` claim rests on a loss distribution, not on mu^2 alone, and the attack does not know the sampling
@@ -45,15 +45,16 @@ class Row:
       3).
     - The worst loss of Wishart noise occurs only in its tails.
     - In the plane, no more than about half the range of a drawn direction's loss is attained.
-    - Sampled steps go through the empty record, at half of epsilon for either half, and reach nothing.
+    - Replacing a record of a sampled step is bounded as removing and adding it, each at half of epsilon; the attack
+      reaches nothing.
 
     Fields for accuracy and cost
 
-    - ``usual`` runs on a9a.
-    - ``captured`` holds the least mean of captured variance in three runs, at `COMMON_TARGET` and at `PAPER_TARGET`.
-    - ``refined`` holds the same for the refined components, where refinement is the default and improves the release.
+    - ``usual`` runs on the dataset a9a.
+    - ``captured`` has the least mean of captured variance in three runs, at `COMMON_TARGET` and at `PAPER_TARGET`.
+    - ``refined`` has the same for the refined components, where refinement is the default and improves the release.
     - A ``pure`` mechanism accepts delta 0; ``uses_delta`` is set if it also uses a positive delta.
-    - The mechanism ``spends`` at least this share of its target.
+    - The mechanism ``spends`` at least this fraction of its target.
     - ``spectrum`` is false for mechanisms that release no spectrum.
     """
 

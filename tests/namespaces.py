@@ -18,7 +18,7 @@ _NO_NAMESPACES = 76
 
 
 def isolated(body: Callable[[], None], *, network: bool = False) -> None:
-    """Run a function in a child with its own mounts, and optionally its own network; the child must succeed."""
+    """Run a function in a child with separate mounts, and optionally a separate network; the child must succeed."""
 
     def inside() -> None:
         flags = os.CLONE_NEWNS | (os.CLONE_NEWNET if network else 0) | (os.CLONE_NEWUSER if os.getuid() else 0)
@@ -41,6 +41,6 @@ def run(*words: object) -> None:
 
 
 def small_disk(folder: Path, *, kib: int) -> None:
-    """Mount an empty disk of a given size at a folder."""
+    """Mount an empty file system of ``kib`` KiB at a folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     run("mount", "-t", "tmpfs", "-o", f"size={kib}k,mode=700", "tmpfs", folder)

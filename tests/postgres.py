@@ -41,7 +41,10 @@ def find_programs() -> Path | None:
 
 
 class Server:
-    """A PostgreSQL server that can be stopped and restarted; a standby if it starts as a copy of another server."""
+    """A PostgreSQL server that can be stopped and restarted.
+
+    If it starts as a copy of another server, it is a standby of that server.
+    """
 
     def __init__(self, programs: Path, folder: Path, *, copied: "Server | None" = None) -> None:
         self._programs, self._data = programs, folder / "data"
@@ -123,7 +126,7 @@ class Server:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """Yield the URL of an empty database, reusing an emptied one if available."""
+        """Yield the URL of an empty database; a used database is emptied and reused."""
         name = self._emptied.pop() if self._emptied else self._create()
         yield f"{self.url}/{name}"
         self.run(

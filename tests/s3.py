@@ -1,4 +1,4 @@
-"""S3 server on loopback, a child process of `.venv-tools` that ends with its test."""
+"""S3 server on loopback: a child process of `.venv-tools` that ends with its test."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ class Server:
         self.call("POST", "moto-api/reset-auth", b"0")
 
     def enter(self, patch: pytest.MonkeyPatch) -> None:
-        """Configure this process and its children as clients of the server."""
+        """Set the environment of this process, and so of its children, to this server."""
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
         for name, value in self.environment.items():

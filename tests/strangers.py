@@ -1,7 +1,7 @@
-"""Another user of the machine, who tries every port, file and process of a running program.
+"""Another user of the machine, who tries to access every port, file and process of a running program.
 
 ``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which accesses
-succeed. The threat model covers the successful accesses that the tests list as harmless.
+succeed. The tests list the successful accesses that are harmless by the threat model.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Stranger:
-    """A running stranger process; `open_entries` sends it a request."""
+    """A process with another user's privileges; `open_entries` sends it a request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -64,7 +64,7 @@ class Stranger:
 
 @contextmanager
 def stranger() -> Iterator[Stranger]:
-    """Start a stranger process, and end it with the context."""
+    """Start a process with another user's privileges, and end it with the context."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DPCA_", "PREFECT_"))}
     with subprocess.Popen(
         [sys.executable, "-m", "tests.strangers"], cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, text=True,
@@ -109,8 +109,8 @@ def listening(processes: Iterable[int]) -> dict[int, str]:
 
 
 async def _all(ports: Iterable[int]) -> list[str]:
-    """Try all ports in all ways concurrently; return the ways that succeeded, without the port."""
-    waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # a server without TLS never answers the TLS greeting
+    """Try to connect to all ports in all ways at the same time; return the ways that succeeded, without the port."""
+    waits = httpx.Timeout(LEISURE, connect=PATIENCE)  # a server without TLS never answers a TLS handshake
     client = httpx.AsyncClient(verify=OWN, trust_env=False, timeout=waits, limits=httpx.Limits())
     kinds: list[tuple[str, Awaitable[bool]]] = []
     for port in ports:
@@ -137,7 +137,7 @@ async def _in_time(kind: Awaitable[bool]) -> bool:
 
 
 async def _warm_up() -> None:
-    """Import all modules that `_all` needs while the interpreter's files are still readable."""
+    """Import all modules that `_all` needs, before the process loses access to the interpreter's files."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -155,7 +155,7 @@ def _dask_contexts() -> dict[str, tuple[str, ssl.SSLContext | None]]:
 
 
 async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
-    """Connect as a Dask client, and request the identity of the server."""
+    """Return whether a Dask client can connect to an address and gets the server's identity."""
     arguments = {} if context is None else {"ssl_context": context}
     try:
         async with asyncio.timeout(PATIENCE):
@@ -163,7 +163,8 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
             await comm.write({"op": "identity", "reply": True})
             answer = await comm.read()
         comm.abort()
-    except (OSError, TypeError, AssertionError, ValueError, MemoryError):  # an HTTP server may answer
+    # an HTTP server at the port causes these errors
+    except (OSError, TypeError, AssertionError, ValueError, MemoryError):
         return False
     return bool(answer)
 

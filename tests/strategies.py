@@ -1,4 +1,4 @@
-"""Hypothesis strategies for private rows, small and adversarial."""
+"""Hypothesis strategies that generate small, adversarial private rows."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -8,10 +8,7 @@ AWKWARD = (0.0, 1.0, -1.0, 0.5, 1 / 3, 1e-300, 1e200, -1e200, 5e-324, np.inf, -n
 
 
 def entries(*, finite: bool = False) -> st.SearchStrategy[float]:
-    """Generate numbers that break naive clipping.
-
-    They are huge, tiny, subnormal, and by default also non-finite.
-    """
+    """Generate numbers that break naive clipping: huge, tiny, subnormal, and by default also non-finite."""
     awkward = [value for value in AWKWARD if np.isfinite(value) or not finite]
     return st.one_of(st.sampled_from(awkward), st.floats(-4.0, 4.0, width=64))
 

@@ -1,6 +1,7 @@
-"""Packaging from a new user's view: the lock, the wheel, the shipped data set and the Makefile.
+"""Packaging as a new user sees it: the lock file, the wheel, the shipped dataset and the Makefile.
 
-- The names `storage` and `flows` are generic. No other distribution provides them, and no module imports them bare.
+- The names `storage` and `flows` are generic. No other distribution provides them, and no module binds them by a plain
+  import.
 - Importing a package of the product loads few third-party packages, and no tool of the tests.
 - The import contracts hold, no two modules import each other, and a planted violation of each rule is found.
 - The tests mirror the folders of the packages.
@@ -117,7 +118,7 @@ def make(target: str, *, at: Path, path: Path) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Copy the files that build an environment, and shadow every interpreter and uv with commands that fail."""
+    """Copy the files from which an environment is built; interpreters and uv are replaced by commands that fail."""
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     for command in ("python3.13", "python3.12", "python3", "uv"):
@@ -144,7 +145,8 @@ def test_make_takes_the_first_interpreter_that_is_new_enough_and_leaves_nothing_
     clone: Path,
 ) -> None:
     base = clone / "bin/base"
-    put_command(clone / "bin/python3.13", "echo")  # exits successfully, but reports that it is too old
+    # exits successfully, but prints no path, as an interpreter that is too old
+    put_command(clone / "bin/python3.13", "echo")
     put_command(clone / "bin/python3.12", f"echo {base}")
     put_command(base, "mkdir .venv; exit 1")
     done = make(".venv", at=clone, path=clone / "bin")
@@ -191,12 +193,12 @@ SOURCES = sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path 
 
 @cache
 def parsed(source: str) -> ast.Module:
-    """Parse a source once, as several tests read every file."""
+    """Return the syntax tree of a source; the result is cached, because several tests read every file."""
     return ast.parse(source)
 
 
 def bare_imports(source: str) -> list[int]:
-    """List the lines that bind a package's own name, such as ``import storage`` or ``from x import storage``."""
+    """Return the lines that bind a package's name, such as ``import storage`` or ``from x import storage``."""
     return [
         node.lineno
         for node in ast.walk(parsed(source))
@@ -290,7 +292,7 @@ def test_deployed_flows_load_only_what_the_image_installs() -> None:
     loaded = loaded_by(*deployed)
     assert {"prefect", "jsonschema"} <= loaded
     foreign = {top for top in loaded if not locked & {canonicalize_name(owner) for owner in owners.get(top, [])}}
-    assert foreign == {"sphinx"}  # `whenever` imports it if it is installed, as for `make docs`
+    assert foreign == {"sphinx"}  # `whenever` imports sphinx if it is installed, as for `make docs`
 
 
 @pytest.mark.parametrize("module", ["rfc3987_syntax", "lark", "moto", "cyclonedx", "playwright", "kubernetes_validate"])
@@ -355,7 +357,7 @@ def lint(root: Path) -> str:
 
 
 def verdicts(printed: str) -> dict[str, bool]:
-    """Return whether each contract was kept."""
+    """Return, by contract name, whether the contract was kept."""
     found = {}
     for contract, name in CONTRACTS.items():
         verdict = re.search(rf"^{re.escape(name)} (KEPT|BROKEN)", printed, re.MULTILINE)
@@ -397,13 +399,13 @@ def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container:
 
 @cache
 def named_imports(source: str) -> frozenset[tuple[str, str]]:
-    """Return the module and the name of every import ``from``, also of those in functions and for types."""
+    """Return (module, name) of every ``from`` import, including those in functions and for types."""
     nodes = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ImportFrom)]
     return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
 
 
 def circle(root: Path) -> list[str] | None:
-    """Return an import cycle of modules, if any; imports in functions and for types alone count too."""
+    """Return an import cycle of modules, if any; imports in functions and for types also count."""
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for package in PACKAGES
@@ -443,7 +445,10 @@ def test_a_planted_circle_is_found(copied: Path, planted: str) -> None:
 
 
 def test_no_file_assigns_a_name_of_its_module_twice() -> None:
-    """A second assignment would silently change earlier code. Linters report redefinitions of functions only."""
+    """Find names that a module assigns twice at its top level: there must be none.
+
+    A second assignment would silently change earlier code. Linters report redefinitions of functions only.
+    """
     assert [found for file in own_files() for found in assigned_twice(file.read_text(), name=file.name)] == []
 
 
@@ -488,6 +493,6 @@ def test_every_folder_of_tests_mirrors_a_folder_of_a_package() -> None:
 
 
 def folders_with(pattern: str, *, below: Path = ROOT) -> set[str]:
-    """Return the folders of the packages that contain such files, by their names there."""
+    """Return the paths of package folders that contain files matching a pattern."""
     files = (path for name in MIRROR_PACKAGES for path in (below / name).rglob(pattern))
     return {path.parent.relative_to(below).as_posix() for path in files}

@@ -16,7 +16,10 @@ type Answer = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 @dataclass(kw_only=True)
 class WebServer:
-    """A running server; it records its requests, and selects each answer by the end of the file's path."""
+    """A running web server that records its requests.
+
+    The end of a file's path selects how a request is answered.
+    """
 
     url: str
     requested: list[tuple[str, str]] = field(default_factory=list)
@@ -24,7 +27,7 @@ class WebServer:
 
 
 def plain(request: BaseHTTPRequestHandler, content: bytes) -> None:
-    """Answer with the file."""
+    """Answer with the unchanged content of the file."""
     request.send_response(200)
     request.send_header("Content-Length", str(len(content)))
     request.end_headers()
@@ -32,7 +35,7 @@ def plain(request: BaseHTTPRequestHandler, content: bytes) -> None:
 
 
 def status(code: int, **headers: str) -> Answer:
-    """Answer with a status alone."""
+    """Return a function that answers with a status code and headers, without content."""
 
     def answer(request: BaseHTTPRequestHandler, _: bytes) -> None:
         request.send_response(code)
@@ -54,7 +57,7 @@ def cut_short(request: BaseHTTPRequestHandler, content: bytes) -> None:
 
 
 def flipped(request: BaseHTTPRequestHandler, content: bytes) -> None:
-    """Answer with the last byte changed."""
+    """Answer with the content of the file, whose last byte is changed."""
     plain(request, content[:-1] + bytes([content[-1] ^ 1]))
 
 

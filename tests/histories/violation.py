@@ -1,4 +1,4 @@
-"""Violations of a history, by the name of the check that reports them."""
+"""Violations found in a simulated history, by the name of the check that reports them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,7 +33,7 @@ Check = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation, described in words."""
+    """One violation: the check that found it, and a description."""
 
     check: Check
     reported: str

@@ -1,7 +1,7 @@
-"""World of histories, with one small dataset, one stream, and a budget that does not fit all requests.
+"""World of simulated histories: a home with one small dataset, one stream, and a budget too small for all requests.
 
-A world is created once. Every history then starts with the same bytes at the same place. Its folder and database are
-refilled, so that this process's caches about a database stay valid.
+A world is created once. Every history then starts with the same bytes at the same place. The world's folder and
+database are refilled, so that this process's caches about a database stay valid.
 """
 
 import json
@@ -49,7 +49,7 @@ SETTINGS = Settings(cluster="none")
 
 
 def request_of(number: int, *, name: str = NAMES[0]) -> SubspaceRequest:
-    """Return a request by its number; the name to publish does not make it a different release."""
+    """Return the request with this number; requests that differ only in the name to publish are one release."""
     settings = {"iterations": "2", "oversampling": "1"} if number % 3 == 2 else {}
     return SubspaceRequest(
         dataset=DATASET,
@@ -81,9 +81,9 @@ class Template:
     Attributes
     ----------
     world : World, created once and then unchanged
-    tables : mapping of table to its rows, of a world on PostgreSQL
-    stream : Fraction, the cost of the stream
-    epsilon : float, the budget
+    tables : mapping of table name to its rows, for a world on PostgreSQL
+    stream : Fraction, the cost of the stream as mu squared
+    epsilon : float, the epsilon of the budget
     """
 
     world: World
@@ -98,7 +98,7 @@ class Template:
 
 
 def found_template(home: Path, *, url: str = "", objects: bool = False) -> Template:
-    """Create a world, and run each kind of release once in another one to load and compile all code."""
+    """Create a world, and run each kind of release once in another world to load and compile all code."""
     world = World(home=home, url=url)
     home.parent.mkdir(exist_ok=True)
     enter(world, objects=objects)
@@ -145,7 +145,7 @@ def warm_up(world: World, *, objects: bool = False) -> None:
 
 
 def enter(world: World, *, objects: bool) -> None:
-    """Point this process to a world."""
+    """Set the environment variables of this process to a world."""
     world.enter()
     os.environ.pop("DPCA_STORE_URL", None)
     if objects:
@@ -165,7 +165,7 @@ def renew(template: Template, world: World) -> None:
 
 
 def dump(world: World) -> Mapping[str, bytes]:
-    """Return a copy of a database at one moment, regardless of concurrent users."""
+    """Return a consistent copy of a world's database, even while other processes write."""
     if not world.url:
         with closing(sqlite3.connect(world.home / "dpca.sqlite")) as file, closing(sqlite3.connect(":memory:")) as copy:
             file.backup(copy)
@@ -180,7 +180,7 @@ def dump(world: World) -> Mapping[str, bytes]:
 
 
 def load(world: World, tables: Mapping[str, bytes]) -> None:
-    """Restore a copy of a database; no other process may be using it."""
+    """Replace a world's database by a copy; no other process may be using the database."""
     if not world.url:
         for path in world.home.glob("dpca.sqlite*"):
             path.unlink()
@@ -189,7 +189,8 @@ def load(world: World, tables: Mapping[str, bytes]) -> None:
         path.write_bytes(tables[""])
         return
     with connect_from_outside(world.url) as server, server.transaction():
-        server.execute("SET LOCAL session_replication_role = replica")  # disables the ledger's triggers and keys
+        # disables the ledger's triggers and foreign keys
+        server.execute("SET LOCAL session_replication_role = replica")
         for table in tables:
             server.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
         for table, payload in tables.items():

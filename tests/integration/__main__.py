@@ -1,6 +1,6 @@
 """Integration test: start all services, release until the budget refuses, and inject faults.
 
-It also tries to access each service with wrong credentials, and times the output of commands in a terminal.
+The test also tries to access each service with wrong credentials, and times the output of commands in a terminal.
 """
 
 import os
@@ -14,11 +14,11 @@ from typing import NoReturn
 
 
 def main() -> int:
-    """Run everything; the last line of the output has the counts."""
+    """Run the whole integration test; the last line of the output has the counts."""
     root = Path(tempfile.mkdtemp(prefix="dpca-integration-"))
     root.chmod(0o711)  # PostgreSQL's own account must be able to traverse the folder
     tempfile.tempdir = str(root)
-    os.environ["PREFECT_HOME"] = str(root / "prefect")  # before prefect is imported
+    os.environ["PREFECT_HOME"] = str(root / "prefect")  # set before prefect is imported
     for requested in (signal.SIGTERM, signal.SIGINT):
         signal.signal(requested, _stopped)
     from tests.integration.alone import work_alone

@@ -1,4 +1,4 @@
-"""A curator on a shared machine: killed commands leave no process, and other users get no access at any stage."""
+"""Curator on a shared machine: killed commands leave no process, and other users get no access at any stage."""
 
 import json
 import os
@@ -23,14 +23,15 @@ FIT = (
 
 
 def work_alone(processes: Processes, announce: Callable[[str], None]) -> None:
-    """Kill a fit while its server starts and while it computes, then finish it while another user tries to get in."""
+    """Kill a fit while its server starts and while it computes; finish it while another user tries to get access."""
     root = processes.root
     places = {"DPCA_HOME": str(root / "alone"), "PREFECT_HOME": str(root / "prefect-alone"), "DPCA_LOG": "text"}
     environment = PREFECT_DEFAULTS | places | {"DPCA_CLUSTER": "local", "DPCA_WORKERS": "2"}
     source = write_rows(root / "neighbours.svm", seed=3, features=FEATURES)
     shown = ("--name", "neighbours", "--features", str(FEATURES), "--records-at-most", "100000", "--direct")
     processes.expect(BIN / "dpca", "dataset", "ingest", source, *shown, environment=environment)
-    terms = ("--epsilon", "0.6", "--delta", "1e-6")  # one release, regardless of the number of attempts
+    # enough for one release, which is charged once for any number of attempts
+    terms = ("--epsilon", "0.6", "--delta", "1e-6")
     processes.expect(BIN / "dpca", "budget", "open", "neighbours", *terms, environment=environment)
     for stage, reached in {
         "its server starts": lambda log, living: any("server_process" in _command(pid) for pid in living),
@@ -58,7 +59,7 @@ def work_alone(processes: Processes, announce: Callable[[str], None]) -> None:
 def _kill(
     processes: Processes, environment: dict[str, str], stage: str, reached: Callable[[Path, list[int]], bool]
 ) -> int:
-    """Kill a fit, but none of its children, at a stage; return the number of processes that this ended."""
+    """Kill a fit's main process at a stage; return the number of processes, with its children, that then end."""
     name, log = f"fit {stage}", processes.root / f"fit-{stage.replace(' ', '-')}.log"
     with log.open("wb") as out:
         fit = subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Unattended refresh of the champion by arriving files.
+"""Unattended refresh of the champion version by files that arrive in an inbox.
 
-A release of mere noise is held, and a low budget pauses the loop.
+A release of mere noise is withheld, and a low budget pauses the refresh loop.
 """
 
 import json
@@ -15,7 +15,8 @@ from tests.integration.processes import BIN, check, wait_until
 from tests.integration.schedules import Job
 from tests.integration.services import Stack
 
-EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0  # one release of epsilon 4 at this delta leaves 51 percent, two leave 1
+# one release of epsilon 4 at this delta leaves 51 percent of the budget, two leave 1 percent
+EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0
 DEPLOYMENT, AUTOMATIONS = "refresh-subspace/release-arrivals", "deployments/automations.yaml"
 BLOCK = "import sys; from prefect.blocks.system import Secret; Secret(value=sys.argv[1]).save('dpca-webhook-url')"
 
@@ -63,7 +64,7 @@ def refresh_unattended(stack: Stack) -> int:
 
 
 def _by_hand(stack: Stack, requested: dict[str, Any], _: Path) -> None:
-    """Process the first file by the command, because there is no champion to compare it with."""
+    """Process the first file by the command, because there is no champion version to compare it with."""
     stack.dpca(
         *("subspace", "refresh", requested["inbox"], requested["dataset"], "--population", requested["population"]),
         *("--features", FEATURES, "--records-at-most", 4_000, "--components", 2, "--epsilon", EPSILON),
@@ -72,7 +73,7 @@ def _by_hand(stack: Stack, requested: dict[str, Any], _: Path) -> None:
 
 
 def _once(stack: Stack, parameters: dict[str, Any]) -> UUID:
-    """Run the deployment once; a noise-only schedule could leave a run behind, which would take the next file."""
+    """Create one run of the deployment; a schedule could leave a second run behind, which would take the next file."""
     with stack.client() as client:
         run = client.create_flow_run_from_deployment(_deployed(stack).id, parameters=parameters).id
     return run
@@ -84,7 +85,7 @@ def _champion(stack: Stack, requested: dict[str, Any]) -> int:
 
 
 def _check_notices(hook: Webhook) -> None:
-    """Check the notices of the worker's runs to the webhook; only a block of Prefect contains the webhook's address."""
+    """Check the notices that the worker's runs sent; only a Prefect block contains the webhook's address."""
     found = [reported["event"].removeprefix("dpca.") for reported in hook.reported]
     check(found.count("release.held") == 1, f"the webhook was told {found}")
     check(found.count("release.promoted") == 1, f"the webhook was told {found}")

@@ -19,7 +19,7 @@ from tests.integration.services import Stack
 
 
 def keep_strangers_out(stack: Stack) -> int:
-    """Try all wrong credentials; return the number of attempts."""
+    """Try to access Dask, PostgreSQL and the store with wrong credentials; return the number of attempts."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     return sum((_knock_at_dask(stack), _knock_at_postgresql(stack), _knock_at_the_store(stack)))
 
@@ -106,8 +106,9 @@ def _refused(who: str, attempt: Callable[[], object], kind: type[Exception]) -> 
     except kind:
         pass
     else:
-        raise Failure(f"{who} was let in")
-    gc.collect()  # a refused Dask client closes when it is collected, which would block while another one starts
+        raise Failure(f"{who} got access")
+    # a refused Dask client closes when it is garbage-collected, which would block while another client starts
+    gc.collect()
 
 
 def _one_line(shown: str, who: str, words: str) -> None:

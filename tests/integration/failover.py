@@ -36,7 +36,7 @@ _WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' LIMIT 
 
 
 def fail_over(root: Path, announce: Callable[[str], None]) -> None:
-    """Kill the primary of a synchronous standby, then the primary of an asynchronous one."""
+    """Kill a primary server that has a synchronous standby, then one that has an asynchronous standby."""
     for kind, scene in {"synchronous": _nothing_is_lost, "asynchronous": _a_loss_is_noticed}.items():
         folder = root / f"failover-{kind}"
         folder.mkdir(mode=0o700)
@@ -51,7 +51,10 @@ def fail_over(root: Path, announce: Callable[[str], None]) -> None:
 def _kill_at_each_point(
     folder: Path, scene: Callable[["_Loss"], str], *, kind: str, announce: Callable[[str], None]
 ) -> None:
-    """Kill the primary at each point between charge and version, with a new standby each time."""
+    """For each crash point between charge and version, kill the primary during a release and fail over.
+
+    Each point gets a new standby; ``scene`` describes the failover.
+    """
     folder.mkdir(mode=0o700)
     with ExitStack() as stack:
         primary, found = stack.enter_context(running_server()), []
@@ -68,7 +71,7 @@ def _kill_at_each_point(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loss:
-    """One release during which the primary is killed."""
+    """A release during which the primary server is killed at the crash point ``point``."""
 
     primary: Server
     standby: Server
@@ -77,7 +80,7 @@ class _Loss:
     reported: list[dict[str, Any]] = field(default_factory=list)
 
     def notify(self, what: str, **facts: Any) -> None:
-        """Record an acknowledgement of the ledger."""
+        """Record a change that the ledger acknowledged."""
         self.reported.append({"what": what, **facts})
 
     def answers(self) -> dict[int, set[str]]:
@@ -111,7 +114,8 @@ class _Loss:
         spend(Workspace.open(), self.run, self.notify)
         after = _count(self.standby)
         made = after - before
-        if self.point == _COMMITTED and "answers" not in made:  # not on the standby, and never requested again
+        # the answers are not on the standby, and a committed release never requests them again
+        if self.point == _COMMITTED and "answers" not in made:
             made["answers"] = STEPS
         check(made == _ONE, f"{self.point}: one release made {dict(made)} of {dict(_ONE)}")
         check(all(len(digests) == 1 for digests in self.answers().values()), f"{self.point}: a step has two answers")
@@ -123,7 +127,7 @@ class _Loss:
 
 
 def _resume_at(loss: _Loss) -> str:
-    """Lose a primary whose standby has everything that was acknowledged, and resume at the standby."""
+    """Fail over to a standby that has every acknowledged change, and resume the release there."""
     loss.primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     wait_until("the standby is synchronous", lambda: loss.primary.run("postgres", _IN_STEP))
     before = _count(loss.primary)
@@ -137,7 +141,10 @@ def _resume_at(loss: _Loss) -> str:
 
 
 def _accept_and_resume_at(loss: _Loss) -> str:
-    """Lose a primary whose standby was cut off before the release; no noised answer may be forgotten."""
+    """Fail over to a standby that was cut off before the release: the ledger must be locked until accepted.
+
+    No noised answer may be forgotten.
+    """
     _cut_off(loss.primary, loss.standby)
     before = _count(loss.primary)
     loss.lose()
@@ -148,7 +155,7 @@ def _accept_and_resume_at(loss: _Loss) -> str:
         accepted = Workspace.open(accept_restored="the standby lacked what was acknowledged")
         check(len(accepted.recharged) >= noised, f"{loss.point}: answers left, and were not charged again")
     result = loss.finish(before)
-    loss.primary.start()  # the old primary is back, accepts writes too, and is listed first
+    loss.primary.start()  # the old primary is back, accepts writes too, and is the first server in the address
     _must_be_locked(Workspace.open)
     return result
 
@@ -159,11 +166,11 @@ def _must_be_locked(attempt: Callable[[], object]) -> None:
     except Refused as error:
         check("counts less than was spent" in str(error), f"said: {error}")
     else:
-        raise Failure("a ledger that forgot a charge was opened, or spent from")
+        raise Failure("a ledger without an acknowledged charge was opened or spent from, and must be locked")
 
 
 def _cut_off(primary: Server, standby: Server) -> None:
-    """Let a standby catch up, and then disconnect it."""
+    """Wait until the standby has all changes of the primary, then disconnect the standby."""
     position = primary.run("postgres", "SELECT pg_current_wal_lsn()")
     caught_up = f"SELECT pg_last_wal_replay_lsn() >= '{position}'"
     wait_until("the standby catches up", lambda: standby.run("postgres", caught_up))
@@ -175,7 +182,7 @@ _ONE = Counter({"releases": 1, "charges": 1, "answers": STEPS, "versions": 1})
 
 
 def _count(server: Server) -> Counter[str]:
-    """Count the releases, their charges, their step answers, and the versions."""
+    """Return the numbers of releases, charges, step answers and versions in a server's database."""
     statements = {
         "releases": "SELECT count(*) FROM release WHERE state <> 'abandoned'",
         "charges": "SELECT count(*) FROM event WHERE name = 'release_reserved'",
@@ -187,7 +194,7 @@ def _count(server: Server) -> Counter[str]:
 
 @contextmanager
 def _settings(folder: Path, primary: Server, standby: Server) -> Iterator[Mapping[str, str]]:
-    """Configure the ledger as the guide does: its address is whichever of the two servers accepts writes."""
+    """Return settings whose database address lists both servers; the one that accepts writes is used."""
     hosts = "&".join(f"host=127.0.0.1:{server.port}" for server in (primary, standby))
     environment = {
         "DPCA_HOME": str(folder / "home"),
@@ -210,7 +217,7 @@ def _nothing_is_lost(
     standby: Server,
     announce: Callable[[str], None],
 ) -> None:
-    """Kill the primary under load; the processes continue at the standby, and a killed process is resumed."""
+    """Kill the primary under load: the processes continue at the synchronous standby, and a killed one is resumed."""
     primary.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     wait_until("the standby is synchronous", lambda: primary.run("postgres", _IN_STEP))
     spenders = _start(processes, environment)
@@ -238,7 +245,7 @@ def _nothing_is_lost(
 def _nothing_is_acknowledged_alone(
     processes: Processes, environment: Mapping[str, str], alone: Server, announce: Callable[[str], None]
 ) -> None:
-    """Let a primary wait for an absent standby, and cancel the wait by hand: no charge is acknowledged."""
+    """Cancel commits that wait for an absent synchronous standby: no charge may be acknowledged."""
     alone.run("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()")
     (processes.root / "stop").unlink()
     reported = len(_shown(processes.root))
@@ -260,7 +267,7 @@ def _a_loss_is_noticed(
     standby: Server,
     announce: Callable[[str], None],
 ) -> None:
-    """Cut an asynchronous standby off, charge once more, and fail over to it."""
+    """Cut an asynchronous standby off, charge once more, and fail over: the ledger must be locked."""
     entries: list[dict[str, Any]] = []
 
     def notify(what: str, **facts: Any) -> None:
@@ -343,7 +350,7 @@ def _spender(processes: Processes, environment: Mapping[str, str], number: int) 
 
 
 def _shown(folder: Path, what: str | None = None) -> list[dict[str, Any]]:
-    """Return the complete lines that the spenders wrote."""
+    """Return the complete lines that the spender processes wrote, optionally of one kind."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().split("\n")[:-1]]
     return [entry for entry in map(json.loads, lines) if what in (None, entry["what"])]
 

@@ -1,4 +1,4 @@
-"""Faults of each service during a scheduled run; after recovery there must be one release, charged once."""
+"""Faults of each service during a scheduled run: after recovery there is one release, charged once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -28,7 +28,7 @@ FIT: Mapping[str, Any] = {
 
 
 def survive_faults(stack: Stack, announce: Callable[[str], None]) -> None:
-    """Kill the worker, the scheduler, PostgreSQL and the store, each during a separate run."""
+    """Kill the worker, the scheduler, PostgreSQL and the store, each during a separate scheduled run."""
     ingest(stack, PEOPLE, write_rows(stack.root / "crowd.svm", seed=9, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
     job = Job(stack, "fit-subspace/release-weekly", FIT)
@@ -36,7 +36,7 @@ def survive_faults(stack: Stack, announce: Callable[[str], None]) -> None:
         run, shown = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))
         kill()
-        if part != WORKER:  # no process is left to notice a worker's death
+        if part != WORKER:  # after a worker's death, no process is left to notice it
             wait_until(f"the run meets the death of {part}", partial(_noticed, stack, shown))
         revive(run)
         ended = job.ending(run)
@@ -69,7 +69,7 @@ def _noticed(stack: Stack, shown: int) -> bool:
 
 
 def _steps(stack: Stack, number: int) -> int | None:
-    """Return the number of stored steps of the newest release, if it is between zero and all."""
+    """Return the number of stored steps of the newest release, or None if fewer than two are stored."""
     releases = stack.query("SELECT id FROM release WHERE population = :p ORDER BY seq", p=PEOPLE)
     if len(releases) < number:
         return None

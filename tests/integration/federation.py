@@ -1,4 +1,4 @@
-"""Ten site processes on loopback, with and without a helper, release bitwise what one process releases."""
+"""Federation of ten site processes on loopback, with and without a helper: bits equal those of one process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ SITES = 10
 
 
 def release_together(root: Path, announce: Callable[[str], None]) -> None:
-    """Release by every method with shared noise, compare with one process, and finish."""
+    """Make a joint release with every mechanism with shared noise, and compare it with a release by one process."""
     for masks in MASKS:
         _release_under(masks, root / masks, announce)
 

@@ -1,4 +1,4 @@
-"""A remote ledger process is killed while a runner without database access releases: one charge."""
+"""Remote ledger: its process is killed while a runner without database access releases; there is one charge."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ clients:
 
 
 def run_separately(stack: Stack, announce: Callable[[str], None]) -> None:
-    """Serve the stack's ledger, release through it, and kill it after some steps."""
+    """Release through a separate process that serves the ledger, and kill this process after some steps."""
     ingest(stack, PEOPLE, write_rows(stack.root / "guests.svm", seed=12, features=FEATURES), features=FEATURES)
     stack.dpca("budget", "open", PEOPLE, "--epsilon", 4, "--delta", 1e-6)
     folder, port = stack.root / "ledger-keys", free_port()

@@ -1,4 +1,4 @@
-"""Processes with deadlines in separate sessions, identified by a mark in the environment; none is left running."""
+"""Processes with deadlines in separate sessions, identified by an environment variable; none is left running."""
 
 import os
 import signal
@@ -11,23 +11,23 @@ from pathlib import Path
 from uuid import uuid4
 
 MARK, SERVICE = "DPCA_INTEGRATION_RUN", "DPCA_INTEGRATION_SERVICE"
-PATIENCE = 300.0  # seconds, because the machine may be busy
+PATIENCE = 300.0  # seconds; long, because the machine may be busy
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv" / "bin"
 
 
 class Failure(Exception):
-    """An unmet expectation; its text is the one line that is printed."""
+    """Error: an unmet expectation; its text is printed as one line."""
 
 
 def wait_until[T](what: str, condition: Callable[[], T | None], *, seconds: float = PATIENCE) -> T:
-    """Poll until there is a result; fail at the deadline."""
+    """Call ``condition`` repeatedly until it returns a result; return the result, or fail at the deadline."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if answer := condition():
             return answer
         time.sleep(0.25)
-    raise Failure(f"{what}: not within {seconds:g} s")
+    raise Failure(f"{what}: did not happen within {seconds:g} s")
 
 
 def check(truth: object, what: str) -> None:
@@ -66,7 +66,7 @@ class Processes:
     def run(
         self, *command: str | Path, environment: Mapping[str, str], seconds: float = PATIENCE
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end; return it with its output."""
+        """Run a command until it ends; return its exit status and output."""
         try:
             return subprocess.run(
                 command, env=self.base | dict(environment), cwd=ROOT, capture_output=True, text=True, check=False,
@@ -85,7 +85,7 @@ class Processes:
     def service(
         self, name: str, *command: str | Path, environment: Mapping[str, str], ready: Callable[[str], object]
     ) -> "Service":
-        """Start a service and wait until it is ready, optionally by its output."""
+        """Start a service and wait until it is ready; ``ready`` receives the service's output."""
         made = Service(self, name, command, environment, ready)
         self._services.append(made)
         made.start()
@@ -129,7 +129,7 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """The file of its output."""
+        """The file with the service's output."""
         return self._processes.root / f"{self.name}.log"
 
     def start(self) -> None:
@@ -152,16 +152,16 @@ class Service:
         wait_until(f"{self.name} is ready", is_ready)
 
     def ending(self) -> int:
-        """Wait until it ends by itself; return its exit status."""
+        """Wait until the service ends by itself; return its exit status."""
         assert self._running is not None
         return self._running.wait(PATIENCE)
 
     def kill(self) -> None:
-        """Kill it and all its children, without a shutdown."""
+        """Kill the service and all its children, without a shutdown."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Request it to end, then kill it."""
+        """Request the service to end, then kill it."""
         self._end(signal.SIGTERM)
         self._end(signal.SIGKILL)
 

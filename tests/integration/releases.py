@@ -1,4 +1,4 @@
-"""A schedule releases each new snapshot until the budget is spent; a consumer uses the releases."""
+"""Scheduled releases of each new snapshot until the budget is spent, and a consumer that uses them."""
 
 import json
 import re
@@ -13,7 +13,8 @@ from tests.integration.schedules import Job
 from tests.integration.services import Stack
 
 FEATURES, RECORDS = 24, 3_000
-EPSILON, DELTA, BUDGET = 0.5, 1e-6, 0.95  # Gaussian releases add in quadrature: three cost 0.90, four would cost 1.06
+# Gaussian releases add in quadrature: three cost epsilon 0.90, four would cost 1.06
+EPSILON, DELTA, BUDGET = 0.5, 1e-6, 0.95
 FIT = {
     "dataset": "people",
     "components": 3,
@@ -55,7 +56,7 @@ def ingest(stack: Stack, name: str, source: Path, *, features: int = FEATURES, b
 
 
 def release_until_refused(stack: Stack) -> tuple[int, int]:
-    """Let the schedule run four times, each on a new snapshot; return the numbers of releases and of refusals."""
+    """Let the schedule run four times, each on a new snapshot; return the numbers of releases and of refused runs."""
     job = Job(stack, "fit-subspace/release-weekly", FIT)
     snapshots, left, runs, refused = [], [], 0, 0
     for number in range(1, 5):
@@ -84,14 +85,14 @@ def release_until_refused(stack: Stack) -> tuple[int, int]:
 
 
 def consume(stack: Stack, version: int) -> None:
-    """Load the champion in a process without database access, whose key only reads the registry."""
+    """Load the champion version in a process without database access, with a key that can only read the registry."""
     printed = stack.processes.expect(BIN / "python", "-c", _CONSUMER, environment=stack.consumer)
     (row,) = stack.query("SELECT digest FROM version WHERE name = 'people-map' AND version = :version", version=version)
     check(printed.split() == [f"people-map@{version}", row.digest], f"the consumer loaded {printed!r}")
 
 
 def _left(shown: Mapping[str, Artifact]) -> float:
-    """Read the remaining budget from the table that a run attached."""
+    """Return the remaining budget stated in the Prefect artifact that a run created."""
     check("budget-people" in shown, f"a run attached {sorted(shown)}")
     found = re.search(r"left for one release ([0-9.]+)", str(shown["budget-people"].description))
     return float(found[1]) if found else -1.0

@@ -1,8 +1,8 @@
-"""A program for `.venv-tools`: an S3 server that survives a kill, and enforces the policy of each account.
+"""Program for `.venv-tools`: an S3 server that keeps its objects when killed, and enforces each account's policy.
 
-moto keeps objects in memory. Here each modifying request is written to a journal before it is answered, and the server
-replays the journal when it starts. Accounts and keys come from the environment, policies from ``deployments/s3``;
-signatures are verified.
+The library moto keeps objects in memory. Here each modifying request is written to a journal before it is answered, and
+the server replays the journal when it starts. Accounts and keys come from the environment, policies from
+``deployments/s3``; signatures are verified.
 """
 
 import base64
@@ -33,7 +33,7 @@ Environ = dict[str, Any]
 
 
 class Journalled:
-    """The application of the server, with a journal of the requests that it answered."""
+    """The server's WSGI application, with a journal of the requests that it answered."""
 
     def __init__(self, application: Any, journal: BinaryIO) -> None:
         self._application, self._journal = application, journal
@@ -83,12 +83,13 @@ class Journalled:
 
 
 def add_account(name: str, key_id: str, secret: str) -> None:
-    """Register an account under its policy."""
+    """Create an account with a key, and the policy of the same name."""
     accounts = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
     accounts.create_user(region_name="us-east-1", user_name=name)
     policy = json.loads((POLICIES / f"{name}.json").read_text())
     for statement in policy["Statement"]:
-        statement.pop("Condition", None)  # moto supports conditions only in trust policies, and denies all others
+        # moto supports conditions only in trust policies, and would deny these statements
+        statement.pop("Condition", None)
     accounts.put_user_policy(name, "all", json.dumps(policy))
     key = accounts.create_access_key(name)
     key.access_key_id, key.secret_access_key = key_id, secret

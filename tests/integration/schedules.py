@@ -1,4 +1,4 @@
-"""Activation of a deployment's schedule, and waiting for the start and the end of its run."""
+"""Schedules of a Prefect deployment: activation, and waiting for the start and the end of a run."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,12 +24,13 @@ from prefect.states import AwaitingRetry
 from tests.integration.processes import check, wait_until
 from tests.integration.services import Stack
 
-EVERY = timedelta(seconds=90)  # so that a slow machine starts one run, not two, before the schedule is deleted
-SOON = timedelta(seconds=6)  # later than the next loop of the scheduler
+# long enough that only one run starts before the schedule is deleted, even on a slow machine
+EVERY = timedelta(seconds=90)
+SOON = timedelta(seconds=6)  # after the next loop of Prefect's scheduler
 
 
 class Job:
-    """A deployment and the parameters that its schedule passes."""
+    """A Prefect deployment, and the parameters that its schedule passes."""
 
     def __init__(self, stack: Stack, deployment: str, parameters: Mapping[str, Any]) -> None:
         self._stack, self._parameters = stack, dict(parameters)
@@ -43,7 +44,7 @@ class Job:
         self._seen = {run.id for run in self._started()}
 
     def fire(self) -> UUID:
-        """Schedule the job until one run of it has started; return the run."""
+        """Activate a schedule until one run of the deployment has started; return the run."""
         schedule = IntervalSchedule(interval=EVERY, anchor_date=datetime.now(UTC) + SOON, timezone="UTC")
         requested = DeploymentScheduleCreate(schedule=schedule, active=True, parameters=self._parameters, slug="often")
         with self._stack.client() as client:
@@ -56,10 +57,10 @@ class Job:
         return run.id
 
     def ending(self, run: UUID) -> FlowRun:
-        """Wait until a run has ended; return it."""
+        """Wait until a run has ended; return the run."""
 
         def ended() -> FlowRun | None:
-            with suppress(HTTPError), self._stack.client() as client:  # its database may be restarting
+            with suppress(HTTPError), self._stack.client() as client:  # the server's database may be restarting
                 found = client.read_flow_run(run)
                 return found if found.state is not None and found.state.is_final() else None
             return None
@@ -67,13 +68,13 @@ class Job:
         return wait_until("a scheduled run ends", ended)
 
     def artifacts(self, run: UUID) -> dict[str, Artifact]:
-        """Return the artifacts that a run attached, by key."""
+        """Return the Prefect artifacts that a run created, by key."""
         with self._stack.client() as client:
             wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
             return {str(artifact.key): artifact for artifact in client.read_artifacts(artifact_filter=wanted)}
 
     def retry(self, run: UUID) -> None:
-        """Retry a run whose process is gone, as an operator would."""
+        """Retry a run whose process no longer exists, as an operator would."""
         with self._stack.client() as client:
             client.set_flow_run_state(run, AwaitingRetry(scheduled_time=datetime.now(UTC)), force=True)
 

@@ -31,7 +31,7 @@ _QUIET = {
 
 
 class Stack:
-    """All running services, and their access data; every account has a separate password or key."""
+    """All running services with their addresses and credentials; every account has a separate password or key."""
 
     def __init__(self, processes: Processes, postgres: Server) -> None:
         self.processes, self.postgres = processes, postgres
@@ -92,7 +92,7 @@ class Stack:
 
     @property
     def curator(self) -> dict[str, str]:
-        """Return the variables of the curator, which are all that a Prefect worker receives."""
+        """Return the environment variables of the curator, the only ones that a Prefect worker receives."""
         return {
             **self.prefect_access,
             **self.store_access("curator"),
@@ -106,7 +106,7 @@ class Stack:
 
     @property
     def consumer(self) -> dict[str, str]:
-        """Return the variables of a consumer: no database, and a key that only reads the registry."""
+        """Return the environment variables of a consumer: no database, and a key that can only read the registry."""
         return {**self.store_access("consumer"), "DPCA_STORE_URL": STORE, "DPCA_HOME": str(self.root / "nobody")}
 
     def client(self) -> SyncPrefectClient:
@@ -133,7 +133,7 @@ class Stack:
         return Files(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
 
     def _create_roles(self) -> None:
-        """Create both databases and their accounts by the shipped file, then require passwords."""
+        """Create both databases and their accounts by the shipped SQL file, then require passwords."""
         programs = find_programs()
         check(programs, "PostgreSQL's programs are not installed")
         assert programs is not None
@@ -213,9 +213,9 @@ class Stack:
 
 @contextmanager
 def running_stack(root: Path) -> Iterator[Stack]:
-    """Start all services from scratch, and stop them in any case."""
+    """Start all services from scratch, and stop them at the end, also after an error."""
     processes = Processes(root)
-    os.environ[MARK] = processes.mark  # PostgreSQL inherits the mark
+    os.environ[MARK] = processes.mark  # PostgreSQL inherits this environment variable
     with running_server() as postgres:
         try:
             yield Stack(processes, postgres)

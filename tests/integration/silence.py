@@ -1,9 +1,9 @@
-"""Ingest of a million rows, a fit and a transform, each in a terminal that shows progress at least every three seconds.
+"""Terminal output during an ingest of a million rows, a fit and a transform: new output at least every three seconds.
 
 Every byte that a user sees is timed, from the start of the command's process to its end. A concurrent idle thread
 measures for how long the machine ran no process. That time is subtracted from each silence.
 
-``python -m tests.integration.silence`` runs this alone, in about a minute.
+``python -m tests.integration.silence`` runs this test alone, in about a minute.
 """
 
 import os
@@ -42,28 +42,28 @@ class Silence:
     begin: float
     end: float
     before: str
-    stalled: float  # part of it in which no process could run
+    stalled: float  # seconds of the silence in which the machine could run no process
 
     @property
     def counted(self) -> float:
-        """Its duration, without the time in which no process could run."""
+        """Seconds of the silence, without the time in which the machine could run no process."""
         return self.end - self.begin - self.stalled
 
 
 @dataclass(slots=True)
 class Pulse:
-    """Delays of an idle thread's wake-ups."""
+    """Periods in which an idle thread woke up too late, because the machine ran no process."""
 
     late: list[tuple[float, float]] = field(default_factory=list)
 
     def within(self, begin: float, end: float) -> float:
-        """Return the total delay between two moments of the monotonic clock."""
+        """Return the total time of late wake-ups between two moments of the monotonic clock."""
         return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in self.late)
 
 
 @contextmanager
 def pulse() -> Iterator[Pulse]:
-    """Measure, by an idle thread, whether the machine runs processes."""
+    """In this context, record when an idle thread wakes up too late."""
     seen, over = Pulse(), Event()
 
     def beat() -> None:
@@ -83,7 +83,7 @@ def pulse() -> Iterator[Pulse]:
 
 
 def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, list[Silence]]:
-    """Run a command in a separate terminal; return its output and its silences."""
+    """Run a command in a pseudo-terminal; return its output and its silences."""
     ours, theirs = pty.openpty()
     shown, silences, last = b"", [], time.monotonic()
     began = last
@@ -151,7 +151,7 @@ def break_every_silence(processes: Processes, announce: Callable[[str], None]) -
 
 
 def main() -> int:
-    """Run only the test of silences."""
+    """Run only this test of silences."""
     root = Path(tempfile.mkdtemp(prefix="dpca-silence-"))
     try:
         break_every_silence(Processes(root), lambda text: print(text, flush=True))
@@ -164,7 +164,7 @@ def main() -> int:
 
 
 def _write_rows(path: Path) -> Path:
-    """Write rows of counts; many rows are equal, which does not affect the run time."""
+    """Write a file of a million rows of counts; many rows are equal, which does not affect the run time."""
     lines = []
     for row in range(1000):
         columns = sorted({1 + (row * 31 + step * (7 + row % 11)) % FEATURES for step in range(PER_ROW)})

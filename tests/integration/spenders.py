@@ -1,7 +1,7 @@
-"""A process that makes releases one after another, and records every acknowledgement of the ledger.
+"""Process that makes releases one after another, and records every change that the ledger acknowledged.
 
 ``python -m tests.integration.spenders NUMBER FOLDER`` runs until ``FOLDER/stop`` exists. While the database is
-unavailable, it repeats the same request, as an operator or a scheduler would.
+unavailable, the process repeats the same request, as an operator or a scheduler would.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ type Notify = Callable[..., None]
 
 
 def main() -> int:
-    """Release until stopped; return the exit status."""
+    """Make releases until the file ``stop`` exists; return the exit status."""
     number, folder = sys.argv[1], Path(sys.argv[2])
     with (folder / f"{number}.jsonl").open("a") as log:
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def spend(workspace: Workspace, run_key: str, notify: Notify) -> None:
-    """Make or resume one release from its charge to its version, and report each acknowledgement."""
+    """Make or resume one release from its charge to its version; call ``notify`` for each acknowledged change."""
     ledger, name = workspace.ledger, f"map-{run_key.partition('-')[0]}"
     grant = ledger.reserve(
         PEOPLE, run_key=run_key, fingerprint=run_key, event=EVENT, epsilon=EPSILON, delta=DELTA, snapshot_id="s" * 32,

@@ -1,6 +1,8 @@
-"""``dpca`` next to another user, who tries to get access at each stage; successful accesses are written as JSON.
+"""Program that runs a ``dpca`` command while another user tries to get access at each stage.
 
-``python -m tests.integration.watched_fit REPORT WORDS...``
+    python -m tests.integration.watched_fit REPORT WORDS...
+
+Successful accesses are written to REPORT as JSON.
 """
 
 import json
@@ -21,15 +23,15 @@ COMPANIONS = {"began": "computing"}
 
 
 class Watch:
-    """Runs the stranger's attempts at every event of a fit, and during its long stages."""
+    """Lets another user try to get access at every event of a fit, and during the fit's long stages."""
 
     def __init__(self, somebody: Stranger) -> None:
         self.found: dict[str, dict[str, Any]] = {}
         self._somebody, self._nearby = somebody, Thread()
 
     def log_event(self, event: str, **facts: Any) -> None:
-        """Replace the log function: the stranger tries, then the fit continues."""
-        if event != "summed":  # logged in a thread of the cluster, which must continue
+        """Let the other user try before the fit continues; replaces the product's log function."""
+        if event != "summed":  # this event is logged in a thread of the cluster, which must not wait
             if self._nearby.is_alive():
                 self._nearby.join()
             self.knock(event)
@@ -39,7 +41,7 @@ class Watch:
         log_event(event, **facts)
 
     def knock(self, stage: str) -> None:
-        """Let the stranger try to access all ports, files and processes of this process and its children."""
+        """Let the other user try to access all ports, files and processes of this process and its children."""
         processes = family(os.getpid()) - {self._somebody.pid}
         paths = [
             home(),

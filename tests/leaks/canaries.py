@@ -1,4 +1,4 @@
-"""Canary values that can be recognized in text, in bytes and in numbers."""
+"""Canary values of private data that can be recognized in text, in bytes and in numbers."""
 
 import math
 import re
@@ -23,7 +23,7 @@ class Canaries:
     numbers: frozenset[int | float]
 
     def found_in(self, piece: bytes | int | float) -> list[str]:
-        """Return the canaries in a piece of content."""
+        """Return the canary values that occur in a piece of content."""
         if isinstance(piece, bytes):
             return [repr(match) for match in set(self.pattern.findall(piece))]
         near = [number for number in self.numbers if math.isclose(piece, number, rel_tol=1e-9)]
@@ -31,7 +31,7 @@ class Canaries:
 
 
 def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries:
-    """Build the patterns of floating-point values and of integer totals."""
+    """Build the patterns of floating-point values and of integer totals, in all binary and decimal forms."""
     floats = np.array([*values], np.float64)
     wholes = np.array([total for total in totals if abs(total) >= SMALLEST_TOTAL], np.int64)
     words = [*map(_decimal, floats.tolist()), *map(_whole, wholes.tolist())]
@@ -39,7 +39,8 @@ def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries
         words += _cut(floats.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}i8"), 1)
-        words += _cut(floats.astype(f"{order}f4"), 2)  # four bytes match by chance, those of two neighbours do not
+        # four bytes match by chance; the bytes of two neighboring values do not
+        words += _cut(floats.astype(f"{order}f4"), 2)
         words += _cut(wholes.astype(f"{order}f4"), 2)
     numbers = frozenset([*floats.tolist(), *wholes.tolist()])
     return Canaries(pattern=re.compile(b"|".join(words), re.DOTALL), numbers=numbers)
@@ -50,7 +51,7 @@ def _cut(numbers: NDArray[Any], length: int) -> list[bytes]:
 
 
 def _decimal(value: float) -> bytes:
-    """Match a value in any printed form, with 8 digits or more after the point."""
+    """Return a pattern that matches a value in any printed form with 8 or more digits after the point."""
     whole, point, digits = f"{abs(value):.17f}".partition(".")
     rounded = f"{abs(value):.8f}".partition(".")[2]
     printed = b"|".join(re.escape((point + text).encode()) for text in sorted({digits[:8], rounded}))

@@ -1,4 +1,4 @@
-"""Recursive decoding of everything that a run may leave.
+"""Recursive decoding of everything that a run may leave, to search it for private values.
 
 Content may be packed, pickled, escaped, encoded, or in tables.
 """
@@ -32,7 +32,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def pieces_of_tree(root: Path, *, without: frozenset[str] = frozenset()) -> Iterator[tuple[str, Piece]]:
-    """Yield the place and content of everything under a folder: names, files and their parts.
+    """Yield the path and the content of everything under a folder: names, files and their decoded parts.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def pieces_of_file(path: Path) -> Iterator[Piece]:
 
 
 def pieces(content: bytes, depth: int = DEPTH) -> Iterator[Piece]:
-    """Yield content and, recursively, everything that it can be decoded into."""
+    """Yield content and, recursively, everything into which it can be decoded."""
     yield content
     if depth:
         for inner in _decoded(content):
@@ -144,7 +144,10 @@ def _pickled(content: bytes) -> Iterator[Any]:
 
 
 def _cells(path: Path) -> Iterator[Any]:
-    """Yield every value of every table, from a copy, because reading may change a database that keeps a log."""
+    """Yield every value of every table of a SQLite file.
+
+    A copy is read, because reading may change a database with a write-ahead log.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for sibling in path.parent.glob(f"{path.name}*"):
             shutil.copy(sibling, folder)

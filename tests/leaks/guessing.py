@@ -38,7 +38,7 @@ hash_request = request.hash_request
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The attacker's inputs: the arrays of every stored step, and the arguments of every request digest."""
+    """What the attacker has: the arrays of every stored step, and the arguments of every request digest."""
 
     steps: list[Mapping[str, NDArray[Any]]] = field(default_factory=list)
     requested: dict[bytes, tuple[Any, ...]] = field(default_factory=dict)
@@ -75,14 +75,14 @@ def content_of(rows: NDArray[np.float64]) -> str:
 
 
 def plain_digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of a step's file, as a planted identifier of the step in the journal."""
+    """Return the plain SHA-256 of a step's file; a planted leak writes it to the journal."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **dict(sorted(arrays.items())))
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
 def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
-    """Yield each digest that depends on the content of a candidate, as bytes and in hex."""
+    """Yield each digest that depends on the content of a candidate dataset, as bytes and in hex."""
     night = hashlib.sha256(snapshot_reader._LABEL + f"1 {content}\n".encode()).hexdigest()
     normalised = hashlib.sha256(f"normalised to {CLIP_NORM.hex()}: {content}".encode()).hexdigest()
     for form in (content, night, normalised):
@@ -96,7 +96,7 @@ def guesses(content: str, recorded: Recorded) -> Iterator[bytes]:
 
 
 def _of_step(arrays: Mapping[str, NDArray[Any]], question: bytes) -> Iterator[bytes]:
-    """Yield the digests of a step with a given request digest: of the request, the file, and each array with it."""
+    """Yield the digests of a step under a request digest: of the request, of the file, and of each array with it."""
     yield from _written(question)
     yield from _written(hashlib.sha256(question).digest())
     yield from _written(bytes.fromhex(plain_digest({**arrays, DIGEST: np.frombuffer(question, np.uint8)})))
@@ -111,10 +111,7 @@ def _written(digest: bytes) -> Iterator[bytes]:
 
 
 def all_that_left(home: Path, *more: bytes) -> bytes:
-    """Return everything that leaves a home.
-
-    This is its journal, all files outside the trust boundary, and their paths.
-    """
+    """Return everything that leaves a home as bytes: journal, all files outside the trust boundary, and their paths."""
     with sqlite3.connect(home / "dpca.sqlite") as connection:
         pieces = [json.dumps(row).encode() for row in connection.execute("SELECT * FROM event")]
     connection.close()
@@ -127,7 +124,7 @@ def all_that_left(home: Path, *more: bytes) -> bytes:
 
 
 def distinguished(left: bytes, candidates: Sequence[str], recorded: Recorded) -> list[int]:
-    """Return the numbers of the candidates that have a digest in the published content."""
+    """Return the numbers of the candidates for which a digest occurs in the published content ``left``."""
     return [
         number
         for number, content in enumerate(candidates)

@@ -1,8 +1,9 @@
 """Scenario of a curator's work with a dataset, in one process: successful and failing fits.
 
-Run as ``python -m tests.leaks.scenario FOLDER``. The environment sets home, Prefect, temporary files and settings. The
-output of the commands goes to ``FOLDER/printed``, the state of the Dask schedulers to ``FOLDER/dask``, and the exit
-codes to ``FOLDER/endings.json``.
+    python -m tests.leaks.scenario FOLDER
+
+The environment sets home, Prefect, temporary files and settings. The output of the commands goes to ``FOLDER/printed``,
+the state of the Dask schedulers to ``FOLDER/dask``, and the exit codes to ``FOLDER/endings.json``.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ SEPARATE = ("--workers", "1")
 
 
 class Scenario:
-    """Runs commands one by one, and keeps their output."""
+    """Runs commands one by one, and stores their output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,11 +47,11 @@ class Scenario:
             (folder / name).mkdir()
 
     def run(self, label: str, *words: str) -> None:
-        """Run one command."""
+        """Run one ``dpca`` command, and store its output and exit code under a label."""
         self.call(label, lambda: main([*words]))
 
     def call(self, label: str, body: Callable[[], int]) -> None:
-        """Run one function like a command."""
+        """Run one function, and store its output and exit code like those of a command."""
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             self.endings[label] = body()
@@ -58,7 +59,7 @@ class Scenario:
         (self.folder / "printed" / f"{label}.err").write_text(err.getvalue())
 
     def play(self) -> None:
-        """Run the scenario."""
+        """Run all commands of the scenario."""
         ingest = ("--name", "people", "--features", str(FEATURES), "--json")
         self.run("ingest-malformed", "dataset", "ingest", str(self.folder / "malformed.svm"), *ingest)
         self.run("ingest", "dataset", "ingest", str(self.folder / "good.svm"), *ingest)
@@ -95,7 +96,7 @@ class Scenario:
 
 
 def _all_that_is_known(dask_scheduler: Scheduler) -> str:
-    """Return everything that a scheduler keeps and a dashboard would show."""
+    """Return everything that a Dask scheduler stores and its dashboard would show, as text."""
     return "\n".join(
         (
             repr([*dask_scheduler.transition_log]),
@@ -120,7 +121,10 @@ def _damaged_block() -> Iterator[None]:
 
 
 def _failing_after(answers: int) -> Callable[..., Any]:
-    """Return an exact sum that fails after some answers, with exact sums in its variables and in its error message."""
+    """Return a replacement for `exact_sum` that fails after some calls.
+
+    Its error message and its variables then contain exact sums.
+    """
     seen: list[int] = []
 
     def summed(*arguments: Any, **named: Any) -> Any:
@@ -134,7 +138,7 @@ def _failing_after(answers: int) -> Callable[..., Any]:
 
 
 def _ending_of_flow(**changes: Any) -> int:
-    """Run a fit without the command's preview, so that the flow itself has to refuse."""
+    """Run a fit as a flow, without the command's checks, so that the flow itself must refuse it."""
     requested = {"epsilon": 1.0, "components": COMPONENTS, **changes}
     request = SubspaceRequest(dataset="people", delta=1e-6, clip_norm=CLIP_NORM, publish="sub", **requested)
     try:

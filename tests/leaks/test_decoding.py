@@ -1,4 +1,4 @@
-"""Power of the search for leaks, the guessing attack, and the threat model's list of values that leave.
+"""Search for leaks: planted values are found, guessing attacks fail, and the threat model's list is complete.
 
 - A canary is planted in every kind of carrier, and must be found.
 - For every kind of release, no guess of the whole dataset can be tested against what leaves.
@@ -226,7 +226,7 @@ def table(name: str) -> NDArray[np.float64]:
 
 
 def candidates(name: str, count: int = FEW) -> list[str]:
-    """Return the content digests of a table with various last rows; number `TRUE` is the table itself."""
+    """Return the content digests of a table with various last rows; the one with number `TRUE` is the real table."""
     found, rows = [], table(name)
     for number in range(count):
         last = rows[-1] + (number - TRUE) * (1 if name == "users" else 0.001)
@@ -253,7 +253,7 @@ def ready_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(ready_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the ready home."""
+    """Return a copy of the ready home, set as the current home."""
     for suffix in ("", "-state"):
         shutil.copytree(f"{ready_home}{suffix}", tmp_path / f"home{suffix}")
     isolate(monkeypatch, home=tmp_path / "home")
@@ -261,7 +261,7 @@ def home(ready_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def left_by(home: Path, *reports: Any) -> bytes:
-    """Export the trail of every population, and return everything that left the home."""
+    """Export the audit trail of every population, and return everything that left the home, with the reports."""
     workspace, trails = Workspace.open(), []
     for name in POPULATIONS:
         with workspace.ledger.transaction() as connection:
@@ -270,7 +270,7 @@ def left_by(home: Path, *reports: Any) -> bytes:
 
 
 def check(left: bytes, recorded: Recorded, *names: str, found: list[int], count: int = FEW) -> None:
-    """Check which candidates the attacker finds, and that the attacker rebuilt the request digest of every step."""
+    """Check which candidates the attacker finds, and that the attacker could rebuild all request digests."""
     assert recorded.steps
     rebuilt = {guess for name in names for guess in guesses(candidates(name)[TRUE], recorded)}
     assert all(bytes(arrays[DIGEST]) in rebuilt for arrays in recorded.steps)
@@ -341,7 +341,7 @@ def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -
 def test_the_attack_finds_the_true_rows_where_a_step_is_named_by_its_plain_digest(
     home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the planted leak, exactly one candidate is found, the right one."""
+    """Plant a leak of plain step digests: the attacker must find exactly one candidate, the true rows."""
     monkeypatch.setattr(step_answers, "step_digest", lambda _key, _step, arrays: plain_digest(arrays))
     left, recorded = released(home, KINDS[kind])
     check(left, recorded, KINDS[kind][0].dataset, found=[TRUE], count=count)
@@ -352,7 +352,7 @@ SECTION = PAGE.partition("## Every value that leaves\n")[2].partition("\n## ")[0
 
 
 def cells(first: str) -> list[list[str]]:
-    """Return the cells of the rows whose first cell starts with a text."""
+    """Return the cells of the threat model's table rows whose first cell starts with a text."""
     rows = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith(f"| {first}")]
     return [[cell.strip(" |") for cell in row] for row in rows]
 
@@ -388,7 +388,7 @@ def test_every_state_of_a_run_is_listed() -> None:
 
 
 def test_a_pointer_file_has_no_other_facts() -> None:
-    """Its members are versions, aliases and marks, and its checksum covers them."""
+    """A pointer file consists of versions, aliases and marks, and of a checksum over them."""
     pointer = Pointer(name="map", versions={1: "d" * 64}, aliases={"champion": 1}, not_private=frozenset({1}))
     assert pointer.facts().keys() == {"versions", "aliases", "not_private"}
     assert {field.name for field in dataclasses.fields(Pointer)} == {"name", *pointer.facts()}

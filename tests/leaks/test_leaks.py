@@ -1,4 +1,4 @@
-"""Search of everything that successful and failing runs leave, on a real cluster, for exact values."""
+"""Search of everything that successful and failing runs on a real cluster leave: no exact value may occur."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.leaks.scenario import CLIP_NORM, COMPONENTS, FEATURES
 
 pytestmark = pytest.mark.audit_only
 
-DEADLINE, PATIENCE = 480.0, 60.0  # seconds, on a busy machine
+DEADLINE, PATIENCE = 480.0, 60.0  # seconds, for a busy machine
 ROWS = np.vstack(
     [
         np.random.default_rng(20261121).uniform(0.05, 0.7, (240, FEATURES)),
@@ -46,7 +46,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """Leftovers of a scenario: the folder, and the exit codes of its commands."""
+    """What the scenario left: its folder, and the exit codes of its commands."""
 
     folder: Path
     endings: dict[str, int]
@@ -57,7 +57,7 @@ class Leftovers:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> Leftovers:
-    """Run the scenario in a separate process and folder."""
+    """Run the scenario in a separate process and folder; return what it left."""
     folder = tmp_path_factory.mktemp("story")
     _write_sources(folder)
     places = {
@@ -129,7 +129,7 @@ def _kill_session(session: int) -> None:
 
 @pytest.fixture(scope="module")
 def canaries() -> Canaries:
-    """The canary record, the exact sums on the grid of the plan, and the same sums in data units."""
+    """Return canaries of a record and of the exact sums, on the grid of the plan and in data units."""
     target = PrivacyTarget(epsilon=1.0, delta=1e-6)
     problem = Problem(n_features=FEATURES, clip_norm=CLIP_NORM)
     plan = MECHANISMS["analyze_gauss"](n_components=COMPONENTS).plan(problem, target)
@@ -171,12 +171,15 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
 
 
 def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
-    """The search covers home, Prefect, temporary and scratch files, output and schedulers, but no source or dataset."""
+    """Search home, Prefect, temporary and scratch files, output and schedulers: no canary may occur.
+
+    Sources and datasets are excluded.
+    """
     assert _alarms(left.folder / "home", canaries, without=frozenset({"datasets"})) == []
     for place in ("prefect", "tmp", "user", "output", "dask"):
         assert _alarms(left.folder / place, canaries) == [], place
     printed = _alarms(left.folder / "printed", canaries)
-    # The curator who ingests sees the malformed value itself.
+    # The curator who ingests may see the malformed value.
     assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
 
 

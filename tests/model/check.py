@@ -1,8 +1,8 @@
-"""Check every model with TLC, and find each planted fault: ``python -m tests.model.check``.
+"""Check every TLA+ model with TLC, and find each planted fault: ``python -m tests.model.check``.
 
-The last line of the output is the verdict. A *state* is a state of the whole model, and a *behaviour* is a run from the
-first state on. Small constants are checked exhaustively: TLC visits every state. There are at least as many behaviours
-as states, because each state ends one. Larger constants are simulated, which adds randomly drawn behaviours. A planted
+The last line of the output is the verdict. A *state* is a state of the whole model, and a *behavior* is a run from the
+first state on. Small constants are checked exhaustively: TLC visits every state. There are at least as many behaviors
+as states, because each state ends one. Larger constants are simulated, which adds randomly drawn behaviors. A planted
 fault is an error that the program had, or could have; a model that misses it checks nothing.
 """
 
@@ -32,11 +32,11 @@ class Module:
     Attributes
     ----------
     name : str
-    holds : tuple of str, its invariants
+    holds : tuple of str, invariants
     follows : tuple of str, properties of pairs of consecutive states
     exhaustive : tuple of mapping, constants for which every state is visited
     simulated : mapping, larger constants
-    planted : mapping of str to mapping, for each fault the constants that differ from the first exhaustive ones
+    planted : mapping of fault to constants, those that differ from the first exhaustive ones
     ends : tuple of str and mapping, liveness properties, and the constants of their check
     """
 
@@ -50,7 +50,7 @@ class Module:
 
 
 def up_to(number: int) -> str:
-    """Return the set of the numbers from 1, in TLA+ notation."""
+    """Return the set {1, ..., number} in TLA+ notation."""
     return "{" + ", ".join(str(each + 1) for each in range(number)) + "}"
 
 
@@ -146,7 +146,7 @@ def configuration(
     follows: tuple[str, ...] = (),
     specification: str = "Spec",
 ) -> str:
-    """Return TLC's configuration of one run."""
+    """Return the text of TLC's configuration file for one run."""
     lines = [f"SPECIFICATION {specification}", "CONSTANTS"]
     lines += [f"  {name} = {value}" for name, value in {**constants, "Fault": f'"{fault}"'}.items()]
     lines += [f"INVARIANT {name}" for name in holds] + [f"PROPERTY {name}" for name in follows]
@@ -176,12 +176,12 @@ def run(module: str, requested: str, *options: str) -> Verdict:
 
 
 def read(message: str, *, module: str) -> Verdict:
-    """Parse the output of TLC.
+    """Parse the output of TLC into a verdict.
 
     Raises
     ------
     SystemExit
-        If it neither finished nor found a violation.
+        If TLC neither finished nor found a violation.
     """
     violated = re.search(r"(?:Invariant|property) (\w+) is violated|Temporal properties were violated", message)
     counted = re.findall(r"^(\d+) states generated, (\d+) distinct states found", message, re.M)
@@ -208,7 +208,7 @@ def checks(module: Module, *, behaviours: int) -> Iterator[tuple[str, Verdict]]:
 
 
 def planted(module: Module, *, only: str | None = None) -> Iterator[tuple[str, Verdict]]:
-    """Check a module with each of its faults planted, or with one alone."""
+    """Check a module with each of its faults planted, or with one fault alone; yield fault and verdict."""
     for fault, differing in module.planted.items():
         if only not in (None, fault):
             continue
@@ -220,7 +220,7 @@ def planted(module: Module, *, only: str | None = None) -> Iterator[tuple[str, V
 def main(arguments: list[str] | None = None) -> int:
     """Run all checks, print each result and the trace of each violation, and end with the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated of each module")
+    parser.add_argument("--behaviours", type=int, default=BEHAVIOURS, metavar="N", help="simulated runs of each module")
     parser.add_argument("--only", choices=[module.name for module in MODULES])
     parser.add_argument("--fault", help="plant this fault in the module and print the counterexample")
     requested = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Consistency of the models with the program's crash points and functions, and with the list of planted faults."""
+"""TLA+ models: they agree with the program's crash points and functions, and with the list of planted faults."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The ``papers`` command, called in this process."""
+"""Fixture: the ``papers`` command, called in this process."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,9 @@ type Papers = Callable[..., Ending]
 
 @pytest.fixture
 def papers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Papers:
-    """Return a function that runs the command with arguments and returns how it ended."""
-    monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to the output that a test reads
+    """Return a function that runs the ``papers`` command and returns its exit status and output."""
+    # so rare that even a slow machine adds no progress lines to the output that a test reads
+    monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)
 
     def call(*words: object) -> Ending:
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The board of methods: cells of runs, skipped runs, the real guarantee of each method, and the page."""
+"""Board of methods: cells of runs, skipped runs, the true guarantee of each method, and the page."""
 
 import math
 import sys
@@ -31,7 +31,7 @@ REQUESTED = {
 
 
 class Nearby:
-    """A replacement for the child process: the same functions run in this process, and OpenDP never finishes."""
+    """Stub of the child process: the functions run in this process, and OpenDP never finishes."""
 
     def __init__(self, _command: Any) -> None:
         pass
@@ -66,7 +66,7 @@ def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
     made = board.reproduce(peers=Path("python"), epsilon=[4.0, 1.0], runs=3, limit=5.0, page=page)
     cells = {(cell["method"], cell["epsilon"]): cell for cell in made["cells"]}
     assert {method for method, _ in cells} == REQUESTED
-    assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third run would pass the limit
+    assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third run would exceed the time limit
     assert cells["analyze_gauss", 4.0]["captured"] > 0.99
     assert cells["analyze_gauss, refined", 4.0]["captured"] > 0.99
     assert [cells["OpenDP", epsilon]["ending"] for epsilon in (1.0, 4.0)] == ["does not finish", "not tried"]
@@ -141,7 +141,10 @@ def test_a_method_finds_strong_directions(directions: np.ndarray) -> None:
 
 
 def test_noise_has_the_std_that_its_zcdp_needs() -> None:
-    """A replaced row moves by sqrt 2 squared norms over n; 20,100 normals: 5 standard errors are 2.5 %."""
+    """Compare the std of 20,100 noise values with what zCDP requires: 5 standard errors are 2.5 %.
+
+    Replacing a row moves the covariance by sqrt 2 squared norms over n.
+    """
     n, d, rho = 100, 200, 0.5
     empty = sparse.csr_array((n, d))
     least = math.sqrt(2) / math.sqrt(2 * rho) / n
@@ -155,7 +158,7 @@ def test_noise_has_the_std_that_its_zcdp_needs() -> None:
 
 
 def test_rows_are_cut_off_where_the_noise_is_scaled_to() -> None:
-    """With negligible noise, the result consists of rows of the norm that the noise was scaled to."""
+    """Run with negligible noise: rows must be clipped to the norm to which the noise is scaled."""
     long = sparse.csr_array(np.repeat([[1.0, 0.0]], 10, axis=0))
     found = covariances._noisy(long, rho=1e12, cut=0.5, rng=np.random.default_rng(3))
     assert found[0, 0] == pytest.approx(0.25, rel=1e-3)

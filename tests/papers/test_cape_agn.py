@@ -1,7 +1,7 @@
 """Reproductions of capeAGN, of capePCA, and of the fMRI experiment, at a small size.
 
-The command runs the first two at the size of the papers, which takes minutes. The fMRI experiment runs on generated
-files of the same format; the command reads the real ones after ``make data``.
+The command runs capeAGN and capePCA at the size of the papers, which takes minutes. The fMRI experiment runs on
+generated files of the same format here; the command reads the real ones after ``make data``.
 """
 
 import json
@@ -42,7 +42,7 @@ IDS = [maker.model for maker in SMALL]
 
 
 def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
-    """Return records in the form of a dataset: documents as the counts of their words."""
+    """Return records as rows of a dataset; documents become counts of their words."""
     if maker.model == "mixture":
         return ArrayBlocks(records)
     places = np.repeat(np.arange(len(records)), WORDS), records.reshape(-1)
@@ -52,7 +52,10 @@ def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
 
 @pytest.mark.parametrize("maker", SMALL, ids=IDS)
 def test_records_are_of_the_papers_models(maker: Maker) -> None:
-    """Means of 40,000 records deviate by 5 stds with a probability below 1e-5; the seed is fixed."""
+    """Compare the means of 40,000 generated records with the paper's model.
+
+    They deviate by 5 stds with a probability below 1e-5; the seed is fixed.
+    """
     components, records = maker.components(draw=3), maker.records(40_000, draw=3)
     assert maker.weights[-1] / maker.weights[0] == pytest.approx(10 * maker.n_components)
     if maker.model == "topics":
@@ -122,7 +125,7 @@ def test_population_moments_are_recovered(maker: Maker) -> None:
 def test_the_command_prints_its_checks_and_draws_its_figures(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With one run errors are not judged; the check of the moments is."""
+    """Run the command with one run: errors are not judged, but the check of the moments is."""
     charts = ("error_by_epsilon", "weights_by_records")
     monkeypatch.setattr(cape_agn, "MAKERS", SMALL[:1])
     monkeypatch.setattr(cape_agn, "CHARTS", {name: CHARTS[name] for name in charts})
@@ -167,7 +170,10 @@ def energy(arm: str, sites: Sites, target: PrivacyTarget) -> float:
 
 
 def test_the_rows_have_the_papers_variances() -> None:
-    """The variance of 20,000 normal numbers deviates by 5 % with a probability of 6e-7; the seed is fixed."""
+    """Compare the variance of generated rows with the paper's; over 20,000 values, 5 % is a deviation at 6e-7.
+
+    The seed is fixed.
+    """
     rows, variances = CAPE_PCA_SMALL.draw(20_000, seed=3), Model().variances
     np.testing.assert_allclose(rows[:, :3].var(axis=0), CAPE_PCA_SMALL.variances[:3], rtol=0.05)
     assert variances[:50].sum() == pytest.approx(275.0)
@@ -231,7 +237,7 @@ def test_images_are_centred_by_those_that_are_public(tmp_path: Path) -> None:
 def test_the_command_prints_at_least_ten_checks_and_draws_every_sweep(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With one run energies are not judged; all other checks hold."""
+    """Run the command with one run: captured energies are not judged, and all other checks must hold."""
     monkeypatch.setattr(cape_pca, "Model", lambda: CAPE_PCA_SMALL)
     monkeypatch.setattr(cape_pca, "RECORDS", (40, 60))
     monkeypatch.setattr(cape_pca, "SITES", (5, 10))
@@ -264,7 +270,7 @@ REGIONS, TIMES = 12, 300
 
 
 def write_scan(data: Path, subject: str, **more: Any) -> Path:
-    """Write a scan at the location of the fetched scans; its regions follow three signals that all subjects share."""
+    """Write a generated scan at the path of the fetched scans; all subjects share three signals."""
     place = data / "fmri" / subject / "functional" / "scan.mat"
     place.parent.mkdir(parents=True)
     rng = np.random.default_rng(int(subject))
@@ -343,7 +349,7 @@ def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -
 def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Three short scans give numbers far from those expected of seven scans, so the status is a failure."""
+    """Run the command on three short scans: results are far from those for seven scans, so the status is a failure."""
     monkeypatch.setattr(fmri, "N_COMPONENTS", 3)
     monkeypatch.setattr(fmri, "EPSILONS", (0.5, 10.0))
     for subject in ("10", "20", "30"):

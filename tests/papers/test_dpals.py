@@ -29,7 +29,7 @@ from tests.papers.conftest import Papers
 
 
 def write_movielens(ratings: sparse.csr_array, folder: Path, *, size: str) -> Path:
-    """Write ratings as a folder of a format of `FORMATS`; rows and columns are numbered from 1, times are generated."""
+    """Write ratings in a format of `FORMATS`; rows and columns are numbered from 1, and times are generated."""
     form = FORMATS[size]
     folder.mkdir(parents=True, exist_ok=True)
     rows = 1 + np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
@@ -105,7 +105,10 @@ FIELDS = {"name", "expected", "tolerance", "got", "holds"}
 def test_the_command_makes_every_check_and_table(
     papers: Papers, tmp_path: Path, command: str, charts: dict[str, LineChart]
 ) -> None:
-    """A hundredth of the users and a thinned ml-100k: all parts run, and what depends on the size is not judged."""
+    """Run the command with a hundredth of the users and a thinned ml-100k.
+
+    Checks whose result depends on the size are not judged.
+    """
     write_movielens(skewed(n_users=60, n_items=60, seed=2).train, tmp_path / FETCHED, size="100K, fetched")
     words = ["--data", tmp_path] if command == "dpals-films" else []
     ending = papers(command, "--runs", "1", "--share", "0.01", *words, "--json")
@@ -145,7 +148,10 @@ def test_a_slope_is_the_power_of_a_power_law() -> None:
 
 
 def test_the_error_of_private_regressions_falls_with_users() -> None:
-    """With noise of std s the error is proportional to s; the seeds are fixed."""
+    """Compare the errors of private regressions for 10,000 and 20,000 users, with fixed seeds.
+
+    With noise of std s, the error is proportional to s.
+    """
     assert dpals.regression_error(20_000, 20, epsilon=1.0) < 0.6 * dpals.regression_error(10_000, 20, epsilon=1.0)
 
 

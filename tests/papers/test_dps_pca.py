@@ -1,4 +1,4 @@
-"""The model of the DPS-PCA paper at a small size; the commands check the paper's settings, which takes minutes."""
+"""Reproduction of DPS-PCA with a small model; the commands check the paper's settings, which takes minutes."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ WIDE = [
 
 @pytest.fixture(scope="module")
 def draw() -> Draw:
-    """Return one draw of the small model."""
+    """Return one data set drawn from the small model."""
     return Draw.of(SMALL, run=1)
 
 
@@ -197,7 +197,10 @@ def test_times_are_taken_of_every_method_and_of_forming_the_covariance(monkeypat
 def test_the_command_prints_its_checks_and_writes_every_figure(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Distances at the seeds of the small model; the bounds have a margin, and random directions are far above them."""
+    """Run the command on the small model: distances must be below their bounds, which have a margin.
+
+    Random directions are far above the bounds.
+    """
     cases = (
         Case(epsilon=2.0, delta=1e-5, distance=0.5),
         Case(epsilon=2.0, delta=1e-5, distance=1.0, tolerance=0.5, arm=PRINTED),
@@ -208,7 +211,7 @@ def test_the_command_prints_its_checks_and_writes_every_figure(
     monkeypatch.setattr(dps_pca, "FIGURE_4B_EXPECTED", {})
     monkeypatch.setattr(dps_pca, "FIGURE_4A_EPSILONS", (1.0, 2.0))
     monkeypatch.setattr(dps_pca, "FIGURE_3B_DELTAS", (0.01, 0.5))
-    monkeypatch.setattr(dps_pca, "CHARTS", {"figure4a": CHARTS["figure4a"]})  # drawing all takes seconds
+    monkeypatch.setattr(dps_pca, "CHARTS", {"figure4a": CHARTS["figure4a"]})  # drawing all figures takes seconds
     monkeypatch.setattr(dps_pca, "MODEL", SMALL)
     ending = papers("dps-pca", "--runs", "1", "--json", "--out", tmp_path / "out")
     assert ending.out, ending.err
@@ -229,7 +232,7 @@ def test_the_command_prints_its_checks_and_writes_every_figure(
 
 
 def test_rates_are_measured_on_every_axis(papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The small model, one seed and two sizes on each axis."""
+    """Measure the error rates on the small model, with one seed and two sizes on each axis."""
     monkeypatch.setattr(dps_rates, "SMALL", SMALL)
     axes = {
         "n": ((1_000, 3_000), lambda n: dataclasses.replace(SMALL, n_records=n)),
@@ -254,7 +257,8 @@ def test_a_stated_exponent_holds_within_the_tolerance_and_a_refuted_one_must_dif
     cases = [
         (dps_rates.SAMPLING, "n", slope, True, True),
         (dps_rates.PRIVACY, "n", slope, False, False),
-        (dps_rates.PRIVACY, "d", Slope(mean=1.0, low=0.9, high=1.1), False, True),  # refuted: the check requires this
+        # the claim is refuted, and the check requires this
+        (dps_rates.PRIVACY, "d", Slope(mean=1.0, low=0.9, high=1.1), False, True),
         (dps_rates.PRIVACY, "d", Slope(mean=0.0, low=-0.1, high=0.1), True, False),
     ]
     for measure, axis, found, claim_holds, check_holds in cases:

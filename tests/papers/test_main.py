@@ -1,4 +1,4 @@
-"""The form of a check, commands made from signatures, and the exit status of a reproduction."""
+"""Command ``papers``: form of a check, options made from signatures, and the exit status of a reproduction."""
 
 import inspect
 import json
@@ -121,7 +121,7 @@ def test_a_wrong_word_is_a_usage_error(papers: Papers, words: tuple[str, ...]) -
 
 @pytest.mark.parametrize("page", ["cape.md", "dpals.md"])
 def test_the_commands_of_a_page_have_the_options_that_it_shows(papers: Papers, page: str) -> None:
-    """The runs take minutes, so only their options are checked."""
+    """Compare the options in the commands of a page with the existing ones; running the commands takes minutes."""
     (block,) = shell_blocks(DOCS / "explanation" / page)
     for line in block.splitlines():
         match shlex.split(line, comments=True):

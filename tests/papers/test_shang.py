@@ -45,7 +45,7 @@ def text() -> LabelledRows:
 
 @pytest.fixture
 def tiny(text: LabelledRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restrict the reproduction to a few arms and to a text data set of 400 records."""
+    """Restrict the reproduction to a few methods and to a text data set of 400 records."""
     monkeypatch.setattr(shang, "ARMS", (*COMPARED, REFUSING))
     monkeypatch.setattr(shang, "_loaders", lambda *_: ({"text": lambda: text}, ["MNIST: not here"]))
 
@@ -59,7 +59,10 @@ def test_a_split_reserves_half_and_trains_on_a_tenth_of_all(text: LabelledRows) 
 
 
 def test_accuracy_is_that_of_standardised_scores() -> None:
-    """One direction separates the two classes and another does not, and their scales differ widely."""
+    """Accuracy must not depend on the scale of a direction: one of two directions separates the classes.
+
+    The scales of the two directions differ widely.
+    """
     rng = np.random.default_rng(0)
     labels = np.where(rng.random(400) < 0.5, -1.0, 1.0)
     rows = sparse.csr_array(np.stack([1e-6 * labels, rng.standard_normal(400)], axis=1))
@@ -143,7 +146,7 @@ def test_the_command_writes_tables_and_figures(papers: Papers, tmp_path: Path) -
 @pytest.mark.audit_only
 @pytest.mark.usefixtures("tiny")
 def test_the_commands_of_the_page_shang_md_run(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command runs with two splits and one draw, on tiny text instead of the data sets of `make data`."""
+    """Run each command of the page shang.md with two splits and one draw, on a tiny text data set."""
     monkeypatch.chdir(tmp_path)
     (block,) = shell_blocks(DOCS / "explanation" / "shang.md")
     fetch, *lines = [shlex.split(line, comments=True) for line in block.splitlines()]
@@ -171,7 +174,7 @@ def test_what_is_left_out_says_how_to_add_it(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> Rows:
-    """Return rows of norm 1 that lie on three of eight axes, with frequencies of 5, 3 and 1."""
+    """Return rows of norm 1 along three of eight axes, with frequencies of 5, 3 and 1."""
     axes = np.repeat([0, 1, 2], [500, 300, 100])
     return Rows.of(sparse.csr_array(np.eye(8)[np.random.default_rng(0).permutation(axes)]))
 
@@ -220,7 +223,10 @@ def test_a_calibration_that_a_mechanism_lacks_is_refused(rows: Rows) -> None:
 
 @pytest.mark.parametrize("mechanism", ["wishart", "noisy_power"])
 def test_printed_algorithms_find_strong_directions(mechanism: str, rows: Rows) -> None:
-    """At epsilon 400 and 900 rows the printed noise is far below the eigenvalues 500 and 300."""
+    """Run printed algorithms at epsilon 400 on 900 rows: both strong directions must be found.
+
+    The printed noise is far below the eigenvalues 500 and 300.
+    """
     found = Arm(mechanism=mechanism, calibration="printed").run(
         rows, n_components=2, epsilon=400.0, delta=1e-3, seed=(0,)
     )
@@ -230,7 +236,11 @@ def test_printed_algorithms_find_strong_directions(mechanism: str, rows: Rows) -
 @pytest.mark.audit_only
 @pytest.mark.parametrize("reduced", [False, True])
 def test_printed_steps_climb_but_not_far(reduced: bool, rows: Rows) -> None:  # noqa: FBT001
-    """Each step is ``x x^T`` over 2n or n: growth e^(share of the variance) at most, twice for the first."""
+    """Run printed steps without noise: the captured variance must grow, but only a little.
+
+    Each step adds ``x x^T`` divided by 2n or n, so the growth is at most e^(share of the variance), and twice that for
+    the first direction.
+    """
     gains = []
     for seed in range(5):
         start = np.linalg.qr(np.random.default_rng(seed).standard_normal((8, 2)))[0]

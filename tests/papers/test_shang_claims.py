@@ -1,4 +1,4 @@
-"""Claims of Shang et al. on tiny data: each check holds, and fails where its claim is made wrong."""
+"""Claims of Shang et al. on tiny data: each check holds, and fails if its claim is falsified."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def test_a_criterion_that_is_not_squared_fails_lemma_2(monkeypatch: pytest.Monke
 
 
 def errors(power: float) -> Callable[[dict[str, float], int], float]:
-    """Return errors that fall with n by a power, up to a tenth that depends on the seed."""
+    """Return a function of errors that fall as a power of n, up to a tenth that depends on the seed."""
     return lambda facts, seed: facts["n"] ** power * (1.0 + 0.1 * math.sin(seed * facts["n"]))
 
 
@@ -55,7 +55,10 @@ def test_scaled_columns_leave_noise() -> None:
 
 
 def test_the_steps_are_those_of_the_printed_formulas() -> None:
-    """One step of Algorithm 1 on one row, with orthonormalisation by the inverse square root."""
+    """Compare one step of Algorithm 1 on one row with the printed formula.
+
+    The orthonormalization is by the inverse square root.
+    """
     start = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0]
     rows = sparse.csr_array(np.eye(6)[[3]])
     found, _ = ascend(rows, 2, noise_std=0.0, rng=np.random.default_rng(0), start=start, steps=1, step_size=0.25)

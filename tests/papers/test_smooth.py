@@ -1,9 +1,9 @@
 """Reproductions of smooth sensitivity, refinement, streams and the advisor.
 
-For smooth sensitivity, the basis of its checks is tested; the slopes and crossings take minutes and are run manually.
-For refinement, its data and the construction of its checks are tested; the command makes the table, which takes
-minutes. For streams, the cheap checks and arms with few nights are run. The table of expected numbers is made through
-the command. The advisor is compared with runs on data that are shipped: a9a, and rows in random directions.
+For smooth sensitivity, the functions that its checks use are tested; the slopes and crossings take minutes and are run
+manually. For refinement, the data and the construction of the checks are tested; the command makes the table, which
+takes minutes. For streams, the fast checks and short streams are run. The table of expected numbers is made through the
+command. The advisor is compared with runs on shipped data: a9a, and rows in random directions.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def test_a_planted_spectrum_has_the_eigengap_that_it_states() -> None:
 
 
 def test_a_seed_has_the_same_noise_at_every_eigengap() -> None:
-    """So the eigengap that a seed needs is a threshold, and a search for it repeats."""
+    """The noise of a seed must be the same at every eigengap, so that a search for the needed eigengap repeats."""
     near, far = (
         smooth.squared_distances("smooth Gaussian", 20, gap, epsilon=1.0, seeds=(1, 2, 3)) for gap in (20_000, 40_000)
     )
@@ -55,7 +55,10 @@ def test_printed_and_exact_constants_are_as_expected() -> None:
 
 
 def test_the_error_is_that_of_the_calibrated_noise() -> None:
-    """The median of 9 sums of 49 squares: a tolerance of a half is over five standard errors."""
+    """Compare the error with that of the calibrated noise: the median of 9 sums of 49 squares.
+
+    A tolerance of a half is over five standard errors.
+    """
     d, gap = 50, 5_000
     shift, smoothness = gaussian_shift(epsilon=1.0, delta=smooth.DELTA, size=d)
     bound = smooth_bound(gap, smoothness=smoothness, relation="add_remove", n_components=1, n_features=d)
@@ -72,7 +75,7 @@ def test_the_foreseen_crossing_makes_both_errors_equal() -> None:
 
 
 def test_the_command_reports_checks_and_tables(papers: Papers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The constants only; slopes and crossings take minutes."""
+    """Run the command with checks of constants only, because slopes and crossings take minutes."""
     for part in ("slopes", "needed", "crossings", "statements"):
         monkeypatch.setattr(smooth, f"_check_{part}", lambda *_: iter(()))
     ending = papers("smooth", "--json")
@@ -98,7 +101,7 @@ def test_signals_have_the_components_that_they_state(name: str, n_components: in
 def test_the_command_checks_what_is_there_and_names_the_rest(
     papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One cell of the table; the whole table takes minutes."""
+    """Run the command on one cell of the table, because the whole table takes minutes."""
     monkeypatch.setattr(denoise, "_checks", lambda runs, _fetched: denoise._check_cell(denoise.CELLS[0], A9A, runs))
     ending = papers("denoise", "--runs", "2", "--data", tmp_path, "--json")
     report = json.loads(ending.out)
@@ -109,7 +112,10 @@ def test_the_command_checks_what_is_there_and_names_the_rest(
 
 
 def test_noise_is_isometric_of_the_stated_size() -> None:
-    """A chi-square of 20,100 degrees of freedom over its mean: 5 standard deviations are 0.05."""
+    """Compare the noise with equal variance in all coordinates, by a chi-square of 20,100 degrees of freedom.
+
+    Divided by its mean, 5 standard deviations are 0.05.
+    """
     (draw,) = denoise._draws(np.zeros((200, 200)), 2, 1)
     weighed = draw.moment.matrix**2 / (2 * draw.moment.noise_std**2)
     assert weighed.sum() / (200 * 201 / 2) == pytest.approx(1.0, abs=0.05)
@@ -159,7 +165,10 @@ def test_the_command_prints_the_checks(papers: Papers, monkeypatch: pytest.Monke
 
 
 def test_a_stream_captures_more_than_separate_releases() -> None:
-    """Every ninth row of a9a over eight nights: enough records to exceed the noise."""
+    """Compare a stream with separate releases on every ninth row of a9a over eight nights.
+
+    There are enough records to exceed the noise.
+    """
     nights = Nights(rows=a9a_entries()[0][::9], clip_norm=14.0**0.5, ticks=8, run=0)
     means = captured(nights)
     assert means["stream"] > means["tree"] > means["independent releases"] - 0.05
@@ -203,7 +212,10 @@ def test_every_case_has_a_name_of_its_own() -> None:
 def test_warnings_choices_and_expectations_hold_and_missing_data_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quick form at its smallest epsilon. Rows without large directions are warned of for every mechanism."""
+    """Run the advisor's quick form at its smallest epsilon: missing data sets are listed, and all checks hold.
+
+    On rows without large directions, it must warn about every mechanism.
+    """
     monkeypatch.setattr(advice, "EPSILONS", (0.1,))
     found = advice.reproduce(data=tmp_path)
     assert [check for check in found["checks"] if not check["holds"]] == []

@@ -1,4 +1,4 @@
-"""Statements of the smooth sensitivity paper on small inputs; the command takes a minute."""
+"""Lemmas of the smooth sensitivity paper, checked on small inputs; the command takes a minute."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A new ledger for each test, on SQLite and on PostgreSQL."""
+"""Fixtures: a new ledger for each test, on SQLite and on PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ DATABASES = ("sqlite", "postgresql") if ON_POSTGRESQL else ("sqlite",)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make an empty home with a SQLite database the configured home of `Workspace.open().ledger`."""
+    """Return an empty home, configured as the home of `Workspace.open()`, with a SQLite database."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(folder))
@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Return the URL of an empty database, of either kind."""
+    """Yield the URL of an empty database, once on SQLite and once on PostgreSQL."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'dpca.sqlite'}"
         return
@@ -75,13 +75,13 @@ def sqlite_ledger(home: Path) -> Ledger:
 
 @pytest.fixture
 def budget(ledger: Ledger) -> Ledger:
-    """Return a ledger with a budget for ten releases of the usual event."""
+    """Return a ledger with a budget for ten releases of the event `TENTH`."""
     open_budget(ledger)
     return ledger
 
 
 @pytest.fixture
 def sqlite_budget(sqlite_ledger: Ledger) -> Ledger:
-    """Return the same ledger on SQLite."""
+    """Return a ledger on SQLite with the same budget."""
     open_budget(sqlite_ledger)
     return sqlite_ledger

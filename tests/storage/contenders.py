@@ -1,6 +1,7 @@
 """Eight processes that run one function at the same time.
 
-They are forked from a server process that has imported what they need, which takes seconds, but has opened nothing.
+They are forked from a server process that has imported everything they need, which takes seconds, but has opened
+nothing.
 """
 
 import multiprocessing
@@ -22,7 +23,7 @@ _barrier: Barrier | None = None
 
 @dataclass(frozen=True, slots=True)
 class Contenders:
-    """New processes that share nothing but the record."""
+    """A pool of new processes that share nothing but the database."""
 
     pool: ProcessPoolExecutor
 
@@ -34,7 +35,7 @@ class Contenders:
 
 @contextmanager
 def contenders() -> Iterator[Contenders]:
-    """Start the processes; stop them at the end."""
+    """Yield a pool of eight processes, which end with the test."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([__name__, "alembic.command", "dp_accounting", "mpmath"])
     barrier = server.Barrier(PROCESSES)
@@ -43,7 +44,7 @@ def contenders() -> Iterator[Contenders]:
 
 
 def open_database(_number: int, url: str) -> str | None:
-    """Open a database, possibly for the first time; return its layout."""
+    """Open a database, possibly for the first time; return the number of its newest migration."""
     with connect(url).begin() as connection:
         return str(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one())
 
@@ -55,7 +56,10 @@ def open_ledger(_number: int, environment: Mapping[str, str]) -> str:
 
 
 def reserve(number: int, environment: Mapping[str, str], noise_multiplier: float, *, one_key: bool) -> Counter[str]:
-    """Request eight releases; count the outcomes, and collect the new releases."""
+    """Reserve eight releases, all with one run key or each with a separate one.
+
+    Return counts of the outcomes and of the new releases.
+    """
     os.environ.update(environment)
     ledger, outcomes = Workspace.open().ledger, Counter[str]()
     for attempt in range(8):

@@ -1,4 +1,6 @@
-"""``python -m tests.storage.hostile FOLDER SEED INPUTS``: load artifacts from an untrusted source, in bounded memory.
+"""Program that loads artifacts from an untrusted source, in bounded memory.
+
+    python -m tests.storage.hostile FOLDER SEED INPUTS
 
 Each input is an artifact and its pointer, one of which is changed: bytes anywhere, or facts of a JSON file. Changed
 files are addressed by their new digest, as their author would address them. The last line reports how the loads ended.
@@ -48,7 +50,7 @@ TEXTS = (
 
 
 def base() -> PrivateSubspace:
-    """Create a subspace that has every array."""
+    """Return a subspace that has every kind of array."""
     basis, values = np.linalg.qr(np.random.default_rng(1).normal(size=(7, 4)))[0].T, np.arange(4.0)[::-1]
     facts = {
         "mechanism": "analyze_gauss",
@@ -70,7 +72,7 @@ def base() -> PrivateSubspace:
 
 
 def change_bytes(payload: bytes, rng: Random) -> bytes:
-    """Flip, cut, repeat or replace bytes."""
+    """Return a payload with bytes flipped, removed, repeated or replaced."""
     kind, at = rng.randrange(5), rng.randrange(max(len(payload), 1))
     changed = bytearray(payload)
     if kind == 0 and changed:
@@ -87,7 +89,7 @@ def change_bytes(payload: bytes, rng: Random) -> bytes:
 
 
 def change_facts(payload: bytes, rng: Random) -> bytes:
-    """Replace, drop or add something anywhere in a JSON text."""
+    """Return a JSON text with something replaced, dropped or added anywhere."""
     content = json.loads(payload)
     spots: list[tuple[Any, Any]] = []
 
@@ -110,7 +112,10 @@ def change_facts(payload: bytes, rng: Random) -> bytes:
 
 
 def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[str, bytes], bytes | None]:
-    """Change one file of an artifact, or its pointer; return None as the pointer if it is to match the files."""
+    """Change one file of an artifact, or its pointer.
+
+    Return None as the pointer if it must be computed from the changed files.
+    """
     kinds: tuple[Callable[[bytes, Random], bytes], ...] = (change_bytes, change_facts, change_facts)
     if rng.randrange(4) == 0:
         return files, rng.choice(kinds)(pointer, rng)
@@ -125,7 +130,7 @@ def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[s
 
 def end_of(home: Path, use: str) -> str:
     """Load the changed artifact, and return the name of the outcome."""
-    signal.alarm(SECONDS)  # which ends this process
+    signal.alarm(SECONDS)  # ends this process if loading takes too long
     registry = Registry.open(home)
     try:
         {"load": registry.load, "show": registry.show, "verify": registry.verify}[use]("news@champion")
@@ -140,7 +145,7 @@ def end_of(home: Path, use: str) -> str:
 
 
 def main(folder: Path, seed: int, inputs: int) -> None:
-    """Run all inputs."""
+    """Load all inputs, and print how the loads ended."""
     digest = write_artifact(base(), home=folder / "sound")
     files = read_tree(folder / "sound" / "registry" / "artifacts" / digest)
     pointer = Pointer(name="news", versions={1: digest, 2: digest}, aliases={"champion": 1}, not_private=frozenset({2}))

@@ -2,7 +2,7 @@
 
 
 class Interrupted:
-    """Interrupts an ingest once a given number of batches were read."""
+    """Interrupts an ingest after a given number of batches."""
 
     def __init__(self, after: int) -> None:
         self.left = after

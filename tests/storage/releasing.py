@@ -1,4 +1,4 @@
-"""Shortcuts for making releases in tests of the ledger."""
+"""Helpers that make releases in tests of the ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -69,7 +69,7 @@ def commit(ledger: Ledger, release_id: str, digest: str = "d" * 64) -> None:
 def publish(
     ledger: Ledger, run_key: str = "run", *, name: str = "map", event: Mapping[str, Any] = TENTH, **requested: Any
 ) -> str:
-    """Release, and publish a matching artifact under the next version of a name; return the digest."""
+    """Make a release, and publish a matching artifact under the next version of a name; return the digest."""
     release_id = begin(ledger, run_key, event=event, **requested).release_id
     ledger.begin(release_id).keep(0, ANSWER)
     privacy = {"epsilon": EPSILON, "delta": DELTA, "relation": "add_remove", "event": dict(event)}
@@ -93,7 +93,7 @@ def event_names(ledger: Ledger) -> list[str]:
 
 
 def key_names(ledger: Ledger) -> set[str]:
-    """Return the releases that have a key."""
+    """Return the ids of releases for which a key exists."""
     return {path.name for path in (ledger.home / "keys").iterdir() if "witness" not in path.name}
 
 

@@ -1,4 +1,4 @@
-"""Shortcuts for making streams and their ticks in tests of the ledger."""
+"""Helpers that make streams and their ticks in tests of the ledger."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,7 +42,7 @@ def open_stream(ledger: Ledger, *, ticks: int = 3, name: str = NAME, **terms: An
 
 
 def begin_tick(ledger: Ledger, slot: str = "night 1", **facts: Any) -> Tick:
-    """Begin a tick of the usual stream."""
+    """Begin a tick of the stream that `open_stream` opens by default."""
     requested = {"fingerprint": fingerprint_of(TERMS), **facts}
     return ledger.streams.begin_tick(NAME, slot=slot, **requested)
 
@@ -54,7 +54,7 @@ def answer_tick(ledger: Ledger, tick: Tick) -> str:
 
 
 def publish_tick(ledger: Ledger, slot: str = "night 1", **facts: Any) -> Tick:
-    """Begin, answer, commit and publish a tick, unless it is published."""
+    """Begin, answer, commit and publish a tick, unless the tick of this slot is already published."""
     tick = begin_tick(ledger, slot, **facts)
     if tick.is_settled:
         return tick

@@ -50,7 +50,10 @@ NAMES = [f"item {column}" for column in range(WIDTH)]
 
 @pytest.fixture
 def take(tmp_path: Path) -> Iterator[Take]:
-    """Ingest a source into a separate home, each time under another name, because a dataset keeps its columns."""
+    """Return a function that ingests a source into a separate home, each time under a new dataset name.
+
+    A name is used once, because all snapshots of a dataset must have the same columns.
+    """
     numbers = itertools.count()
     engine = connect(f"sqlite:///{tmp_path / 'dpca.sqlite'}")
     with transaction(engine) as connection:
@@ -75,7 +78,7 @@ def rows() -> sp.csr_array:
 
 
 def triplets(rows: sp.csr_array, *, items: bool = False, text: bool = False) -> pa.Table:
-    """List the entries in random order; an empty row is represented by an explicit zero."""
+    """Return the entries as triplets in random order; an empty row is represented by an explicit zero."""
     entries = rows.tocoo()
     empty = np.flatnonzero(np.diff(rows.indptr) == 0)
     row = np.concatenate((entries.row, empty))
@@ -305,7 +308,7 @@ def test_row_groups_of_parquet_are_not_held_once_they_are_read(tmp_path: Path, m
 
 
 def read(path: Path, *, rejects: Rejects | None = None, **declared: Any) -> int:
-    """Read a source to its end; return the number of accepted rows."""
+    """Read a source completely; return the number of accepted rows."""
     with closing(open_file(path, Declared(**declared))) as reader:
         batches = reader.batches(Rejects() if rejects is None else rejects)
         flags = [(len(batch.places), batch.rejected) for batch in batches]
@@ -402,7 +405,10 @@ def test_a_table_may_hold_one_bad_cell_among_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["column", "value"])
 @pytest.mark.parametrize("is_tolerant", [False, True])
 def test_columns_of_bytes_hold_no_numbers(tmp_path: Path, kind: pa.DataType, column: str, *, is_tolerant: bool) -> None:
-    """Arrow parses bytes as numbers where it can, and otherwise fails with an error of Arrow."""
+    """Read a column of byte strings: it is refused, even if the bytes could be parsed as numbers.
+
+    Arrow parses bytes as numbers where it can, and otherwise raises an internal error.
+    """
     found = {"row": pa.array([0, 1]), "column": pa.array([0, 1]), "value": pa.array([1.0, 2.0])}
     found[column] = pa.array([b"10", b"\xef\xff"], kind)
     pq.write_table(pa.table(found), tmp_path / "x.parquet")

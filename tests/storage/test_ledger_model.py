@@ -1,4 +1,4 @@
-"""The ledger compared with a model in plain Python, and concurrent spending.
+"""Ledger compared with a model in plain Python, and concurrent spending.
 
 For any sequence of requests, ledger and model agree. Processes that spend one budget at the same time spend it once.
 """
@@ -27,7 +27,8 @@ from tests.storage.contenders import reserve as ledger_concurrency_reserve
 from tests.storage.releasing import ANSWER, DELTA, EPSILON, commit, gaussian, open_budget, reserve
 
 POPULATIONS = ("people", "others")
-MULTIPLIERS = (6.0, 8.0, 20.0)  # of mu^2 that a budget of 1 at 1e-6 holds: a half, less than a third, a twentieth
+# their mu^2 as fractions of a budget of 1 at 1e-6: a half, less than a third, a twentieth
+MULTIPLIERS = (6.0, 8.0, 20.0)
 MOVES = {
     "begin": ("reserved", "noising"),
     "abandon": ("reserved",),
@@ -38,7 +39,7 @@ MOVES = {
 
 @dataclass(slots=True)
 class Known:
-    """The model's state of a release."""
+    """The state of a release in the model."""
 
     population: str
     fingerprint: str
@@ -175,7 +176,7 @@ def test_the_first_openers_of_a_ledger_agree_on_it(processes: Contenders, enviro
 
 
 def budget_for_ten(ledger: Ledger) -> None:
-    """Open a budget that admits ten releases of multiplier `TEN`, and no eleventh."""
+    """Return a ledger whose budget admits ten releases of multiplier `TEN`, and no eleventh."""
     from dp_accounting import get_epsilon_gaussian
 
     ledger.open_budget("people", epsilon=get_epsilon_gaussian(TEN / 10.5**0.5, 1e-6), delta=1e-6)

@@ -1,4 +1,4 @@
-"""Records of options: fields in order, strict types, and domains that refuse in one line."""
+"""Option records: fields in order, strict types, and domains whose violations are refused in one line."""
 
 import copy
 import dataclasses
@@ -22,9 +22,9 @@ from storage.options import Handling, option_record, options_of
 
 @option_record
 class Walk:
-    steps: Annotated[int, Field(description="How many steps.", ge=1)] = 10
-    where: Annotated[str | None, Field(description="Where to.")]
-    notes: Annotated[Mapping[str, str], Field(description="What to note.")] = field(default_factory=dict)
+    steps: Annotated[int, Field(description="The number of steps.", ge=1)] = 10
+    where: Annotated[str | None, Field(description="The destination.")]
+    notes: Annotated[Mapping[str, str], Field(description="Notes by name.")] = field(default_factory=dict)
     name: Annotated[str, Field(description="The name of the walk.", min_length=1)]
 
 
@@ -33,11 +33,11 @@ class Mixed:
     """Options of every kind that requests and ingests have."""
 
     whole: Annotated[int | None, Field(description="A count.", ge=1)] = None
-    part: Annotated[float | None, Field(description="A share.", ge=0, le=1)] = None
-    below: Annotated[float, Field(description="A share below one.", ge=0, lt=1)] = 0.0
+    part: Annotated[float | None, Field(description="A fraction.", ge=0, le=1)] = None
+    below: Annotated[float, Field(description="A fraction below one.", ge=0, lt=1)] = 0.0
     positive: Annotated[float, Field(description="A positive number.", gt=0)] = 1.0
-    flag: Annotated[bool, Field(description="A claim.")] = False
-    doubt: Annotated[bool | None, Field(description="A claim, or doubt.")] = None
+    flag: Annotated[bool, Field(description="A yes/no value.")] = False
+    doubt: Annotated[bool | None, Field(description="A yes/no value, or unset.")] = None
     text: Annotated[str | None, Field(description="A text.")] = None
     filled: Annotated[str, Field(description="A text of one letter or more.", min_length=1)] = "a"
     named: Annotated[str, Field(description="A name.", pattern="^[a-z]+$")] = "a"
@@ -225,8 +225,8 @@ def test_the_default_of_a_record_is_made_anew() -> None:
 def test_a_record_that_derives_from_another_checks_the_options_of_both() -> None:
     @option_record
     class Hike(Walk):
-        steps: Annotated[int, Field(description="How many steps.", ge=100)] = 100
-        height: Annotated[float, Field(description="How high.", gt=0)]
+        steps: Annotated[int, Field(description="The number of steps.", ge=100)] = 100
+        height: Annotated[float, Field(description="The height.", gt=0)]
 
         def __post_init__(self) -> None:
             if self.height > self.steps:

@@ -1,4 +1,4 @@
-"""Privacy units, declared schemas, and the handling of bad rows."""
+"""Schemas in an ingest: privacy units, declared columns, and the handling of bad rows."""
 
 import csv
 import stat
@@ -25,7 +25,7 @@ type Take = Callable[..., tuple[IngestReport, Dataset]]
 
 @pytest.fixture
 def take(tmp_path: Path, catalog: Catalog) -> Take:
-    """Ingest text or files, and open the snapshot."""
+    """Return a function that ingests text or a file, and returns the report and the opened snapshot."""
 
     def ingest_text(
         source: Any, file: str = "x.csv", dataset: str = "x", **declared: Any
@@ -34,7 +34,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
             (tmp_path / file).write_text(source)
             source = tmp_path / file
         options = IngestOptions(**declared)
-        ids = options.unit.name  # snapshots of one name have one unit
+        ids = options.unit.name  # all snapshots of a name must have the same privacy unit
         name = dataset if ids == "row" else f"{dataset}-{ids}"
         options = replace(options, population="x")
         report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
@@ -44,7 +44,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
 
 
 def records(dataset: Dataset) -> list[list[list[tuple[int, float]]]]:
-    """Return the records as rows of (column, value)."""
+    """Return the records of a dataset, each as rows of (column, value)."""
     found = []
     for block in map(dataset.read, range(dataset.n_blocks)):
         rows = [

@@ -1,4 +1,4 @@
-"""Rows that another population already holds, and ids that look alike."""
+"""Rows that another population already has, and ids that look alike."""
 
 import json
 from itertools import pairwise
@@ -52,7 +52,10 @@ def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledg
 
 
 def test_the_journal_does_not_tell_whether_rows_that_were_allowed_are_shared(ledger: Ledger) -> None:
-    """The hash of this entry is exported, so its detail could be guessed and tested."""
+    """Allow rows that another population has, and rows that it has not: the journal must state the same for both.
+
+    The hash of the entry is exported, so a difference could be found by guessing.
+    """
     add(ledger, "visits", "people")
     add(ledger, "shared", "others", insist=True)
     add(ledger, "unlike", "others", text="1 1:7\n", insist=True)
@@ -72,7 +75,7 @@ def test_the_same_people_may_hold_them_again_and_under_other_names(sqlite_ledger
 
 
 def test_however_the_rows_came(sqlite_ledger: Ledger) -> None:
-    """Other blocks, another text of the same numbers, and a snapshot that is no longer the current one."""
+    """Ingest known rows in other blocks, as another text, or equal to an old snapshot: they must be recognized."""
     add(sqlite_ledger, "visits", "people")
     add(sqlite_ledger, "visits", "people", text="1 1:7\n")
     with pytest.raises(Conflict, match="allow-shared-rows"):
@@ -111,7 +114,7 @@ def give(
     changed: bool = False,
     block: int | None = None,
 ) -> str:
-    """Ingest 80 rows under the population's name, with or without their ids."""
+    """Ingest 80 rows for a population, with or without their ids."""
     rows = np.zeros((len(PLACES), 8))
     rows[np.arange(len(PLACES)), np.array(PLACES) % 8] = 1.0 + np.array(PLACES)
     rows[-1, 0] += float(changed)
@@ -145,7 +148,7 @@ def test_ids_that_come_or_go_or_bound_rows_make_no_other_people(
     sqlite_ledger: Ledger, tmp_path: Path, first: str, then: str
 ) -> None:
     give(sqlite_ledger, tmp_path, "people", **KINDS[first])
-    give(sqlite_ledger, tmp_path, "near", **KINDS[then], changed=True)  # one changed row makes other rows
+    give(sqlite_ledger, tmp_path, "near", **KINDS[then], changed=True)  # with one row changed, they count as other rows
     with pytest.raises(Conflict, match=r"dataset 'people' of population 'people'.*--allow-shared-rows"):
         give(sqlite_ledger, tmp_path, "copy", **KINDS[then])
 

@@ -1,4 +1,4 @@
-"""Untrusted artifacts and pointers: a correct load or a one-line error, in bounded memory."""
+"""Untrusted artifacts and pointers: loading them is correct or fails with a one-line error, in bounded memory."""
 
 import json
 import os
@@ -26,7 +26,7 @@ COMPONENTS = "subspace.zarr/components/zarr.json"
 
 
 def publish(home: Path, files: dict[str, bytes] | None = None) -> Path:
-    """Publish files, or a valid subspace, as ``news@1`` under their digest; return their folder."""
+    """Publish files, or a valid subspace, as ``news@1`` under their digest; return the artifact's folder."""
     digest = write_artifact(SUBSPACE, home=home) if files is None else digest_files(files)
     folder = home / "registry" / "artifacts" / digest
     for path, payload in (files or {}).items():
@@ -39,7 +39,10 @@ def publish(home: Path, files: dict[str, bytes] | None = None) -> Path:
 
 
 def load_in_child(home: Path, *, mebibytes: int = 512) -> str:
-    """Load ``news`` with a given amount of memory beyond the imports, and return the last line of output."""
+    """Load ``news`` in a child with limited memory, and return the last line of its output.
+
+    ``mebibytes`` are added to the memory that the imports need.
+    """
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"

@@ -1,7 +1,7 @@
-"""Opening workspaces, retained parts of releases, and refused ledgers.
+"""Workspaces: fast opening, retained parts of releases, and refused ledgers.
 
 A workspace of any size is opened with one or two listings; reading it writes and locks nothing. Directions beyond k, a
-released mean, and shares of a released total are kept. A ledger restored from a copy, moved without its keys, or
+released mean, and fractions of a released total are kept. A ledger restored from a copy, moved without its keys, or
 edited, is refused.
 """
 
@@ -45,7 +45,7 @@ from tests.storage.releasing import (
 def opened(
     request: pytest.FixtureRequest, home: Path, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> Workspace:
-    """Return a workspace with a budget, whose store is of either kind."""
+    """Return a workspace with a budget, once with a local store and once with an object store."""
     if request.param == "objects":
         monkeypatch.setenv("DPCA_STORE_URL", s3_server.url(tmp_path.name))
         s3_server.enter(monkeypatch)
@@ -55,7 +55,10 @@ def opened(
 
 
 def name_often(workspace: Workspace, names: Collection[str], *, written: bool = True) -> None:
-    """Publish one release under many names; pointer files are written or, as after a crash, missing."""
+    """Publish one release under many names.
+
+    Pointer files are written, or missing as after a crash.
+    """
     ledger = workspace.ledger
     release_id = reserve(ledger).release_id
     if ledger.release(release_id).state == "reserved":
@@ -71,7 +74,7 @@ def name_often(workspace: Workspace, names: Collection[str], *, written: bool = 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count requests to the store, and the statements of the database."""
+    """Yield counts of requests to the store and of database statements."""
     counts: Counter[str] = Counter()
 
     def counting(method: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -168,7 +171,7 @@ class TestOpening:
     def test_of_a_restored_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         with opened.ledger.engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM pointer")  # a backup leaves the tags out
+            connection.exec_driver_sql("DELETE FROM pointer")  # a backup does not contain this table
         with counted() as counts:
             Workspace.read_only()
         assert store_calls(counts) == {"names": 1}
@@ -188,7 +191,7 @@ class TestReadOnly:
         assert list(reading.catalog.entries()) == []
 
     def test_waits_for_no_writer(self, budget: Ledger) -> None:
-        with budget.transaction() as connection:  # holds the one lock of SQLite
+        with budget.transaction() as connection:  # on SQLite, this transaction has the only lock
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("LOCK TABLE ledger, pointer IN EXCLUSIVE MODE")
             reading = Workspace.read_only()

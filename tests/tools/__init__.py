@@ -10,7 +10,7 @@ _FOLDER = Path(__file__).parents[2] / ".venv-tools"
 
 
 def python() -> Path:
-    """Return the interpreter of the environment.
+    """Return the path of the Python interpreter of `.venv-tools`.
 
     Raises
     ------
@@ -24,7 +24,7 @@ def python() -> Path:
 
 
 def output(program: str, *words: str | Path, given: str = "") -> str:
-    """Run Python code with a given standard input, and return its output."""
+    """Run Python code in `.venv-tools` with a given standard input, and return its output."""
     done = subprocess.run([python(), "-c", program, *words], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

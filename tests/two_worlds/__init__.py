@@ -1,1 +1,1 @@
-"""The two-worlds test: neighbouring datasets with equal noised answers give equal public outputs, byte for byte."""
+"""Two-worlds test: if noised answers are equal, neighboring datasets give equal public outputs, byte for byte."""

@@ -1,4 +1,4 @@
-"""Noise that makes every noised answer equal in two worlds.
+"""Noise that makes every noised answer equal in two worlds, which have neighboring datasets.
 
 The first world stores each noised answer when the gate computes it. The other world computes its answer from its own
 rows, and checks that type and shape are equal. Then it continues with the answer of the first world. The noise that
@@ -27,9 +27,9 @@ class Answers:
     Parameters
     ----------
     folder : Path
-        Holds one file for each answer.
+        Folder with one file for each answer.
     label : str
-        Names the process.
+        Name of the process.
     first : bool
         Whether this is the first world, which stores its answers.
     """
@@ -53,7 +53,7 @@ class Answers:
 
     @property
     def count(self) -> int:
-        """The number of answers so far."""
+        """The number of answers computed so far."""
         return self._count
 
     def _equal(
@@ -65,15 +65,16 @@ class Answers:
         inputs = {f"public {name}": np.asarray(values) for name, values in public.items()}
         if self._first:
             packed = io.BytesIO()
-            np.savez(packed, answer=answer, **inputs)  # type: ignore[arg-type]  # names are keywords of savez
+            # savez takes the array names as keywords
+            np.savez(packed, answer=answer, **inputs)  # type: ignore[arg-type]
             path.write_bytes(packed.getvalue())
             return answer, public
         if not path.exists():
-            raise AssertionError(f"{path.name}: only one world computes this answer")
+            raise AssertionError(f"{path.name}: only one world computes this answer, but both must")
         with np.load(path) as kept:
             same = sorted(kept) == sorted(["answer", *inputs]) and all(
                 np.array_equal(kept[name], values) for name, values in inputs.items()
             )
             if not same or (kept["answer"].shape, kept["answer"].dtype) != (answer.shape, answer.dtype):
-                raise AssertionError(f"{path.name}: the worlds ask different questions")
+                raise AssertionError(f"{path.name}: the public inputs of this step differ between the worlds")
             return kept["answer"], public

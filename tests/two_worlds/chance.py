@@ -1,4 +1,4 @@
-"""Equal randomness and an equal clock in every world.
+"""Equal randomness and an equal clock in every world of the two-worlds test.
 
 Random bytes that the product draws are a function of the drawing code location and of the number of its draws. So an
 identifier, a key or a mask is equal in two worlds unless the worlds behaved differently before. Libraries keep their
@@ -70,7 +70,7 @@ def _urandom(size: int) -> bytes:
 
 
 def _drawing_place() -> str | None:
-    """Return the function of the product that draws, or None if a library draws."""
+    """Return the name of the product's function that draws random bytes, or None if a library draws them."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

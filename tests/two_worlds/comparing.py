@@ -19,7 +19,7 @@ class Worlds:
     environment : dict of str to str
         Variables of every world, such as the address of a Prefect server.
     planted : str or None
-        A leak of `tests.two_worlds.planted`, in every world.
+        Name of a leak in `tests.two_worlds.planted`, planted in every world.
     """
 
     job: str
@@ -31,7 +31,7 @@ class Worlds:
     _first: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def first(self) -> dict[str, bytes]:
-        """Run the job on the base data, once."""
+        """Run the job on the base data, once; return its public outputs."""
         if not self._first:
             self._first = self._run(None, first=True)
         return self._first

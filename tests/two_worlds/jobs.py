@@ -1,7 +1,7 @@
 """All kinds of jobs with public outputs, each run completely in a new home.
 
-A job sets its data up inside the trust boundary, and then runs the public part. `JOBS` lists, for each job, the
-neighbours that its relation and its reader allow.
+A job prepares its data inside the trust boundary, and then runs the public part. `JOBS` lists, for each job, the
+neighbors that its privacy relation and its file format allow.
 """
 
 import json
@@ -73,10 +73,10 @@ ENDS = {"share": 1, "too dear": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job and its neighbours.
+    """A job and the neighboring datasets with which it is run.
 
-    `make test` runs the ``quick`` neighbours. A ``prefect`` job needs a server, and a ``charts`` job draws all charts
-    of the web pages, which takes most of its time.
+    `make test` runs the ``quick`` neighbors. A ``prefect`` job needs a server, and a ``charts`` job draws all charts of
+    the web pages, which takes most of its time.
     """
 
     play: Callable[[World], None]
@@ -87,7 +87,7 @@ class Job:
 
 
 def _ingest(world: World, table: Table, name: str, *words: str, neighbour: bool = True) -> Path:
-    """Ingest a table as a schedule does: no record stops the ingest."""
+    """Ingest a table unattended, as a schedule does, so that no bad record stops the ingest."""
     path = table.write(world.folder / f"{name}.csv", world.neighbour if neighbour else None)
     given = ("--unattended", "--records-at-most", str(BOUND), "--block-nnz", "40", "--direct")
     world.set_up("dataset", "ingest", path, "--name", name, *words, *given)
@@ -185,7 +185,7 @@ def _sites(world: World) -> None:
 
 
 def _federation(world: World, *, masks: str) -> None:
-    """Release over three site processes; everything that the aggregator receives is public too."""
+    """Make a joint release of three site processes; everything that the aggregator receives is also public."""
     from flows import demo
     from flows.federate import fit_sites_directly
     from flows.parties.calling import Caller
@@ -238,12 +238,13 @@ def _federation(world: World, *, masks: str) -> None:
         world.call(lambda: fit_sites_directly(requested), ends="{'artifact': 'joint@1'")
     for at, message in enumerate(sorted(kept)):
         world.shown[f"message {at}"] = message
-    for log in sorted(federation.folder.glob("*.log")):  # sites answer concurrently, in any order
+    # lines are sorted, because sites answer concurrently in any order
+    for log in sorted(federation.folder.glob("*.log")):
         world.shown[f"log of {log.stem}"] = b"\n".join(sorted(line[30:] for line in log.read_bytes().splitlines()))
 
 
 def _share_identities(world: World) -> None:
-    """Give the parties the same certificates and ports in all worlds, because a roster contains both."""
+    """Use the same certificates and ports in all worlds, because the roster of the sites contains both."""
     from flows import demo
     from flows.parties.certificates import make_identity
 
@@ -265,9 +266,9 @@ def _share_identities(world: World) -> None:
 
 
 def _loop(world: World, *, direct: bool) -> None:
-    """Refresh a subspace from two arriving files, of which the second is the neighbour; notices go to a webhook.
+    """Refresh a subspace from two arriving files, of which the second is the neighbor; notices go to a webhook.
 
-    Another population holds the rows of the base data, and a neighbour has a record beyond the declared bound.
+    Another population has the rows of the base data, and a neighbor has a record beyond the declared bound.
     """
     from tests.flows.arriving import listening
 

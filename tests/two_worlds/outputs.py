@@ -29,14 +29,14 @@ VARYING: dict[str, re.Pattern[bytes]] = {
 
 
 def normalised(shown: dict[str, bytes]) -> dict[str, bytes]:
-    """Replace each varying value by its name."""
+    """Replace each value that may vary between worlds by the name of its kind."""
     for what, pattern in VARYING.items():
         shown = {name: pattern.sub(f"<{what}>".encode(), content) for name, content in shown.items()}
     return shown
 
 
 def differences(first: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
-    """Describe every output that differs between two worlds."""
+    """Return a description of every output that differs between two worlds."""
     found = []
     for name in sorted(first.keys() | other.keys()):
         ours, theirs = first.get(name), other.get(name)
@@ -71,7 +71,7 @@ def _tree(root: Path) -> list[tuple[str, bytes]]:
 
 
 def _trails(world: "World", home: Path) -> dict[str, bytes]:
-    """Export the trail of every budget of a home."""
+    """Export the audit trail of every budget of a home; return the files."""
     from storage.workspace import Workspace
 
     found = {}
@@ -101,7 +101,7 @@ def _pages(world: "World") -> dict[str, bytes]:
     built = world.folder / "site"
     world.run("pages", "build", built)
     found = {f"static site {name}": content for name, content in _tree(built)}
-    found |= world.shown  # the output of `pages build`
+    found |= world.shown  # includes the output of `pages build`
     return found | asyncio.run(_served([name for name, _ in _tree(built)]))
 
 

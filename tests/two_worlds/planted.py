@@ -1,4 +1,4 @@
-"""Planted leaks that the harness must find; each is one change of the product's code, in both worlds."""
+"""Planted leaks that the two-worlds test must find; each is one change of the product's code, in both worlds."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 
 def _count_in_a_log_line() -> None:
-    """Log the number of summed records."""
+    """Plant a leak: log the number of summed records."""
     from flows.releases import running
     from flows.reports.terminal import log_event
 
@@ -23,7 +23,7 @@ def _count_in_a_log_line() -> None:
 
 
 def _run_key_from_the_rows() -> None:
-    """Derive the id of a release from the content of its snapshot."""
+    """Plant a leak: derive the id of a release from the content of its snapshot."""
     from flows.families.base import fingerprint_of
     from flows.releases import stages
     from storage.workspace import Workspace
@@ -36,7 +36,7 @@ def _run_key_from_the_rows() -> None:
 
 
 def _exit_code_from_the_rows() -> None:
-    """Exit with another code if the number of records is odd."""
+    """Plant a leak: exit with another code if the number of records is odd."""
     from flows import cli
     from flows.releases import running
 
@@ -52,7 +52,7 @@ def _exit_code_from_the_rows() -> None:
 
 
 def _block_count_in_a_file_name() -> None:
-    """Write a file to the registry whose name contains the number of blocks."""
+    """Plant a leak: write a file to the registry whose name contains the number of blocks."""
     from dpca.artifacts.files import write_artifact
     from flows.releases import running
 
@@ -72,7 +72,7 @@ def _block_count_in_a_file_name() -> None:
 
 
 def _digest_of_the_request_in_the_journal() -> None:
-    """Record a digest of all arrays of a step in the journal, including the digest of the request."""
+    """Plant a leak: write to the journal a digest of all arrays of a step, including the digest of the request."""
     from storage.ledger import step_answers
 
     def of_all(_: bytes, step: int, arrays: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ def _digest_of_the_request_in_the_journal() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """A leak, and a part of the name of an output that reveals it."""
+    """A planted leak, and a part of the name of an output that reveals it."""
 
     plant: Callable[[], None]
     shown_in: str

@@ -1,7 +1,4 @@
-"""Content of a Prefect server about the runs of one world.
-
-This includes states, parameters, logs, artifacts and events.
-"""
+"""Content of a Prefect server about the runs of one world: states, parameters, logs, artifacts and events."""
 
 import json
 import re
@@ -26,7 +23,7 @@ _known: set[str] = set()
 
 
 def remember() -> None:
-    """Remember the runs that the server already has, so that none of them is attributed to this world."""
+    """Record the runs that the server already has, so that none of them counts as a run of this world."""
     _known.clear()
     _known.update(str(item.id) for read in _reads() for item in _pages(read))
 
@@ -100,7 +97,7 @@ def _plain(facts: Any) -> str:
 
 
 def _named(kind: str, facts: dict[str, Any]) -> dict[str, Any]:
-    """Remove the drawn part from the name of a run."""
+    """Return facts of a run, without the random part of its name."""
     if kind == "flow runs":
         return {**facts, "name": "drawn"}
     return {**facts, "name": _SUFFIX.sub("", facts["name"])} if kind == "task runs" else facts

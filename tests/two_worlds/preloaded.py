@@ -1,4 +1,4 @@
-"""Preloaded modules of the fork server: it imports every module of the product once, for all worlds."""
+"""Modules that the fork server preloads: every module of the product, imported once for all worlds."""
 
 from tests.two_worlds import chance
 

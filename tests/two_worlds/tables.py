@@ -1,4 +1,4 @@
-"""Small private datasets and their neighbours, which differ in one record, also a malformed one."""
+"""Small private datasets and their neighbors, which differ in one record; some differ in a malformed one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Table:
     neighbours: dict[str, Callable[[Lines], Lines]]
 
     def write(self, path: Path, neighbour: str | None) -> Path:
-        """Write the base data, or a neighbour."""
+        """Write the base data, or the neighbor with this name, to a file."""
         lines = self.lines()
         if neighbour is not None:
             lines = self.neighbours[neighbour](lines)
@@ -33,7 +33,7 @@ class Table:
 
 
 def _put(line: str) -> Callable[[Lines], Lines]:
-    """Return an edit that replaces the differing record by a line."""
+    """Return an edit that replaces the differing record by a line of text."""
     return lambda lines: [*lines[:AT], line, *lines[AT + 1 :]]
 
 
@@ -52,7 +52,7 @@ def _points() -> Lines:
 
 
 def _units() -> Lines:
-    """Return two rows for each person."""
+    """Return rows with ids, two rows for each person."""
     return [f"p{at // 2},{line}" for at, line in enumerate(_points())]
 
 

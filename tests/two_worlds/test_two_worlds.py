@@ -1,6 +1,6 @@
-"""Two worlds that differ in one record have equal public outputs, byte for byte, once their noised answers are equal.
+"""Two-worlds test: worlds that differ in one record have equal public outputs, byte for byte.
 
-`make test` runs a few jobs, `make audit` all of them; every planted leak is found.
+Their noised answers are made equal. `make test` runs a few jobs, `make audit` all of them; every planted leak is found.
 """
 
 from collections.abc import Callable, Iterator

@@ -25,7 +25,7 @@ DEADLINE = 240.0
 
 @dataclass(kw_only=True)
 class World:
-    """The location of a job and its public outputs.
+    """A world: the folder of a job, the data, and the public outputs.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class World:
     shared : Path
         A folder shared by all worlds of a job.
     neighbour : str or None
-        The name of the neighbouring data; None for the base data.
+        The name of the neighboring dataset; None for the base data.
     first : bool
         Whether this is the world whose answers all others receive.
     shown : dict of str to bytes
@@ -49,7 +49,7 @@ class World:
 
     @property
     def home(self) -> Path:
-        """The home of the product."""
+        """The ``dpca`` home folder of the world."""
         return self.folder / "home"
 
     def inside(self, *words: object) -> int:
@@ -60,22 +60,25 @@ class World:
             return main([str(word) for word in words])
 
     def set_up(self, *words: object) -> None:
-        """Run a command inside the trust boundary, which must succeed."""
+        """Run a command inside the trust boundary, which must succeed; its output is not public."""
         from flows.cli import main
 
         with self.captured() as output:
             status = main([str(word) for word in words])
         if status:
-            raise AssertionError(f"{words}: {output[1].read_text()}")
+            raise AssertionError(f"{words} failed and must succeed: {output[1].read_text()}")
 
     def run(self, *words: object, status: int = 0) -> None:
-        """Run a command whose output and exit code are public; in the first world its exit code must be ``status``."""
+        """Run a command whose output and exit code are public; in the first world, the exit code must be ``status``."""
         from flows.cli import main
 
         self.call(lambda: main([str(word) for word in words]), ends=str(status))
 
     def call(self, body: Callable[[], object], *, ends: str = "") -> None:
-        """Run code whose output, warnings and result are public; the first world's result must begin with ``ends``."""
+        """Run code whose output, warnings and result are public.
+
+        In the first world, the result must begin with ``ends``.
+        """
         with self.captured() as output, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -90,7 +93,7 @@ class World:
         for stream, path in zip(("stdout", "stderr"), output, strict=True):
             self.shown[f"{name} {stream}"] = path.read_bytes()
         if self.first and not ending.startswith(ends):
-            raise AssertionError(f"{name} ended with {ending} and not {ends}: {self.shown[f'{name} stderr'][-600:]!r}")
+            raise AssertionError(f"{name} ended with {ending}, not {ends}: {self.shown[f'{name} stderr'][-600:]!r}")
 
     @contextlib.contextmanager
     def captured(self) -> Iterator[tuple[Path, Path]]:
@@ -113,7 +116,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The job, the data and the shared randomness of a world."""
+    """The job, the data and the shared randomness with which a world is started."""
 
     job: str
     neighbour: str | None
@@ -126,7 +129,7 @@ class Terms:
 
 
 def enter(terms: Terms, label: str) -> Any:
-    """Give this process the randomness, the clock and the noise of a world."""
+    """Set the randomness, the clock and the noise of this process to those of a world."""
     from tests.two_worlds import chance
     from tests.two_worlds.answers import Answers
 
@@ -138,7 +141,10 @@ def enter(terms: Terms, label: str) -> Any:
 
 
 def _blank_keyed_arrivals() -> None:
-    """Blank the digest of keyed hashes of ids in the journal: worlds share the secret key, which no reader has."""
+    """Replace the digest of keyed hashes of ids in the journal by a constant.
+
+    Worlds share the secret key of the hashes, which no reader of the journal has.
+    """
     from storage.ledger import journal
 
     append = journal.append
@@ -190,7 +196,8 @@ def _play(terms: Terms) -> dict[str, bytes]:
     folder = Path(terms.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in [name for name in os.environ if name.startswith("DPCA_")]:  # of a test that ran when the server started
+    # variables of a test that ran when the server started
+    for name in [name for name in os.environ if name.startswith("DPCA_")]:
         del os.environ[name]
     os.environ.update({**PREFECT_DEFAULTS, **terms.environment})
     os.environ |= {
@@ -201,7 +208,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
         "TWO_WORLDS": json.dumps({name: getattr(terms, name) for name in Terms.__slots__}),
     }
     os.chdir(folder)
-    refresh_global_settings_context()  # the forked server's settings are older than this environment
+    refresh_global_settings_context()  # the settings of the forked server were read before this environment was set
     if "PREFECT_API_URL" in terms.environment:
         prefect.remember()
     enter(terms, "main")

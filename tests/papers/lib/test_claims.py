@@ -1,4 +1,4 @@
-"""Verdicts of claims, and slopes with bands."""
+"""Verdicts on claims of papers, and slopes with confidence bands."""
 
 import math
 
@@ -23,7 +23,10 @@ def test_the_slope_of_a_power_is_its_exponent() -> None:
 
 
 def test_a_band_covers_the_exponent_in_95_percent_of_runs() -> None:
-    """Of 400 bands 380 are expected to cover: 15 more or fewer are over 3.4 standard deviations, one run in 1,500."""
+    """Count bands that contain the true exponent: 380 of 400 are expected.
+
+    15 more or fewer are over 3.4 standard deviations, which happens in one run of 1,500.
+    """
     rng = np.random.default_rng(5)
     sizes = np.array([1.0, 2.0, 4.0, 8.0])
     covered = 0

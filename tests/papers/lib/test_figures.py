@@ -1,4 +1,4 @@
-"""Line charts: panels, the legend, and colours that a grey print distinguishes."""
+"""Line charts of papers: panels, the legend, and colors that can be distinguished in a gray print."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CHART = LineChart(title="Energy", x="value", y="energy", panel="sweep")
 
 
 def lightness(colour: str) -> float:
-    """Return CIE L*, from 0 to 100."""
+    """Return the lightness L* of a color in CIE L*a*b*, from 0 to 100."""
     channels = np.array(to_rgb(colour))
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])

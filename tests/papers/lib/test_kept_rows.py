@@ -1,4 +1,4 @@
-"""Stored rows give every release what rows read again would give."""
+"""Rows stored in memory between releases: each release is equal to one that reads the rows again."""
 
 import numpy as np
 import pytest

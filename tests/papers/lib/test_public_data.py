@@ -1,4 +1,4 @@
-"""Loaders of labelled data, on small files of each format."""
+"""Loaders of public labeled data, tested on small files of each format."""
 
 import bz2
 import gzip
@@ -32,7 +32,7 @@ TEXT = b"-1 3:0.5 20958:0.5\n+1 1:2 # a comment\n\n-1 2:1 1:1\n"
 
 
 def images(count: int, *, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return pixels of 0 to 255 and labels of 0 to 9."""
+    """Return random pixels of 0 to 255 and labels of 0 to 9."""
     rng = np.random.default_rng(seed)
     return rng.integers(256, size=(count, CIFAR_FEATURES), dtype=np.uint8), rng.integers(10, size=count)
 
@@ -190,7 +190,10 @@ def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, messa
 
 
 def test_made_images_have_the_shape_of_cifar_10() -> None:
-    """About one pixel in 400 is zero, as in the paper's Table 2; classes differ."""
+    """Generated images have the shape of CIFAR-10; one pixel in 400 is zero, as in the paper's Table 2.
+
+    The classes differ.
+    """
     found = made_images(400)
     assert found.rows.shape == (400, CIFAR_FEATURES)
     assert found.density == pytest.approx(99.7617, abs=0.2)

@@ -1,4 +1,4 @@
-"""A home that contains everything that a backup holds, and other homes to restore it into."""
+"""Fixtures: a home with everything that a backup contains, and other homes into which it is restored."""
 
 import shutil
 from collections.abc import Callable
@@ -21,21 +21,21 @@ Move = Callable[..., Path]
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a separate state folder."""
+    """Set a separate state folder for the test."""
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @pytest.fixture
 def filled(state: Path, ledger: Ledger) -> Ledger:
-    """Publish versions and a tick, sign a checkpoint, and leave releases reserved and in progress."""
+    """Return a ledger with published versions, a tick, a signed checkpoint, and unfinished releases."""
     fill(ledger)
     return ledger
 
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fill a home with a SQLite database, and its state folder, once for all tests."""
+    """Fill a home with a SQLite database, and its state folder, once for all tests; return their folder."""
     folder = tmp_path_factory.mktemp("filled")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
@@ -54,7 +54,7 @@ def filled_on_sqlite(template: Path, tmp_path: Path, state: Path, home: Path) ->
 
 
 def fill(ledger: Ledger) -> None:
-    """Publish, stream, sign, and leave releases in progress."""
+    """Publish versions and a tick, sign a checkpoint, and leave releases reserved and in progress."""
     open_budget(ledger)
     streaming.register(ledger)
     streaming.open_stream(ledger)
@@ -69,7 +69,7 @@ def fill(ledger: Ledger) -> None:
 
 
 def sign(folder: Path, contents: Contents, *, keys: Path | None = None, passphrase: str | None = None) -> None:
-    """Write the manifest of a backup, signed by the key of a folder, by default the configured one."""
+    """Write the manifest of a backup, signed by the key in a folder, by default the configured one."""
     private = signing_key(keys or key_folder())
     manifest = replace(contents, signed_by=public_key(private)).encode()
     (folder / MANIFEST).write_bytes(manifest)
@@ -77,14 +77,17 @@ def sign(folder: Path, contents: Contents, *, keys: Path | None = None, passphra
 
 
 def list_anew(folder: Path, contents: Contents) -> Contents:
-    """Return the contents with a new list of the files that exist now."""
+    """Return the contents of a backup with a new list of the files that exist now."""
     files = {path: shown for path, shown in list_files(folder).items() if path not in (MANIFEST, SIGNATURE)}
     return replace(contents, files=files)
 
 
 @pytest.fixture
 def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Move:
-    """Return a function that simulates another machine: an empty home, with or without a separate state folder."""
+    """Return a function that simulates another machine.
+
+    It creates an empty home, with or without a separate state folder.
+    """
 
     def move(name: str, *, database_url: str = "", state: bool = True) -> Path:
         home = tmp_path / name

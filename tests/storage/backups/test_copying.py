@@ -1,10 +1,10 @@
-"""Creating, rehearsing and verifying backups, and sealing their keys.
+"""Backups: creation, rehearsal and verification, and encryption of their signing keys.
 
-A backup describes one point of the journal, exists completely or not at all, is private, and holds no key that
+A backup describes one point of the journal, exists completely or not at all, is private, and contains no key that
 generates noise. A rehearsal proves that a backup restores, finds changes, and leaves nothing behind. Every part of a
 backup is changed: each field of manifest and signature, and each file, also to one of another valid backup. Only
-signing keys are sealed, only the passphrase opens them, and only for their ledger. No change made without the key or
-the passphrase goes undetected.
+signing keys are sealed; they can be opened only with the passphrase, and only for their ledger. No change made without
+the key or the passphrase goes undetected.
 """
 
 import hashlib
@@ -244,7 +244,7 @@ def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_pa
 
 
 def is_refused(folder: Path, key: str) -> bool:
-    """Return whether it is refused in one line."""
+    """Return whether a changed backup is refused in one line."""
     try:
         open_backup(folder, key=key)
     except StorageError as refused:
@@ -305,7 +305,7 @@ def test_only_keys_that_sign_are_taken_of_a_key_folder(tmp_path: Path) -> None:
 
 
 def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)  # for speed; all other parameters are unchanged
+    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)  # less memory, for speed; all other parameters are unchanged
     sealed = seal(KEYS, passphrase=PASSPHRASE, ledger="a" * 32)
     assert not any(key in sealed or key.hex().encode() in sealed for key in KEYS.values())
     assert unseal(sealed, passphrase=PASSPHRASE, ledger="a" * 32) == KEYS
@@ -348,7 +348,7 @@ def erase(folder: Path) -> None:
 
 
 def forge(folder: Path, thief: Path, **signed: str) -> None:
-    """Remove a release from both rows and digests, and sign the result with another key."""
+    """Remove a release from rows and digests of a backup, and sign the result with another key."""
     contents = Contents.decode(Contents.read_bytes(folder), folder)
     erase(folder)
     thief.mkdir(mode=0o700)
@@ -416,7 +416,7 @@ def test_a_mac_that_is_taken_away_leaves_the_key_to_check(filled_on_sqlite: Ledg
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     path = tmp_path / "backup" / SIGNATURE
     path.write_text(json.dumps({"signature": json.loads(path.read_text())["signature"]}))
-    open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)  # this home's key signed it
+    open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)  # accepted, because this home's key signed it
     move("other")
     with pytest.raises(Refused, match="this installation cannot verify"):
         open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)

@@ -1,7 +1,4 @@
-"""Restored backups.
-
-A restored home equals the original, on either database. It is locked, and continues with the same numbers.
-"""
+"""Restored backups: they equal the original on either database, are locked, and continue with the same numbers."""
 
 import json
 import os
@@ -37,7 +34,10 @@ PASSPHRASE = "a dozen words or so"
 
 @pytest.fixture
 def other_url(filled: Ledger, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Return an empty database of the kind that is not backed up."""
+    """Yield the URL of an empty database of the other kind than the one that is backed up.
+
+    The URL is empty for SQLite.
+    """
     if not ON_POSTGRESQL or filled.engine.dialect.name == "postgresql":
         yield ""
         return
@@ -116,7 +116,7 @@ def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
     assert [item.versions for item in accepted.recharged] == [("map@2",), ()]
     assert accepted.ledger.statement(POPULATION).spent == spent
     with pytest.raises(Corrupt, match="cannot be read"):
-        Registry.open().load("map@2")  # its bytes were in no backup; the number is never reused
+        Registry.open().load("map@2")  # the version's files were in no backup; its number is never reused
     publish(Workspace.open().ledger, "seventh")
     assert shown().keys() == {*consumers, "map@3"}
 
@@ -263,7 +263,7 @@ def test_a_store_of_objects_is_backed_up_and_restored(
     assert Registry.open().load("map@champion").components.shape == (2, 6)
     restore_backup(
         tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by
-    )  # nothing is left to do
+    )  # everything is restored already
     publish(Workspace.open().ledger, "later")
     with pytest.raises(Refused, match="is not empty"):
         restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by)

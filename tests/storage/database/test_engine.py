@@ -1,7 +1,7 @@
 """Database connections and schema.
 
-A stage has one connection to SQLite, and no transaction runs on a connection whose files or process are not its own.
-Both databases have the schema that the code expects, and enforce immutability where it is required.
+A stage has one connection to SQLite, and no transaction runs on a connection that belongs to other files or another
+process. Both databases have the schema that the code expects, and enforce immutability where it is required.
 """
 
 import os
@@ -42,7 +42,7 @@ def engine(tmp_path: Path) -> sa.Engine:
 
 
 def note(engine: sa.Engine, number: int) -> sqlite3.Connection:
-    """Write a row, and return the driver's connection that wrote it."""
+    """Write a number to the table, and return the driver's connection that wrote it."""
     with transaction(engine) as connection:
         connection.exec_driver_sql("INSERT INTO noted VALUES (?)", (number,))
         driver = connection.connection.driver_connection
@@ -51,7 +51,7 @@ def note(engine: sa.Engine, number: int) -> sqlite3.Connection:
 
 
 def noted(engine: sa.Engine) -> list[int]:
-    """Return the rows."""
+    """Return the numbers in the table."""
     with transaction(engine) as connection:
         return list(connection.exec_driver_sql("SELECT number FROM noted").scalars())
 
@@ -119,7 +119,7 @@ OF_EACH_DIALECT = ("ix_release_newest",)
 
 @pytest.fixture
 def filled(ledger: Ledger) -> Ledger:
-    """Return a ledger with rows."""
+    """Return a ledger with rows in every immutable table."""
     fill(ledger)
     return ledger
 
@@ -337,7 +337,7 @@ def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
     def write_and_fail() -> None:
         with ledger.transaction() as connection:
             connection.execute(tables.alias.insert().values(name="n", alias="a", version=1))
-            raise Conflict("changed my mind")
+            raise Conflict("the transaction must be rolled back")
 
     with pytest.raises(Conflict):
         write_and_fail()
@@ -386,7 +386,7 @@ if "postgresql" in DATABASES:
             with pytest.raises(Unavailable, match=r"in a read-only transaction.*run the same request again"):
                 attempt()
         assert Workspace.read_only().ledger.budget("people").epsilon == 1.0
-        with ledger.engine.begin() as connection:  # as if it was promoted
+        with ledger.engine.begin() as connection:  # a standby that is promoted accepts writes
             connection.exec_driver_sql("SET TRANSACTION READ WRITE")
             connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         begun.keep(0, {})
@@ -419,7 +419,7 @@ if "postgresql" in DATABASES:
 
 
 class _BusyAtFirst:
-    """A connection that fails as SQLite fails when two connections switch a file's mode at once."""
+    """Stub of a connection that fails twice, as when two SQLite connections switch the journal mode at once."""
 
     def __init__(self, code: int) -> None:
         self.code, self.requested = code, 0

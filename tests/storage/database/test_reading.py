@@ -1,7 +1,6 @@
-"""Read and write transactions.
+"""Read and write transactions: reads see one state and never wait, and writers lock from their first statement.
 
-Reads see one state and wait for no one. Writers hold the lock from their first statement. No other code connects to the
-database.
+No other code connects to the database.
 """
 
 import ast
@@ -175,14 +174,15 @@ def test_a_writer_holds_the_lock_before_its_first_statement(used: Ledger, monkey
 def test_a_restored_database_is_refused_by_reads_that_decide_what_leaves(used: Ledger) -> None:
     steps = used.steps(reserve(used, "restored", event=SMALL).release_id)
     witness: Witnesses = vars(used)["_witness"]
-    vars(witness)["_ours"] = journal.Head(ledger=used.id, seq=1000, hash="f" * 64)  # which the database lacks
+    # the database does not have this entry
+    vars(witness)["_ours"] = journal.Head(ledger=used.id, seq=1000, hash="f" * 64)
     for read in (steps.check, lambda: steps.find(0), used.streams.all):
         with pytest.raises(Refused, match="counts less than was spent"):
             read()
 
 
 def connects(path: Path) -> Iterator[str]:
-    """Yield each way in which a file accesses a database other than through `reading` and `transaction`."""
+    """Yield each way in which a source file uses a database without `reading` and `transaction`."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)) if "engine" in text or "begun" in text else ():
         found = set[str]()

@@ -1,8 +1,8 @@
-"""Catalog, exports and chained nights.
+"""Catalog of datasets, exports, and chained nights.
 
-The catalog defines the snapshot of a name, and when a snapshot may be removed. Exports can be read by other programs
-and by dpca without loss. Rows of several nights form one source: each row once, at the age of its night, for any
-partition.
+The catalog determines the current snapshot of a name, and when a snapshot may be removed. Exports can be read by other
+programs and by dpca without loss. Rows of several nights form one source: each row once, at the age of its night, for
+any partition.
 """
 
 import pickle
@@ -44,7 +44,7 @@ def catalog_of_catalog(tmp_path: Path) -> Iterator[Catalog]:
 
 
 def add(catalog: Catalog, home: Path, name: str, *, population: str | None = None) -> IngestReport:
-    """Ingest rows of the population of this name."""
+    """Ingest rows as a dataset, by default into the population of the same name."""
     (home / "rows.svm").write_text(f"1 1:1 2:2\n1 2:{ord(name[-1])}\n")
     return ingest(
         home / "rows.svm",
@@ -304,7 +304,7 @@ def chained(catalog: Catalog, bound: list[Entry]) -> NightRows:
 
 
 def released(source: NightRows, arrivals: tuple[int, ...]) -> np.ndarray:
-    """Return the sum of a tick without noise."""
+    """Return the exact sum of a stream's tick over a source."""
     moment = SecondMoment(n_features=3, clip_norm=6.0, relation="add_remove", bits=8)
     weights = choose_weights("sqrt", ticks=7)
     tick = StreamedMoment.of_moment(moment, weights=weights, horizon=7, tick=len(arrivals), arrivals=arrivals)
@@ -329,7 +329,10 @@ def test_every_row_comes_once_with_the_number_of_its_night(catalog: Catalog, nig
 
 
 def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nights: list[Entry]) -> None:
-    """Independent of blocks: the three nights were cut differently, and each single night differently again."""
+    """Compare the sum over three chained nights with sums over each night alone, weighted by age.
+
+    The nights are cut into different blocks.
+    """
     weights = choose_weights("sqrt", ticks=7)
     separate = [released(chained(catalog, [entry]), (entry.number or 0,)) // weights.weight(0) for entry in nights]
     expected = sum(weights.weight(2 - age) * moment for age, moment in enumerate(separate))
@@ -337,7 +340,10 @@ def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nig
 
 
 def test_a_snapshot_bound_to_several_ticks_is_read_once(catalog: Catalog, nights: list[Entry]) -> None:
-    """An empty night adds no rows; reading a snapshot twice would count its rows twice."""
+    """Chain each snapshot twice, as if bound to several ticks: its rows must be read once.
+
+    An empty night adds no rows.
+    """
     first, second, _ = nights
     source = chained(catalog, [first, first, second, second])
     assert source.n_records == len(NIGHTS[0]) + len(NIGHTS[1])
@@ -380,7 +386,10 @@ def test_a_pickle_holds_addresses_and_numbers_alone(catalog: Catalog, nights: li
 
 
 def test_removed_snapshots_are_looked_at_together(tmp_path: Path, catalog: Catalog) -> None:
-    """A dataset that was emptied every night for a year must not cost a statement per night."""
+    """Empty a dataset many times: looking for its snapshots must not take a statement for each.
+
+    A dataset that was emptied every night for a year must not cost a statement per night.
+    """
     for _ in range(12):
         add(catalog, tmp_path, "ab")
         catalog.remove("ab")

@@ -1,6 +1,6 @@
-"""First-seen numbers: the ingest that saw an individual first.
+"""First-seen numbers: each individual has the number of the ingest that first contained their id.
 
-Each number is determined once and kept for ever, and unknown numbers are handled safely.
+Each number is determined once and never changes, and missing tables are handled safely.
 """
 
 import json
@@ -31,13 +31,14 @@ type Take = Callable[..., IngestReport]
 
 @pytest.fixture
 def take(tmp_path: Path, catalog: Catalog) -> Take:
-    """Ingest one row per individual, with the value that belongs to each id."""
+    """Return a function that ingests one row per individual, whose value identifies the id."""
     catalog.home.mkdir(mode=0o700)
 
     def ingest_people(*ids: object, name: str = "x", population: str = "people", **declared: Any) -> IngestReport:
         source = tmp_path / f"rows-{len(ids)}-{ids[0]}.csv"
         rows = "who,a\n" + "".join(f"{who},{value_of(who)}\n" for who in ids)
-        if not source.exists() or source.read_text() != rows:  # an ingest does not resume after a rewrite of its file
+        # an unchanged file is not rewritten, because an ingest does not resume after a rewrite
+        if not source.exists() or source.read_text() != rows:
             source.write_text(rows)
         options = IngestOptions(features=1, unit_column="who", population=population, **declared)
         return ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)
@@ -50,7 +51,7 @@ def value_of(who: object) -> int:
 
 
 def seen(catalog: Catalog, report: IngestReport) -> dict[int | None, list[float]]:
-    """Return the values of individuals, grouped by the ingest that saw them first."""
+    """Return the values of individuals, grouped by the number of the ingest that saw them first."""
     dataset = catalog.open(catalog.entry(report.snapshot))
     assert dataset.verify() == report.content_digest
     found: dict[int | None, list[float]] = {}
@@ -181,7 +182,7 @@ def test_ids_are_stored_as_hashes_under_a_key_of_the_population(catalog: Catalog
 
 
 def test_nothing_tells_how_many_came(catalog: Catalog, take: Take) -> None:
-    """The journal entries of an ingest with three new individuals and of one with none have the same form."""
+    """Compare journal entries of an ingest with three new individuals and of one with none: the form is equal."""
     take(*"abc")
     report = take(*"abc")
     with catalog.engine.begin() as connection:
@@ -221,7 +222,7 @@ def change_marker(catalog: Catalog) -> None:
 
 
 def add_segment(catalog: Catalog) -> None:
-    """Add a segment that the database does not know, as after a restore from a copy."""
+    """Add a segment of the first-seen table that the database does not know, as after a restore from a copy."""
     (folders(catalog)[0].with_name("f" * 32)).mkdir()
 
 
@@ -254,7 +255,7 @@ def test_files_that_come_back_after_the_loss_are_not_believed(catalog: Catalog, 
     report = take(*"ab")
     assert seen(catalog, report) == expected({3: "ab"})
     assert catalog.epoch(report.snapshot) != catalog.epoch(first.snapshot)
-    assert seen(catalog, first) == expected({1: "ab"})  # an immutable snapshot of another epoch
+    assert seen(catalog, first) == expected({1: "ab"})  # a snapshot is immutable, also if its table has a later epoch
 
 
 def test_a_database_restored_from_before_does_not_believe_the_newer_table(
@@ -338,7 +339,10 @@ def test_an_ingest_killed_between_blocks_is_resumed_with_the_same_numbers(catalo
 
 
 def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(catalog: Catalog, take: Take) -> None:
-    """The rows arrive in the same order as before, but the former single block would hold two numbers."""
+    """Resume a killed ingest of the same rows after their first-seen numbers have changed: it must be refused.
+
+    The former single block would now contain individuals with two numbers.
+    """
 
     def die() -> None:
         from storage.datasets import ingest as ingesting
@@ -349,14 +353,17 @@ def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(cat
     take(*"z")
     (gone,) = folders(catalog)
     gone.rename(catalog.home / "elsewhere")
-    assert forked(die) == -signal.SIGKILL  # the table is lost: one block of unknown arrivals
+    assert forked(die) == -signal.SIGKILL  # the table is lost, so all arrivals are unknown and in one block
     take(*"a", name="y")
     with pytest.raises(Conflict, match="again without --resume"):
         take(*"ab", resume=True)
 
 
 def ingest_at_once(number: int, url: str, home: str, ids: str) -> tuple[int | None, dict[int | None, list[float]]]:
-    """Ingest the same people plus one, under a separate name; return the number, and who was seen when."""
+    """Ingest the same people and one more, under a separate name, in several processes.
+
+    Return the number of the ingest, and the values by first-seen number.
+    """
     from storage.database.engine import connect
 
     catalog = Catalog(connect(url), Path(home))

@@ -1,9 +1,9 @@
 """Grouping, sorting and hashing of ids.
 
 Pieces of rows must be merged in the order that DuckDB gives all rows at once, for any memory size. Sorted entries of
-any number of parts, pieces and batches must be in order, and every batch must hold whole records. Ids that fill several
-batches have one rank per text, without gaps. The keyed hash of ids is the published one, independent of an array's
-memory layout.
+any number of parts, pieces and batches must be in order, and every batch must contain whole records. If ids fill
+several batches, each text must have one rank, without gaps. The keyed hash of ids must be the published one,
+independent of an array's memory layout.
 """
 
 import doctest
@@ -50,7 +50,7 @@ KINDS = [("integer", None), ("text", None), (None, "integer"), (None, "text"), (
 
 
 def ids(kind: str | None, count: int, rng: np.random.Generator) -> pa.Array | None:
-    """Draw ids of a kind, with edge-case spellings and values."""
+    """Return random ids of a kind, with edge-case spellings and values."""
     if kind is None:
         return None
     drawn = rng.integers(12, size=count)
@@ -60,7 +60,7 @@ def ids(kind: str | None, count: int, rng: np.random.Generator) -> pa.Array | No
 
 
 def batches(kinds: tuple[str | None, str | None], seed: int) -> list[RowBatch]:
-    """Draw batches of rows, some of them empty, with decreasing and repeated columns."""
+    """Return random batches of rows, some of them empty, with decreasing and repeated columns."""
     rng = np.random.default_rng(seed)
     found = []
     for _ in range(rng.integers(1, 7)):
@@ -82,7 +82,7 @@ def batches(kinds: tuple[str | None, str | None], seed: int) -> list[RowBatch]:
 
 
 def rows_of(grouped: Iterator[RowBatch]) -> list[tuple[int | None, list[list[tuple[int, float]]]]]:
-    """List the records, each with its first-seen number and the entries of its rows."""
+    """Return the records, each with its first-seen number and the entries of its rows."""
     records = []
     for batch in grouped:
         entries = list(zip(batch.indices.tolist(), batch.values.tolist(), strict=True))
@@ -97,7 +97,7 @@ def rows_of(grouped: Iterator[RowBatch]) -> list[tuple[int | None, list[list[tup
 def expected(
     added: list[RowBatch], *, most: int | None = None, number_of: Callable[[Any], int | None] = lambda unit: None
 ) -> list[tuple[int | None, list[list[tuple[int, float]]]]]:
-    """Return all entries sorted by DuckDB in one step."""
+    """Return the expected records, from all entries sorted by DuckDB in one step."""
     table: dict[str, list[Any]] = {name: [] for name in ("number", "unit", "line", "piece", "place", "col", "val")}
     piece = 0
     for batch in added:
@@ -156,7 +156,7 @@ def test_individuals_seen_earlier_come_first(kinds: tuple[str | None, str | None
     added = batches(kinds, 1)
     key = bytes(range(KEY_BYTES))
     units = pa.concat_arrays([batch.unit_ids for batch in added]).unique()
-    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # the current ingest has number 4
+    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # number 4 is the current ingest
     with Grouping(tmp_path, rejects=Rejects(), max_rows_per_unit=2, part=part) as grouping:
         for batch in added:
             grouping.add(batch)
@@ -179,7 +179,7 @@ def sorted_by_lexsort(entries: NDArray[np.void], *, by_line: bool) -> NDArray[np
 
 
 def check(folder: Path, added: list[NDArray[np.void]], *, most: int, by_line: bool) -> list[NDArray[np.void]]:
-    """Sort entries that come in several calls, check order and whole records, and return the batches."""
+    """Add entries in several calls and sort them; check order and whole records, and return the batches."""
     sort = EntrySort(folder, by_line=by_line, most=most)
     for some in added:
         sort.add_entries(some)
@@ -195,7 +195,7 @@ def check(folder: Path, added: list[NDArray[np.void]], *, most: int, by_line: bo
 
 
 def drawn(sizes: list[int], rng: np.random.Generator) -> NDArray[np.void]:
-    """Draw the entries of units of these sizes, in random order."""
+    """Return random entries of records of these sizes, in random order."""
     entries = np.zeros(sum(sizes), ENTRY)
     entries["unit"] = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
     entries["line"] = rng.integers(-2, 3, len(entries))
@@ -247,7 +247,10 @@ BATCH = 2048
 def test_every_text_has_one_rank_however_many_batches_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
 ) -> None:
-    """Some texts are numbers, which come first in the order of their values."""
+    """Rank texts in several batches: each distinct text must have one rank.
+
+    Some texts are numbers, which come first in the order of their values.
+    """
     read = vars(IdTables)["_read"]
     monkeypatch.setattr(IdTables, "_read", lambda tables, query: read(tables, query, BATCH))
     distinct = 4 * BATCH // copies + 1_000

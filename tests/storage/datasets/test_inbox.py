@@ -1,7 +1,7 @@
-"""Inboxes, and snapshots in an object store.
+"""Inboxes for arriving files, and snapshots in an object store.
 
 For an inbox on a disk or in an object store, the tests check which files are taken, in which order, and that each has
-one token. Snapshots in an object store are complete or invisible, verified, and have no private fact in a pickle.
+one token. Snapshots in an object store are complete or invisible, verified, and their pickles contain no private fact.
 """
 
 import io
@@ -118,7 +118,7 @@ class TestFolder:
         arrival, status, secret = inbox.arrival(token), path.stat(), tmp_path / "secret" / "rows.npy"
         secret.parent.mkdir()
         secret.write_bytes(rows(2))
-        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # equal to the size and time of the file
+        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # the same size and time as the file
         if swapped == "linked folder":
             path.parent.rename(folder / "old")
             path.parent.symlink_to(secret.parent)
@@ -223,7 +223,7 @@ class TestObjectStore:
         names = ["z.npy", "a b.npy", "100%.npy", "month=1;x.npy", "ü[1].npy"]
         for name in names:
             put(name, rows())
-            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server reports times in seconds
+            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server reports times in whole seconds
         prefix = put("deeper/c.npy", rows())
         put("d.npy.part", rows())
         put("nothing/", b"")
@@ -244,11 +244,14 @@ class TestObjectStore:
         assert inbox.stands(inbox.arrival(second))
 
     def test_equal_rows_that_are_put_again_arrive_anew_as_changed_ones_do(self, inbox: Inbox, put: Put) -> None:
-        """A store tags an object with a digest of its content, and whether rows are equal is private."""
+        """Put equal rows again under the same name: they count as a new arrival, as changed rows do.
+
+        Whether rows are equal is private, but a store tags an object with a digest of its content.
+        """
         prefix = put("rows.npy", rows(1))
         (first,) = inbox.waiting(prefix, settled=0.0).tokens
         assert inbox.waiting(prefix, settled=0.0).tokens == (first,)
-        time.sleep(1.05)  # the server reports times in seconds
+        time.sleep(1.05)  # the server reports times in whole seconds
         put("rows.npy", rows(1))
         (second,) = inbox.waiting(prefix, settled=0.0).tokens
         assert second != first
@@ -397,7 +400,7 @@ class TestSnapshots:
 
 class TestFirstSeen:
     def test_two_machines_share_the_table_of_a_store(self, catalog: Catalog, place: Place, tmp_path: Path) -> None:
-        """They share database, store and keys only; each machine has a separate home."""
+        """Ingest from two machines that share only database, store and keys: they must share the first-seen table."""
         source, firsts = tmp_path / "rows.csv", []
         for machine, ids in enumerate(("ab", "bc", "abcd")):
             source.write_text("who,a\n" + "".join(f"{who},{ord(who)}\n" for who in ids))

@@ -1,7 +1,6 @@
-"""Ingest, including killed ingests.
+"""Ingest: it creates one complete and registered snapshot, or none and a one-line error.
 
-An ingest gives one complete and registered snapshot, or none and one clear line. A killed ingest leaves nothing
-visible, and the next one resumes or starts over.
+A killed ingest leaves nothing visible, and the next one resumes or starts over.
 """
 
 import errno
@@ -328,11 +327,11 @@ def test_a_full_disk_keeps_the_blocks_that_are_whole(
 def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records(
     catalog: Catalog, parts: list[Path]
 ) -> None:
-    """Six parts of 500 rows; the second exceeds 700, so that the third is never read."""
+    """Ingest six parts of 500 rows with a bound of 700: the second exceeds it, so the third is never read."""
     read: list[int] = []
     with pytest.raises(BadSource, match="more than the declared 700 records"):
         take(catalog, parts, records_at_most=700, progress=lambda phase, done, size, rows: read.append(done))
-    assert len(read) == 1  # a batch is reported when the next is requested
+    assert len(read) == 1  # a batch is reported when the next one is requested
     assert hidden(catalog) == []
     assert take(catalog, parts, records_at_most=3000).records == 3000
 

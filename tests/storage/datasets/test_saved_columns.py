@@ -1,7 +1,7 @@
 """Columns of a dataset, and duplicate ratings.
 
 A new snapshot must have the columns of its dataset: another order is mapped by name, and other columns are refused. For
-ratings, the tests check duplicate values of one user and item, stored zeros, and triplets without values.
+ratings, the tests cover duplicate values of one user and item, stored zeros, and triplets without values.
 """
 
 import math
@@ -47,7 +47,7 @@ COLUMNS = {
 
 
 class Taking:
-    """Ingests into one home."""
+    """Ingests files into one home."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

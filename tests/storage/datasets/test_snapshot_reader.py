@@ -1,7 +1,6 @@
-"""Snapshots on disk and their content digest.
+"""Snapshots on disk and their content digest: rows are read back as written, and damage is detected.
 
-Rows are read back as written, for any block size, and damage is detected. The digest ignores how rows are cut into
-pieces, and nothing else.
+The digest does not depend on how rows are cut into blocks, and depends on everything else.
 """
 
 import pickle
@@ -300,7 +299,7 @@ def test_a_manifest_reads_back_and_must_be_whole(tmp_path: Path) -> None:
     manifest = replace(write(tmp_path / "x", single_rows(3)).manifest, records_at_most=5)
     attributes = manifest.to_attributes()
     assert Manifest.from_attributes(attributes) == manifest
-    del attributes["density"]  # of a snapshot that is older than this fact
+    del attributes["density"]  # snapshots of earlier versions do not state a density
     assert Manifest.from_attributes(attributes) == manifest
     del attributes["populations"], attributes["scale"]
     with pytest.raises(Corrupt, match="lacks populations, scale"):

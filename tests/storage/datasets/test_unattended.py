@@ -1,4 +1,4 @@
-"""Unattended ingests never fail because of a record.
+"""Unattended ingests: they never fail because of a record.
 
 A bad record becomes empty, and all others are unchanged, bit for bit.
 """
@@ -39,7 +39,7 @@ def catalog(home: Path) -> Catalog:
 
 @pytest.fixture
 def take(catalog: Catalog, tmp_path: Path) -> Callable[..., Dataset]:
-    """Ingest a file unattended, each time under another name."""
+    """Return a function that ingests a file unattended, each time under a new dataset name."""
     numbers = itertools.count()
 
     def call(content: bytes, suffix: str = "csv", **options: Any) -> Dataset:
@@ -69,7 +69,7 @@ def records(dataset: Dataset) -> list[tuple[bool, Any]]:
 
 
 def reported(dataset: Dataset) -> list[list[str]]:
-    """Return place, number and reason of each line of the private report."""
+    """Return place, number and reason of each line of the private report on bad records."""
     return [line.split(",")[1:4] for line in quarantine_notes(Path(dataset.address)).read_text().splitlines()[1:]]
 
 
@@ -130,7 +130,7 @@ def test_a_row_whose_individual_cannot_be_read_is_an_empty_record_behind_the_oth
 
 
 def test_random_bytes_in_lines_change_no_other_record(take: Callable[..., Dataset]) -> None:
-    """Two hundred lines of noise, each before a good line: every good record is present, bit for bit."""
+    """Insert a line of random bytes before each of 200 good lines: every good record must be unchanged."""
     draw, lines = np.random.default_rng(39), [b"who,a,b"]
     for number in range(200):
         lines.append(bytes(draw.choice(list(b'v2,"5\r;x.\xff\xc3e-+ \x00'), size=draw.integers(1, 12))))

@@ -1,7 +1,7 @@
 """Files as other programs write them, and line breaks in quoted fields.
 
 Files are read, or refused by one line that states what to do. A record with a line break in quotes is one bad row. None
-of its lines becomes a row, and an unknown end is never guessed.
+of its lines becomes a row, and the end of an unclosed quote is never guessed.
 """
 
 import csv
@@ -112,7 +112,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, nam
         "a.mtx": lambda: path.write_text(MTX.format("integer").replace("5", str(LARGE))),
     }
     writers[name]()
-    if name == "a.mtx":  # checked when rows are made canonical
+    if name == "a.mtx":  # this format is checked later, when rows are made canonical
         return
     with pytest.raises(BadSource, match=r"row 0 has a whole number of 2\^53 or more"):
         rows_of(path)
@@ -249,7 +249,7 @@ def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_an_instant_is_a_day_of_the_declared_time_zone() -> None:
-    late = pa.array([1_577_833_200], pa.timestamp("s")).cast(pa.timestamp("us", "UTC"))  # 2019-12-31 23:00 in UTC
+    late = pa.array([1_577_833_200], pa.timestamp("s")).cast(pa.timestamp("us", "UTC"))  # 2019-12-31 23:00 UTC
     table = pa.table({"when": late, "text": ["2019-12-31T23:00:00+0000"], "plain": late.cast(pa.timestamp("us"))})
     for zone, day in ((None, 0.0), ("UTC", 0.0), ("Europe/Berlin", 1.0), ("America/New_York", 0.0)):
         column = {"kind": "date", "range": ["2019-12-31", "2020-01-01"], "timezone": zone}
@@ -273,7 +273,7 @@ SCHEMA = Schema.parse(
 
 
 def read(path: Path, rejects: Rejects | None = None, schema: Schema = SCHEMA) -> list[tuple[str | None, float]]:
-    """Read ids and values of all rows; bad rows give None and 0."""
+    """Return id and value of each row of a file; bad rows give None and 0."""
     found: list[tuple[str | None, float]] = []
     with closing(open_file(path, Declared(schema=schema))) as reader:
         for batch in reader.batches(Rejects() if rejects is None else rejects):
@@ -285,7 +285,7 @@ def read(path: Path, rejects: Rejects | None = None, schema: Schema = SCHEMA) ->
 
 
 def quarantined(folder: Path, content: bytes, *, schema: Schema = SCHEMA) -> tuple[list[Any], list[str]]:
-    """Read a text, skipping bad rows; return its rows and the line numbers of the bad ones."""
+    """Read a text without its bad rows; return its rows and the line numbers of the bad ones."""
     path = folder / "x.csv"
     path.write_bytes(content)
     rejects = Quarantine()
@@ -400,7 +400,7 @@ def test_a_line_too_long_to_follow_its_quotes_is_refused(tmp_path: Path, monkeyp
 
 
 def drawn(seed: int) -> list[list[str]]:
-    """Draw rows whose notes contain quotes, delimiters, line breaks and text that looks like other rows."""
+    """Return random rows whose notes contain quotes, delimiters, line breaks and text that looks like other rows."""
     rng = Random(seed)
     parts = ['"', '""', ",", "\n", "\r\n", " ", "x", "é", "\nu9,9,9\n", '\n"u9",9,9\n', "\t", ""]
     return [
@@ -413,7 +413,10 @@ def drawn(seed: int) -> list[list[str]]:
 def test_no_line_of_a_written_record_becomes_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: Any, packing: Callable[[bytes], bytes]
 ) -> None:
-    """Twenty random tables, in pieces of any size: rows without line breaks are read, others become one bad row."""
+    """Read twenty random tables in pieces of any size: a record with line breaks must become one bad row.
+
+    Rows without line breaks are read.
+    """
     for seed in range(20):
         monkeypatch.setattr(text, "PIECE", Random(seed).choice([8, 64, 1 << 20]))
         stream, rows = io.StringIO(newline=""), drawn(seed)

@@ -1,6 +1,6 @@
 """Rejected rows, packed text, contradictory headers, and new formats.
 
-Rows that break a rule are set aside and counted, at a cost that does not grow with their share. Raw text of any
+Rows that break a rule are set aside and counted, at a cost that does not grow with their fraction. Raw text of any
 encoding, packed or not, gives the same rows; broken text is reported in one line, and a stopped ingest resumes. A
 header that contradicts the data is refused in one line, in every format with headers. A new format needs a reader and
 one registry entry; a name without an entry is refused everywhere.
@@ -49,7 +49,7 @@ ROWS = 4096
 
 
 def calls_of(module: str, path: Path, rejects: Quarantine) -> tuple[int, int]:
-    """Read a source of two features to its end; count calls of a module's functions, and batches."""
+    """Read a source of two features completely; return the number of calls of a module's functions, and of batches."""
     calls = 0
 
     def watch(frame: FrameType, event: str, _value: object) -> None:
@@ -67,7 +67,7 @@ def calls_of(module: str, path: Path, rejects: Quarantine) -> tuple[int, int]:
 
 @pytest.fixture
 def rejects(tmp_path: Path) -> Iterator[Quarantine]:
-    """Return a quarantine with open notes."""
+    """Yield a quarantine for bad rows, with an open file for its notes."""
     quarantine = Quarantine()
     quarantine.open(tmp_path / "notes")
     yield quarantine
@@ -278,7 +278,7 @@ def test_symmetric_files_that_scipy_writes_are_read(tmp_path: Path) -> None:
 
 
 def npz(path: Path, members: Mapping[str, Any], *, twice: str | None = None) -> None:
-    """Write the arrays of an archive, optionally one of them twice."""
+    """Write arrays to an archive, optionally one of them twice."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, value in (*members.items(), *([(twice, members[twice])] if twice else [])):
             stream = io.BytesIO()
@@ -323,7 +323,10 @@ def test_a_second_array_in_an_npy_is_refused(tmp_path: Path) -> None:
 
 
 def store(path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], frames: Mapping[str, int]) -> None:
-    """Write a store whose X is an array or a group of arrays; frames have an index of the given length."""
+    """Write an .h5ad or Zarr file whose X is an array or a group of arrays.
+
+    ``frames`` have an index of the given length.
+    """
     root: Any = h5py.File(path, "w") if path.suffix == ".h5ad" else zarr.open_group(path, mode="w")
     write: Any = (
         (lambda place, name, data: place.create_dataset(name, data=data))
@@ -443,7 +446,7 @@ class ToyReader(SvmlightReader):
 
 @pytest.fixture
 def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Take]:
-    """Register the toy format, and ingest a file of it."""
+    """Return a function that registers the toy format and ingests a file of this format."""
     toy = Format(reader=f"{__name__}:ToyReader", suffixes=(".toy",), repeats=False)
     monkeypatch.setitem(registry.FORMATS, "toy", toy)
     (tmp_path / "rows.toy").write_text("0 1:1.5 3:2\n0 2:1\n")

@@ -1,4 +1,4 @@
-"""Readers: every source gives the same canonical rows, or one clear refusal."""
+"""Readers of all formats: every source gives the same canonical rows, or one clear refusal."""
 
 import gzip
 import io
@@ -27,7 +27,7 @@ from storage.formats.sources import FilesReader, open_file
 
 
 def read(path: Path, *, n_features: int | None = None, dtype: DTypeLike | None = None) -> sp.csr_array:
-    """Collect the canonical rows of a source."""
+    """Return the canonical rows of a source, collected from all batches."""
     with closing(open_file(path, Declared(n_features=n_features))) as reader:
         stored = stored_dtype(reader.dtype if dtype is None else dtype)
         values, indices, counts = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]

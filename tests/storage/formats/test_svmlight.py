@@ -1,7 +1,7 @@
 """The svmlight parser, and sources in an object store.
 
 The parser reads exact values, accepts the documented grammar, and reports the number of a line that breaks it. Sources
-in an object store are read like files on a disk, or refused in one clear line.
+in an object store are read like files on a disk, or refused in one line.
 """
 
 import io
@@ -206,7 +206,7 @@ def _client(s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> dict[str, Seed]:
-    """Copy every seed to the location that the test's server reads."""
+    """Copy valid sources of every kind to the S3 server; return them by file name."""
     seeds = write_seeds(tmp_path_factory.mktemp("sources") / "seeds")
     for seed in seeds:
         for path in files_of(seed.path):

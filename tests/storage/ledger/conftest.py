@@ -1,4 +1,4 @@
-"""A ledger whose rows can be edited manually."""
+"""Fixtures: a ledger whose rows can be edited manually."""
 
 import pytest
 
@@ -11,13 +11,13 @@ from tests.storage.releasing import ANSWER, begin, manifest, open_budget, reserv
 
 @pytest.fixture
 def used(ledger: Ledger) -> Ledger:
-    """Return a ledger with at least one row of every kind, whose database permits every edit."""
+    """Return a ledger with at least one row in every table, whose database permits every edit."""
     return _used(ledger)
 
 
 @pytest.fixture
 def used_on_sqlite(sqlite_ledger: Ledger) -> Ledger:
-    """Return the same ledger on SQLite."""
+    """Return the same kind of ledger on SQLite."""
     return _used(sqlite_ledger)
 
 

@@ -1,4 +1,4 @@
-"""Manual edits of rows, each with the row that then contradicts the journal, and its columns."""
+"""Manual edits of ledger rows, each with the row and the columns that then contradict the journal."""
 
 from collections.abc import Mapping
 
@@ -37,7 +37,7 @@ EDITS: Mapping[str, tuple[str, str, str]] = {
 
 
 def drop_triggers(connection: sa.Connection) -> None:
-    """Drop the triggers, so that all rows can be edited."""
+    """Drop the database triggers, so that all rows can be edited."""
     if connection.dialect.name == "postgresql":
         for table in tables.metadata.tables:
             connection.exec_driver_sql(f"ALTER TABLE {table} DISABLE TRIGGER ALL")

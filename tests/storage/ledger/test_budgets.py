@@ -1,8 +1,8 @@
-"""Terms of budgets, their noted totals, and alerts.
+"""Terms of budgets, their stored totals, and alerts.
 
-Covers the default terms of a budget, what they exclude, and how a refusal states this. The noted total of a budget is
-the exact sum of its releases, and no other release is subtracted. A level of a budget is alerted once per population,
-by the charge that reaches it, under any number of concurrent charges.
+Default terms of a budget are tested, what they exclude, and how a refusal states this. The stored total of a budget is
+the exact sum of its releases; the charge of no other release is subtracted. Each level of a budget is alerted once per
+population, by the charge that reaches it, under any number of concurrent charges.
 """
 
 import re
@@ -77,7 +77,10 @@ def test_a_tenth_of_delta_is_set_aside_unless_reported_otherwise(ledger: Ledger)
 
 @pytest.mark.parametrize("stands", [0.0, None, DELTA / 4])
 def test_opening_again_without_saying_takes_what_stands(ledger: Ledger, stands: float | None) -> None:
-    """A nightly script written when the default was 0 continues, with the original terms."""
+    """Open a budget again without all its terms: the original terms stay in force.
+
+    So a nightly script written when the default was 0 continues.
+    """
     first = ledger.open_budget(POPULATION, **TERMS, failure_delta=stands)
     assert ledger.open_budget(POPULATION, **TERMS) == first
     assert ledger.open_budget(POPULATION, **TERMS, failure_delta=first.failure_delta) == first
@@ -106,7 +109,10 @@ def test_default_terms_take_every_kind_of_event_after_a_gaussian(
 
 
 def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sqlite_ledger: Ledger) -> None:
-    """An earlier message was "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less"."""
+    """A refused pure request after a Gaussian release: the message must state the reason and what still fits.
+
+    An earlier message was "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less".
+    """
     sqlite_ledger.open_budget(POPULATION, **TERMS, failure_delta=0.0)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since the first") as no:
@@ -124,7 +130,10 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("failure_delta", [None, 0.0])
 def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str, failure_delta: float | None) -> None:
-    """An earlier message described a request for all of delta as non-private, and suggested to insist on it."""
+    """Request exactly what a refusal states as still possible: the ledger must admit it.
+
+    An earlier message described a request for all of delta as non-private, and suggested to insist on it.
+    """
     sqlite_ledger.open_budget(POPULATION, **TERMS, filter=filter_, failure_delta=failure_delta)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
@@ -378,7 +387,7 @@ def equal(releases: int) -> dict[str, object]:
 
 
 def levels(ledger: Ledger, *, releases: int, population: str = POPULATION) -> dict[int, tuple[int, ...]]:
-    """Reserve equal releases; return the levels that each reached, by the release's number."""
+    """Reserve equal releases; return the alert levels that each release reached, by its number."""
     found = {}
     for number in range(1, releases + 1):
         grant = reserve(ledger, f"{population} {number}", event=equal(releases), population=population)

@@ -1,6 +1,6 @@
-"""The journal and its comparison with rows.
+"""Journal of the ledger, and its comparison with rows.
 
-The journal is append-only, reveals every change to it, and a rollback of it is detected. A row that was changed,
+The journal is append-only, reveals every change to its entries, and its rollback is detected. A row that was changed,
 removed or inserted manually contradicts the journal and is found. Incremental checks find every edit: edits of spent
 budget at once, and all others within one round.
 """
@@ -30,7 +30,7 @@ from tests.storage.ledger.edits import EDITS
 from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
 from tests.storage.streaming import open_stream, publish_tick, register
 
-SOON = 0.3  # seconds after which a caller that does not wait has long returned
+SOON = 0.3  # seconds; a caller that does not wait has returned long before
 FIELDS: dict[str, Any] = {
     "population": "other",
     "release_id": "other",
@@ -52,7 +52,7 @@ def engine(database_url: str) -> sa.Engine:
 
 
 def write(engine: sa.Engine, *, count: int = 3) -> Head:
-    """Append some events, and return the last."""
+    """Append ``count`` events to the journal, and return the last one."""
     for number in range(count):
         with transaction(engine) as connection:
             journal.append(connection, "step_kept", population="p", release_id="r", detail={"step": number})
@@ -66,7 +66,7 @@ def verify(engine: sa.Engine) -> int:
 
 
 def tamper(engine: sa.Engine, statement: sa.Update | sa.Delete) -> None:
-    """Change the journal as a database owner can who drops its triggers."""
+    """Change the journal as a database owner who drops its triggers can."""
     with engine.begin() as connection:
         if connection.dialect.name == "sqlite":
             names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'event'"
@@ -153,7 +153,7 @@ def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> No
 
 
 def found(ledger: Ledger, statement: str) -> str:
-    """Edit a row, return the resulting error message, and restore the row."""
+    """Edit a row, return the error message of the comparison with the journal, and restore the row."""
     with ledger.engine.connect() as connection:
         assert connection.execute(sa.text(statement), {"zero": bytes(64)} if ":zero" in statement else {}).rowcount == 1
         with pytest.raises(Corrupt) as caught:
@@ -226,13 +226,16 @@ def known_of(ledger: Ledger) -> Compared:
 
 
 def after(ledger: Ledger, known: Compared) -> Compared:
-    """Run one incremental check, which must be enough."""
+    """Run one incremental check, which must report nothing; return what is compared by then."""
     with transaction(ledger.engine) as connection:
         return compare_part(connection, known)[0]
 
 
 def looks_needed(ledger: Ledger, known: Compared, statement: str, **values: Any) -> int | None:
-    """Edit a row, return how many checks it takes to find the edit, at most one round, and restore the row."""
+    """Edit a row, and restore it after incremental checks.
+
+    Return the number of checks needed to find the edit, or None if one round does not find it.
+    """
     with ledger.engine.connect() as connection:
         assert connection.execute(sa.text(statement), values).rowcount > 0
         for inspect in range(1, 2 + known.entries // PART):

@@ -1,4 +1,4 @@
-"""Budgets are opened once, releases spend once, and spending is never undone."""
+"""Ledger: budgets are opened once, releases spend once, and spending is never undone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -144,7 +144,10 @@ def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> 
 
 
 def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledger: Ledger) -> None:
-    """Twice the epsilon of one record more or less, at less than half of the delta."""
+    """Charge a sampled event for replaced records: more than twice the epsilon of an added or removed record.
+
+    It is computed at less than half of the delta.
+    """
     event = {"name": "poisson_sampled", "rate": 0.01, "event": gaussian(5.0)}
     spent = {}
     for relation in ("add_remove", "replace_one"):
@@ -157,7 +160,7 @@ def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledg
 def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     open_budget(sqlite_ledger, "careful", failure_delta=2e-7)
-    for population in (POPULATION, "careful"):  # from here on, all releases form one composition
+    for population in (POPULATION, "careful"):  # from here on, all releases are charged as one composition
         reserve(sqlite_ledger, f"first of {population}", population=population)
     with pytest.raises(BudgetExhausted, match=r"opened with failure_delta=0, .*; one of delta 1e-07 was requested"):
         reserve(sqlite_ledger, event=ROUGH)
@@ -184,7 +187,10 @@ def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budg
 
 
 def test_an_opening_release_is_given_back_only_until_the_composition_begins(sqlite_budget: Ledger) -> None:
-    """Otherwise, a person who saw the composition's answer could choose between its bound and the release."""
+    """Abandon the first, standalone charges: possible only until the first charge by composition.
+
+    Otherwise, a person who saw the composition's answer could choose between its bound and the release.
+    """
     pure = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
     first, second = (reserve(sqlite_budget, name, event=pure) for name in ("one", "two"))
     sqlite_budget.abandon(first.release_id)
@@ -222,7 +228,11 @@ OWN = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
 def test_what_an_older_accounting_admitted_keeps_its_price(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, event: Mapping[str, Any]
 ) -> None:
-    """Higher or lower, standalone or composed: later requests are checked against the bounds fixed at the time."""
+    """Change the price of an event that was admitted earlier: statements and later quotes must not change.
+
+    The new price is higher or lower, for a charge by itself or by composition. Later requests are checked against the
+    bounds fixed at the time.
+    """
     reserve(sqlite_budget, "before", event=event)
     statement, history = sqlite_budget.statement(POPULATION), sqlite_budget.history(POPULATION)
     quote = sqlite_budget.quote(POPULATION, calibrated(0.5), epsilon=0.5, delta=DELTA)

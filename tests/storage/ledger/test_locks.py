@@ -35,7 +35,7 @@ from tests.storage.streaming import begin_tick, open_stream, register
 
 @dataclass(slots=True)
 class Trace:
-    """The statements of transactions in order, each with its operation and table."""
+    """The statements of all transactions in order, each as operation and table."""
 
     transactions: list[list[tuple[str, str]]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Trace:
         self.transactions[-1].append((what, table))
 
     def writing(self, write: tuple[str, str]) -> list[list[tuple[str, str]]]:
-        """Return the transactions that insert or update, and the tables."""
+        """Return the transactions that contain a given operation on a table."""
         return [statements for statements in self.transactions if write in statements]
 
 
@@ -58,7 +58,7 @@ def _record(trace: Trace, statement: Any) -> None:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
-    """Run every write operation of a ledger on SQLite, and return the trace."""
+    """Run every write operation of a ledger on SQLite, and return the recorded transactions."""
     found = Trace()
 
     def lock(connection: sa.Connection) -> None:
@@ -161,7 +161,7 @@ def release_ids(ledger: Ledger) -> set[str]:
 
 
 def fill(home: Path, *, free: int) -> None:
-    """Fill a disk up to some free pages."""
+    """Fill a disk until ``free`` pages are left."""
     (home / "filler").unlink(missing_ok=True)
     space = os.statvfs(home)
     with (home / "filler").open("wb") as filler:
@@ -169,7 +169,10 @@ def fill(home: Path, *, free: int) -> None:
 
 
 def test_no_key_is_left_of_a_reservation_that_found_the_disk_full(home: Path) -> None:
-    """At some levels the key cannot be written, at others the row; with a few free pages the release is charged."""
+    """Reserve on disks with different free space: no key may be left without a row.
+
+    At some levels the key cannot be written, at others the row; with a few free pages the release is charged.
+    """
 
     def body() -> None:
         small_disk(home, kib=SIZE)
@@ -202,7 +205,7 @@ def test_a_key_of_a_process_that_was_killed_goes_at_the_next_opening(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     class Killed(BaseException):
-        """Raised by a test in place of a signal."""
+        """Exception that simulates a killed process."""
 
     def die(reached: str) -> None:
         if reached == point:
@@ -246,7 +249,7 @@ def test_numbers_rise_with_registration_whoever_began_first(ledger: Ledger, epoc
     quick = record(ledger, epoch, "quick", segments(ledger, epoch))
     assert (slow, quick) == (2, 3)
     assert register_of_arrivals(ledger, "b", number=quick) == 3
-    assert register_of_arrivals(ledger, "c", number=slow) == 4  # not 2: a tick may be bound to the other by now
+    assert register_of_arrivals(ledger, "c", number=slow) == 4  # not 2: a tick may already be bound to the other ingest
     assert register_of_arrivals(ledger, "d") == 5
     catalog = Catalog(ledger.engine, ledger.home)
     assert [catalog.number(name * 32) for name in "abcd"] == [1, 3, 4, 5]

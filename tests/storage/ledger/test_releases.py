@@ -1,7 +1,7 @@
 """States and keys of releases.
 
-A release begins and ends once: committed, closed or abandoned. A key is readable by its owner alone, is the key that
-its release is named after, and is removed when the release ends. Keys and other leftovers of crashes are removed.
+A release begins and ends once: committed, closed or abandoned. The id of a release is derived from its key. A key is
+readable by its owner alone, and is removed when the release ends. Keys and other leftovers of crashes are removed.
 """
 
 import errno
@@ -138,7 +138,10 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
-    """Also for rows registered before the reservation: terms never change, and a removed snapshot keeps its row."""
+    """Begin a release: the ledger must return the charged relation, and the content digest of the snapshot.
+
+    This includes rows registered before the reservation: terms never change, and a removed snapshot keeps its row.
+    """
     open_budget(ledger, relation=relation)
     digest, catalog = "c" * 64, Catalog(ledger.engine, ledger.home)
     catalog.register(manifest(ledger.id), path="datasets/news/s")
@@ -283,7 +286,7 @@ def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
     def and_then_sleep(keys: KeyFolder) -> list[str]:
         found = listed(keys)
         if not drawn:
-            drawn.append("")  # marks another process, whose sweep lists nothing
+            drawn.append("")  # this runs only once, as another process between listing and removal
             drawn.append(reserve(sqlite_budget).release_id)
             for path in folder.iterdir():
                 age(path, ORPHAN_AFTER + 60)
@@ -326,7 +329,10 @@ def test_a_key_folder_elsewhere_is_used(home: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_into_which_somebody_still_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock of the writing or of the sweeping process may have jumped."""
+    """Fail to remove an old folder because it is not empty: the folder must remain.
+
+    A process may still be writing into it, because the clock of this or of that process may have jumped.
+    """
     staged = tmp_path / f"{0:032x}"
     staged.mkdir()
     age(staged, ORPHAN_AFTER + 60.0)

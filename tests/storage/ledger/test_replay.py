@@ -1,4 +1,4 @@
-"""Rows that were edited with the triggers disabled are refused before use, on both databases.
+"""Edited rows of the ledger: rows edited with the triggers disabled are refused before use, on both databases.
 
 `tests.storage.ledger.test_journal` edits the same rows and finds them by reading everything.
 """
@@ -28,7 +28,7 @@ RUN_KEYS = ("run", "begun", "waiting", "given up", "closed")
 
 @contextmanager
 def edited(ledger: Ledger, statement: str) -> Iterator[None]:
-    """Edit rows manually, bypassing all triggers, and restore them at the end."""
+    """Edit rows manually, without the triggers, and restore the rows at the end of the context."""
     _, name, *_ = statement.removeprefix("DELETE ").split()
     table = tables.metadata.tables[name]
     with ledger.engine.begin() as connection:
@@ -38,7 +38,7 @@ def edited(ledger: Ledger, statement: str) -> Iterator[None]:
         assert connection.execute(sa.text(statement), zero).rowcount >= 1
     yield
     with ledger.engine.begin() as connection:
-        if "SET ticks" in statement:  # part of the primary key
+        if "SET ticks" in statement:  # the edited column is part of the primary key
             connection.execute(table.delete())
         for row in before:
             here = sa.and_(*(column == row[column.name] for column in table.primary_key))
@@ -47,14 +47,14 @@ def edited(ledger: Ledger, statement: str) -> Iterator[None]:
 
 
 def ids_of(ledger: Ledger) -> dict[str, str]:
-    """Return the releases by their run keys."""
+    """Return the ids of releases by their run keys."""
     table = tables.release.c
     with transaction(ledger.engine) as connection:
         return {row.run_key: row.id for row in connection.execute(sa.select(table.run_key, table.id))}
 
 
 def refused(ledger: Ledger, use: Use) -> str:
-    """Use a row, which must not change anything; return the refusal."""
+    """Use an edited row: the ledger must refuse it in one line and change nothing; return the refusal."""
     before, keys = event_names(ledger), key_names(ledger)
     with pytest.raises(Corrupt) as raised:
         use(ledger)
@@ -93,7 +93,7 @@ def catalog(ledger: Ledger) -> Catalog:
 
 
 def uses_of(ledger: Ledger) -> dict[str, list[Use]]:
-    """Return the operations that use the row of each edit."""
+    """Return, for each edited row, the operations that use it."""
     ids = ids_of(ledger)
     of_budget: list[Use] = [
         lambda ledger: reserve(ledger, "another"),
@@ -136,7 +136,10 @@ def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:
 
 
 def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
-    """Otherwise an abandoned release could be reserved again and released uncharged, or a begun one refunded."""
+    """Set each release to a state that the journal does not state: every use must be refused.
+
+    Otherwise an abandoned release could be reserved again and released uncharged, or a begun one refunded.
+    """
     ids, tried = ids_of(used), 0
     for run_key in RUN_KEYS:
         for state in ("reserved", "noising", "abandoned", "closed", "committed"):
@@ -155,7 +158,10 @@ def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
 
 
 def test_a_charge_that_was_edited_away_is_not_forgotten_with_the_next_one_given_back(used: Ledger) -> None:
-    """Without its note the total is summed from rows, which must still be compared with the journal."""
+    """Delete the stored total and refund a charge by an edit: the next change must be refused.
+
+    Without a stored total, the ledger sums rows, which it must compare with the journal.
+    """
     waiting = ids_of(used)["waiting"]
     refund = "UPDATE release SET state = 'abandoned', artifact_digest = NULL WHERE run_key = 'run'"
     with edited(used, refund), edited(used, "DELETE FROM charged_total"):

@@ -1,4 +1,4 @@
-"""Answers of steps: one answer per step, for any process, any number of attempts, and any intermediate loss.
+"""Answers of steps: one stored answer per step, for any process, any number of attempts, and any loss in between.
 
 Answers of a stream are copied completely, eight bytes per number, and read one at a time; loss and damage are detected.
 """
@@ -231,7 +231,7 @@ def test_a_reservation_never_shows_its_key(ledger: Ledger, release: Reservation)
 
 @contextmanager
 def refusing(ledger: Ledger) -> Iterator[None]:
-    """Make the database refuse requests temporarily."""
+    """Make the database refuse all requests inside the context."""
     url = ledger.engine.url
     path = Path(str(url.database))
     path.rename(path.with_suffix(".away"))

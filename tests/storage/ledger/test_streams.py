@@ -1,6 +1,6 @@
-"""Streams and their ticks.
+"""Streams and their ticks: a stream is charged once and permanently, and its ticks are free.
 
-A stream is charged once and permanently, and its ticks are free: in order, one per slot, each bound to one snapshot.
+Ticks are in order, one per slot, and each is bound to one snapshot.
 """
 
 from collections.abc import Callable
@@ -255,7 +255,8 @@ class TestTicks:
         assert opened.streams.show(NAME)[1][0].answer == digest
 
 
-@pytest.mark.parametrize("point", STREAM_POINTS[::2])  # `tests.crash.soak_streams` dies at each
+# `tests.crash.soak_streams` kills the process at each of these points
+@pytest.mark.parametrize("point", STREAM_POINTS[::2])
 def test_a_crash_at_any_point_leaves_one_charge_and_the_same_ticks(
     sqlite_budget: Ledger, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,7 +305,7 @@ def test_a_slot_that_fires_in_many_processes_at_once_is_one_tick(sqlite_budget: 
 
 
 class TestVerification:
-    """A replay of the journal detects that a requirement of a tick is missing, whatever the rows state."""
+    """Replays of the journal: a missing requirement of a tick is detected, whatever the rows state."""
 
     @pytest.mark.parametrize(
         ("forge", "text"),

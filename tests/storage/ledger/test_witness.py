@@ -1,7 +1,7 @@
-"""Witnesses of the journal.
+"""Witnesses of the journal: they only move forward, and detect rollbacks of the database.
 
-They only move forward, detect rollbacks, and note what a copy of the database would forget. The file of a witness
-survives a write that is interrupted anywhere.
+They record what a copy of the database would forget. The file of a witness survives a write that is interrupted
+anywhere.
 """
 
 import os
@@ -200,7 +200,7 @@ PAGE = 4096
 
 @pytest.fixture
 def witness(tmp_path: Path) -> Witness:
-    """Return a witness that has recorded three events."""
+    """Return a witness that has recorded three journal entries."""
     witness = Witness(tmp_path)
     for head in HEADS[1:4]:
         witness.advance(head)

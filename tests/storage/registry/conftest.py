@@ -1,4 +1,4 @@
-"""A separate state folder for each test, and a signed registry."""
+"""Fixtures: a separate state folder for each test, and a signed registry."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.storage.registry.signed_registries import Publication, publication
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test a separate state folder for the separate witness and the consumer's memory."""
+    """Set a separate state folder for the test, which has the ledger's witness and the consumer's memory."""
     folder = tmp_path / "state"
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(folder))
     return folder
@@ -18,7 +18,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def publishers_home(tmp_path: Path, state: Path) -> Path:
-    """Return the empty home of a publisher, which is not the home of this process."""
+    """Return the empty home of a publisher, which is not the current home."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     return folder
@@ -26,5 +26,5 @@ def publishers_home(tmp_path: Path, state: Path) -> Path:
 
 @pytest.fixture
 def made(publishers_home: Path) -> Publication:
-    """Publish one signed version of ``news``, under a root."""
+    """Return a registry with one signed version of ``news``, under a root key."""
     return publication(publishers_home, LocalPlace(publishers_home))

@@ -38,7 +38,7 @@ def subspace(epsilon: float = 1.0) -> PrivateSubspace:
 
 @dataclass(kw_only=True)
 class Publication:
-    """A publisher without a ledger: its publications in a place, and its signing key."""
+    """A publisher without a ledger: the registry's place, the signing key, and the published versions."""
 
     home: Path
     place: Place
@@ -80,7 +80,7 @@ class Publication:
 def publication(
     home: Path, place: Place, *, names: Sequence[str] = ("*",), keys: Sequence[Ed25519PrivateKey] = (ROOT_KEY,)
 ) -> Publication:
-    """Create a registry with a root and one signed version of ``news``."""
+    """Create a registry with a root key and one signed version of ``news``."""
     made = Publication(home=home, place=place, signer=Signer(keys=home / "keys"))
     init_root(place, keys, publishers={made.publisher: Publisher(names=tuple(names))}, threshold=len(keys))
     made.publish()
@@ -88,7 +88,7 @@ def publication(
 
 
 def numbered(place: Place, name: str = NAME) -> int:
-    """Return the number of the current signed pointer."""
+    """Return the number that the current signed pointer contains."""
     return number_of(decoded(name, read_stored(place, SignedPointer.path(name))))
 
 
@@ -100,13 +100,13 @@ def files(place: Place, *folders: str) -> dict[str, bytes]:
 
 
 def put_back(place: Place, found: Mapping[str, bytes]) -> None:
-    """Overwrite the current files with the given ones."""
+    """Overwrite files of a registry with the given ones."""
     for path, payload in found.items():
         place.write(path, payload, over=read_stored(place, path))
 
 
 def consumer(made: Publication, *keys: str) -> Registry:
-    """Open a registry as a consumer who pinned keys."""
+    """Open a registry as a consumer who has pinned these root keys."""
     return Registry.open(made.place.address, trust=keys or PINNED)
 
 

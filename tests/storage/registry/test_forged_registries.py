@@ -1,4 +1,4 @@
-"""With a pinned key every part of a registry is verified: each field of its files, and each file of an artifact."""
+"""Forged registries: with a pinned key, each field of each file and each file of an artifact is verified."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.storage.registry.signed_registries import NAME, PINNED, publication
 
 
 def is_refused(folder: Path) -> bool:
-    """Return whether it is refused in one line."""
+    """Return whether a changed registry is refused in one line."""
     registry = Registry(LocalPlace(folder), Trust(keys=(PINNED,), memory=Forgetful()))  # type: ignore[arg-type]
     try:
         registry.load(f"{NAME}@1")

@@ -53,7 +53,7 @@ def test_every_move_is_reported_with_what_the_alias_meant_before(budget: Ledger)
     for run in ("one", "two", "three"):
         publish(budget, run)
     publish(budget, "other", name="map.a")
-    for version in (1, 2, 2, 1, 3):  # the third call moves nothing
+    for version in (1, 2, 2, 1, 3):  # in the third call, the alias already has this version
         moved(budget, "map", version)
     moved(budget, "map.a", 1)
     moved(budget, "map", 1, alias="challenger")
@@ -94,13 +94,13 @@ RELEASES = 4
 
 @pytest.fixture
 def published(sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Publish several versions, of which each check reads a part; return their digests."""
+    """Publish more versions than one incremental check reads; return their digests."""
     monkeypatch.setattr(checks, "PART", 8)
     return [publish(sqlite_budget, f"run {number}") for number in range(RELEASES)]
 
 
 def check(ledger: Ledger, *, everything: bool = False) -> tuple[tuple[int, int] | None, int]:
-    """Run an incremental check of a home; return the checked part of the ledger and the number of versions read."""
+    """Run an incremental check; return the checked part of the ledger, and the number of versions read."""
     one = IncrementalCheck(ledger, store(), keys=key_folder(), everything=everything)
     return one.ledger().part, one.registry()
 
@@ -182,7 +182,7 @@ MORE = [f"name {number}" for number in range(FEW)]
 
 @pytest.fixture
 def connection(database_url: str) -> Iterator[sa.Connection]:
-    """Return a transaction on a database that has the rows of three pointers, one of them signed."""
+    """Yield a transaction on a database that has the rows of three pointers, one of them signed."""
     engine = connect(database_url)
     then = journal.now()
     shared = {"population": "p", "snapshot_id": "s", "fingerprint": "f", "request": "{}", "accounting": "1"}

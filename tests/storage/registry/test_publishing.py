@@ -1,4 +1,4 @@
-"""Versions are consecutive and never change, aliases move, and pointer files follow the rows."""
+"""Publishing: versions are consecutive and never change, aliases move, and pointer files follow the rows."""
 
 import json
 import os
@@ -31,7 +31,7 @@ DIGESTS = {release: release * 2 for release in RELEASES}
 
 @contextmanager
 def opened(home: Path) -> Iterator[sa.Engine]:
-    """Open a database with one ledger, one budget and some releases."""
+    """Return a ledger on SQLite with one budget and some releases."""
     engine = connect(f"sqlite:///{home / 'dpca.sqlite'}")
     then = journal.now()
     budget = {"population": "p", "relation": "add_remove", "filter": "gdp", "unit": "record"}
@@ -260,7 +260,7 @@ class TestPointers:
 
 
 class RegistryModel(RuleBasedStateMachine):
-    """Publish, promote and lose files at random; a rebuilt registry must agree with plain dictionaries."""
+    """State machine that publishes, promotes and loses files; a rebuilt registry must equal plain dictionaries."""
 
     names = st.sampled_from(["a", "b"])
 

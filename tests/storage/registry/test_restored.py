@@ -1,7 +1,7 @@
-"""Restored, copied and lost state.
+"""Restored, copied and lost state of a home: spending is never undone silently, and versions never change.
 
-Spending is never undone silently, and no version ever gets other bytes. A stream continues in a restored ledger only
-when every answered tick is known again; otherwise it is closed.
+No version ever gets other bytes. A stream continues in a restored ledger only when every answered tick is known again;
+otherwise it is closed.
 """
 
 import shutil
@@ -31,14 +31,14 @@ from tests.storage.streaming import NAME, answer_tick, begin_tick, open_stream, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A home with a separate witness, and a copy of the home in the next folder."""
+    """A home, its separate witness, and an older copy of the home in a neighboring folder."""
 
     home: Path
     state: Path
 
     @property
     def copy(self) -> Path:
-        """A copy of the home at the time when one release of three was published, and a second reserved."""
+        """A copy of the home, made when one release was published and a second one reserved."""
         return self.home.with_name("copy")
 
 
@@ -80,14 +80,14 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(template: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a separate world for this test."""
+    """Return a separate world for this test, whose home is the current home."""
     shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     return World(home=home, state=tmp_path / "state")
 
 
 def restore(world: World, *names: str) -> None:
-    """Restore parts of the home from the copy; a database is restored with its accompanying files."""
+    """Restore parts of the home from the copy; a database is restored together with its log files."""
     for name in names:
         for path in world.home.glob(f"{name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -102,7 +102,7 @@ def lose(world: World, *names: str) -> None:
 
 
 def shown() -> dict[str, str]:
-    """Return the digests that consumers see, by reference."""
+    """Return the artifact digests that consumers see, by name and version."""
     return {str(row): row.digest for row in Registry.open().list()}
 
 
@@ -364,7 +364,7 @@ def _rows(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
 
 
 def _put_back(ledger: Ledger, rows: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Restore the rows of a database, as its owner can."""
+    """Replace all rows of a database by older ones, as the database's owner can."""
     with ledger.engine.begin() as connection:
         if ledger.engine.dialect.name == "postgresql":
             connection.exec_driver_sql("SET session_replication_role = replica")
@@ -399,7 +399,10 @@ def save(home: Path) -> None:
 
 
 def restore_of_restored_streams(home: Path, *, forget: Path | None = None) -> None:
-    """Restore the database; without both witnesses, it looks like the database of another machine."""
+    """Restore the database from a copy; with ``forget``, also delete this folder.
+
+    Without both witnesses, the database looks like that of another machine.
+    """
     for path in home.glob("dpca.sqlite*"):
         path.unlink()
     shutil.copy(home.with_name("copy"), home / "dpca.sqlite")

@@ -1,7 +1,7 @@
 """Signatures of publishers and the trust of consumers.
 
-A publisher signs what its ledger contains, under increasing numbers, also after crashes, restores and lost files. Only
-the root delegates, retires, revokes and replaces keys, and a consumer follows the chain of roots.
+A publisher signs what the ledger contains, under increasing numbers, also after crashes, restores and lost files. Only
+the root key delegates, retires, revokes and replaces keys, and a consumer follows the chain of roots.
 """
 
 import errno
@@ -58,7 +58,7 @@ NAME = "map"
 
 @pytest.fixture
 def workspace(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
-    """Return a workspace with one signed version of a name, and a root."""
+    """Return a workspace with one signed version of a name, and a root key."""
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     workspace = Workspace.open()
     open_budget(workspace.ledger)

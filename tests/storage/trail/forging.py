@@ -1,4 +1,4 @@
-"""An exported audit trail of two populations, and ways to forge it."""
+"""Exported audit trail of a ledger with two populations, and ways to forge it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ def spend(ledger: Ledger, population: str, event: Mapping[str, Any], number: int
 
 
 def exported(workspace: Workspace, population: str = "patients") -> Trail:
-    """Export a population, in the form in which it is read from a file."""
+    """Return the audit trail of a population, parsed as it would be from a file."""
     with workspace.ledger.transaction() as connection:
         trail = export_trail(connection, population, place=workspace.store, keys=workspace.home / "keys")
     read: Trail = json.loads(json.dumps(trail))
@@ -34,7 +34,7 @@ def exported(workspace: Workspace, population: str = "patients") -> Trail:
 
 
 def two_populations() -> Workspace:
-    """Create a ledger of two populations with alternating releases, one of which is abandoned."""
+    """Return a workspace whose ledger has two populations with alternating releases, one of which is abandoned."""
     found = Workspace.open()
     for population in ("patients", "others"):
         found.ledger.open_budget(population, epsilon=4.0, delta=1e-6)
@@ -84,7 +84,7 @@ def _drop(trail: Trail) -> None:
 
 
 def _drop_quietly(trail: Trail) -> None:
-    """Drop a release; all hashes are recomputed afterwards."""
+    """Drop a release from the trail; the forger recomputes all hashes afterwards."""
     release = find_entry(trail, "release_reserved")["release_id"]
     trail["entries"] = [entry for entry in trail["entries"] if entry["release_id"] != release]
 
@@ -101,7 +101,10 @@ def _renumber(trail: Trail) -> None:
 
 
 def _rehash(trail: Trail) -> None:
-    """Halve a charge, and recompute its hash, as anyone with write access to the database can."""
+    """Halve a charge, and recompute the hash of this entry only.
+
+    Anyone with write access to the database can do so.
+    """
     entry = find_entry(trail, "release_reserved")
     detail = json.loads(entry["detail"])
     detail["charge"] = [number // 2 for number in detail["charge"]]

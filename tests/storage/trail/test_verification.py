@@ -1,7 +1,6 @@
-"""Independent verification of an exported audit trail.
+"""Independent verification of an exported audit trail: what a trail proves, and the edits that are detected.
 
-The tests show what a trail proves, and the edits that it reveals. Every part of a trail is dropped, changed,
-duplicated, reordered, or taken from another ledger.
+Every part of a trail is dropped, changed, duplicated, reordered, or taken from another ledger.
 """
 
 import copy
@@ -56,7 +55,7 @@ def workspace(home: Path) -> Workspace:
 
 @pytest.fixture(scope="module")
 def trail(tmp_path_factory: pytest.TempPathFactory) -> Trail:
-    """Return one export for all edits, none of which changes it."""
+    """Return one exported trail for all edits; each test edits a copy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_HOME", str(tmp_path_factory.mktemp("trail") / "home"))
         return exported(two_populations())
@@ -170,7 +169,10 @@ def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
 
 
 def _paid_in_parts(*, more_noise: float = 1.0) -> Ledger:
-    """Publish two ticks of a stream paid per tick; the second event has ``more_noise`` times its noise."""
+    """Publish two ticks of a stream that is charged per tick; return the ledger.
+
+    The second event has ``more_noise`` times its noise.
+    """
     ledger, weights = Workspace.open().ledger, choose_weights("sqrt", ticks=3)
     open_budget(ledger)
     streaming.register(ledger)
@@ -217,9 +219,9 @@ def _detail_of(trail: Trail, name: str) -> Trail:
 @pytest.mark.parametrize(
     ("name", "about"),
     [
-        ("budget_opened", None),  # would begin with nothing spent
+        ("budget_opened", None),  # a second one would reset the spending to zero
         ("release_abandoned", "release_begun"),
-        ("release_begun", "release_abandoned"),  # is no longer charged
+        ("release_begun", "release_abandoned"),  # the release would no longer be charged
         ("release_committed", "release_abandoned"),
         ("release_reserved", "release_begun"),
     ],
@@ -302,12 +304,13 @@ def rewritten(workspace: Workspace) -> None:
 def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
-    with pytest.raises(Refused, match="lacks the committed entry"):  # a process that is already running remembers
+    # a process that is already running remembers the newest entry
+    with pytest.raises(Refused, match="lacks the committed entry"):
         exported(workspace)
     workspace = Workspace.open()
     with pytest.raises(Refused, match="was restored or rewritten"):
         exported(workspace)
-    for stored in workspace.home.glob("trail/*/*.json"):  # the stored exports are lost as well
+    for stored in workspace.home.glob("trail/*/*.json"):  # the stored exports are also lost
         stored.unlink()
     with pytest.raises(Corrupt, match=r"does not continue the earlier export|not charged the price of its event"):
         verify_trail(exported(workspace), earlier=earlier)
@@ -341,7 +344,7 @@ def _reserved(trail: Trail, event: Mapping[str, Any], charge: Charge, release: s
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("event", [calibrated(1.0), PURE], ids=["gaussian", "pure"])
 def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filter_: str, event: dict[str, Any]) -> None:
-    """Correctly priced, hashed and signed, each release is accepted while the budget admits it, and then refused."""
+    """Add correctly priced, hashed and signed releases: they verify only while the budget admits them."""
     workspace = Workspace.open()
     workspace.ledger.open_budget("patients", epsilon=1.0, delta=1e-6, filter=filter_)
     spend(workspace.ledger, "patients", calibrated(0.05), 0)
@@ -365,7 +368,10 @@ def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filte
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_entries_after_the_last_checkpoint_are_refused(trail: Trail, count: int) -> None:
-    """Anyone with write access to the database can append consistent entries; only the ledger's key signs them."""
+    """Append consistent entries after the last checkpoint: verification must refuse them.
+
+    Anyone with write access to the database can append entries; only the ledger's key can sign a checkpoint.
+    """
     forged = copy.deepcopy(trail)
     for _ in range(count):
         append(forged, "budget_alert", {})
@@ -395,7 +401,7 @@ def made(folder: Path) -> Trail:
 
 
 def is_refused(trail: Trail, key: str) -> bool:
-    """Return whether it is refused in one line."""
+    """Return whether a trail is refused in one line."""
     try:
         verify_trail(trail, key=key)
     except Corrupt as refused:
