@@ -284,6 +284,8 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
     passes = 0.0 if advice.expects_noise else advice.cost.passes  # if all results are noise, the least noisy is first
+    if advice.plan.rounds > 1:
+        passes = min(passes, 1.0)  # rounds=1 is the same mechanism, and captures as much where rounds gain nothing
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 

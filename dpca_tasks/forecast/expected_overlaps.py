@@ -53,6 +53,7 @@ type Selfenergy = Callable[[complex], complex]
 _EXACT, _BINS = 160, 240  # the 160 largest eigenvalues are used exactly; at most 240 bins average the others
 _HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the integration points, divided by noise_std * sqrt(d)
 _ITERATIONS = 30
+_NEGLIGIBLE = 300.0  # eigengap, over the size of the noise, from which the noise changes nothing
 
 
 def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
@@ -76,8 +77,10 @@ def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: flo
     order = len(strengths)
     if noise_std <= 0.0:
         return _leading(strengths, n_components)
+    size, falling = noise_std * math.sqrt(order), -np.sort(-strengths)
+    if n_components == order or falling[n_components - 1] - falling[n_components] > _NEGLIGIBLE * size:
+        return _leading(strengths, n_components)  # all overlaps are within 1e-5 of 0 or 1
     values, counts, places = _binned(strengths)
-    size = noise_std * math.sqrt(order)
     squared = size**2 / 2.0 if wishart else size**2
 
     def selfenergy(mean: complex) -> complex:
@@ -197,12 +200,11 @@ def overlaps_with_rounds(strengths: Vector, last: LastRound, *, n_components: in
     squares, order = last.factors**2, len(strengths)
     mapped, ranks = squares * strengths, np.argsort(-strengths, kind="stable")
     required = np.union1d(ranks[:n_components], np.flatnonzero(squares < 1.0))
-    width = int((mapped >= mapped[required].min()).sum())
-    if width >= order:
-        width = n_components
-    seen = overlaps_with_matrix(mapped, n_components=width, noise_std=last.noise_std)
-    seen = seen / squares / (seen / squares + 1.0 - np.minimum(seen, 1.0))
-    best = ranks[:width]
+    best = np.flatnonzero(mapped >= mapped[required].min())
+    width, seen = len(best), np.ones(order)
+    if width < order:
+        seen = overlaps_with_matrix(mapped, n_components=width, noise_std=last.noise_std)
+        seen = seen / squares / (seen / squares + 1.0 - np.minimum(seen, 1.0))
     stds = last.noise_std / np.multiply.outer(last.factors[best], last.factors[best])
 
     def draw(rng: np.random.Generator) -> Vector:

@@ -470,5 +470,5 @@ def migrate(connection: sa.Connection) -> None:
 def _unavailable(error: DBAPIError) -> Unavailable:
     reason = " ".join(str(error.orig).split())[:200]
     return Unavailable(
-        f"the database cannot be used ({reason}); fix it, or correct DPCA_DATABASE_URL, and run the request again."
+        f"the database cannot be used ({reason}); fix it, or correct DPCA_DATABASE_URL, and run the same request again."
     )

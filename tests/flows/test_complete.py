@@ -196,7 +196,7 @@ def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
 ) -> None:
     assert (released / "registry").exists()
     complaint = dpca("recommend", "sub", user_file).complaint(1)
-    assert "sub@1 is a subspace, and a set of item embeddings is needed" in complaint
+    assert "sub@1 is a subspace, but a set of item embeddings is needed" in complaint
     assert "cannot be read" in dpca("completion", "predict", "sub", user_file.with_name("none.csv")).complaint(1)
 
 

@@ -408,4 +408,4 @@ def test_rows_that_are_no_documents_are_refused_and_an_older_output_stays(
 def test_a_subspace_is_no_set_of_components(released: Path, dpca: Command) -> None:
     publish(released)
     complaint = dpca("tensor", "show", "sub").complaint(1)
-    assert "sub@1 is a subspace, and a set of tensor components is needed" in complaint
+    assert "sub@1 is a subspace, but a set of tensor components is needed" in complaint

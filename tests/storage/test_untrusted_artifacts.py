@@ -175,7 +175,7 @@ def test_an_object_store_is_believed_no_more_than_a_folder(tmp_path: Path, monke
     lying = publish(tmp_path / "lying", read_tree(sound) | {COMPONENTS: json.dumps(described).encode()})
     cases: dict[str, tuple[Path, Callable[[Path], object]]] = {
         "of the size that its shape declares|not stored as": (lying, lambda _: None),
-        "more than 16777216": (sound, lambda home: os.truncate(home / Pointer.path("news"), (1 << 24) + 1)),
+        "at most 16777216": (sound, lambda home: os.truncate(home / Pointer.path("news"), (1 << 24) + 1)),
         "is damaged": (sound, lambda home: (home / Pointer.path("news")).write_bytes(b"[" * 100_000)),
     }
     with serve() as server:

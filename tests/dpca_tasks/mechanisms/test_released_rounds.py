@@ -379,7 +379,7 @@ def test_the_number_of_rounds_follows_from_public_facts():
             {"rounds": 3},
             {"n_features": 4000, "records_at_most": 5_000_000},
             Refused,
-            "records_at_most=5000000 rows of n_features=4000 are too large",
+            "records_at_most=5000000 rows of n_features=4000 columns are too large",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_large_delta_is_refused_in_one_line_unless_insisted_on(dpca: Command, 
     words = ("budget", "open", "others", "--epsilon", "1", "--delta", "1e-3")
     line = dpca(*words).complaint(1)
     assert line.startswith("dpca: delta=0.001 is not below 1/records_at_most=1e-05")
-    assert line.endswith("or insist with --allow-large-delta.")
+    assert line.endswith("or open it anyway with --allow-large-delta.")
     assert dpca(*words, "--allow-large-delta").status == 0
     assert dpca(*words).status == 0
     assert dpca("budget", "open", "people", "--epsilon", "2", "--delta", "1e-6").status == 0

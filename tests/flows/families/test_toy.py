@@ -80,7 +80,7 @@ def test_a_family_of_its_own_is_planned_charged_released_published_and_loaded(
 def test_what_wants_a_subspace_refuses_a_profile_and_both_families_share_a_budget(ready: Path, dpca: Command) -> None:
     assert dpca(*PROFILE, "--direct").status == 0, ready
     assert dpca(*FIT, "--direct", "--yes").status == 0
-    with pytest.raises(Invalid, match="columns@1 is a profile, and a subspace is needed"):
+    with pytest.raises(Invalid, match="columns@1 is a profile, but a subspace is needed"):
         Registry.open().load("columns", PrivateSubspace)
     assert "is a profile" in dpca("subspace", "refit", "columns", "--components", "1", "--publish", "x").complaint(1)
     rows = json.loads(dpca("budget", "show", "people", "--json").out)["releases"]

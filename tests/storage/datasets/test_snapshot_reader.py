@@ -291,7 +291,7 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
         Dataset.open(tmp_path / "foreign")
     dataset = write(tmp_path / "x", single_rows(3))
     zarr.open_group(Path(dataset.address)).attrs["format_version"] = 2
-    with pytest.raises(Corrupt, match="version of dpca that wrote it"):
+    with pytest.raises(Corrupt, match="the dpca that wrote it"):
         Dataset.open(Path(dataset.address).rename(tmp_path / "y"))
 
 

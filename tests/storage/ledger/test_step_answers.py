@@ -186,7 +186,7 @@ def test_a_changed_answer_is_not_given_out(ledger: Ledger, release: Reservation)
     content = path.read_bytes()
     for at in range(0, len(content), 97):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        with pytest.raises(Corrupt, match="is not the stored answer"):
+        with pytest.raises(Corrupt, match="differs from the stored answer"):
             release.kept(0)
     path.write_bytes(content)
     assert_same(release.kept(0), ANSWER)

@@ -87,7 +87,7 @@ class TestOpening:
 
     def test_takes_a_gaussian_event_and_ticks(self, sqlite_budget: Ledger) -> None:
         whole: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "terms": TERMS}
-        with pytest.raises(Invalid, match="one Gaussian release"):
+        with pytest.raises(Invalid, match="a Gaussian event"):
             sqlite_budget.streams.open(POPULATION, name=NAME, ticks=1, event=stream_tick("x", 1, 1.0), **whole)
         with pytest.raises(Invalid, match="at least 1"):
             sqlite_budget.streams.open(POPULATION, name=NAME, ticks=0, event=TENTH, **whole)
