@@ -135,9 +135,9 @@ def feature_columns(
                 continue
             text = f"column {name!r} has the name of" if name else f"column {at + 1} has no name, like"
             raise Invalid(
-                f"{text} the index of a data frame, and an index is not a feature; if it is an index, drop the column "
-                "(by index=False, or a --table-schema or --feature-names without it); if it is a feature, rename the "
-                "column; if it holds ids, name it by --unit-column"
+                f"{text} the index of a data frame, which is not a feature; if it is an index, drop it (index=False, "
+                "or a --table-schema or --feature-names without it); if it is a feature, rename it; if it holds ids, "
+                "name it by --unit-column"
             )
         kept.append(name)
     return kept

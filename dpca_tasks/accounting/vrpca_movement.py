@@ -6,7 +6,7 @@ directions within the epoch. The privacy guarantee depends on how large this mov
 
 >>> epoch = Epoch(n_features=123, n_records=32_561, steps=32_561, noise_std=0.146)
 >>> round(epoch.attained(1.0, failure=1e-5), 2), round(epoch.at_most(1.0, failure=1e-5), 2)
-(0.45, 0.53)
+(0.45, 0.52)
 
 Notes
 -----
