@@ -239,8 +239,8 @@ def table(found: Mapping[int, Mapping[str, Measured]], *, where: str) -> str:
     verdict = f"not met by {', '.join(short)}" if short else "met"
     lines = [
         f"Measured with SQLite on {os.cpu_count()} cores, with homes in {where}. Times are medians of {ROUNDS} calls",
-        f"in milliseconds. In the largest home, a request must take less than {MOST:g} times as long as in the smallest,",
-        f"except requests that write all versions or read everything: {verdict}.",
+        f"in milliseconds. In the largest home, a request must take less than {MOST:g} times as long as in the",
+        f"smallest, except requests that write all versions or read everything: {verdict}.",
         "",
         f"| releases | {' | '.join(f'{size:,}' for size in found)} | last over first | statements | steps of SQLite |",
         f"|---|{len(found) * '--:|'}--:|--:|--:|",
