@@ -1,6 +1,7 @@
 """The notebooks of the documentation: run them, record their outputs, and render them as pages.
 
-``python -m docs.gallery`` runs every notebook in a separate folder and stores the outputs in the notebook files. """
+``python -m docs.gallery`` runs every notebook in a separate folder and stores the outputs in the notebook files.
+"""
 
 import ast
 import base64
@@ -19,12 +20,12 @@ from myst_parser.parsers.sphinx_ import MystParser
 if TYPE_CHECKING:
     from docutils.nodes import document
 
-NOTEBOOKS = Path(__file__).parent / "notebooks" _PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # prefixes of variables that
-could make a notebook use files outside its folder
+NOTEBOOKS = Path(__file__).parent / "notebooks"
+_PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # prefixes of variables that could redirect a notebook to other folders
 
 
-class NotebookPage(MystParser): """A Sphinx parser that renders a notebook as Markdown, with the recorded output below
-each cell."""
+class NotebookPage(MystParser):
+    """A Sphinx parser that renders a notebook as Markdown, with the recorded output below each cell."""
 
     supported = ("notebook",)
 
@@ -83,28 +84,44 @@ def _run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return [_run_cell("".join(cell["source"]), names) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]: """Run the code of one cell, and return its
-printed text and the value of its last line if that is an expression.""" tree, value = ast.parse(source), None last =
-tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None printed = io.StringIO() with
-contextlib.redirect_stdout(printed): exec(compile(tree, "<cell>", "exec"), names) if isinstance(last, ast.Expr): value =
-eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) text = printed.getvalue() stream = [{"output_type":
-"stream", "name": "stdout", "text": text.splitlines(keepends=True)}] if text else [] shown = {} if value is None else
-_shown(value) result = [{"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": shown}]
-return stream + (result if shown else [])
+def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run the code of one cell, and return its printed text and the value of its last line if that is an expression."""
+    tree, value = ast.parse(source), None
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, "<cell>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
+    text = printed.getvalue()
+    stream = [{"output_type": "stream", "name": "stdout", "text": text.splitlines(keepends=True)}] if text else []
+    shown = {} if value is None else _shown(value)
+    result = [{"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": shown}]
+    return stream + (result if shown else [])
 
 
-def _shown(value: Any) -> dict[str, Any]: """Return the notebook output of a value: a picture of a figure, or else text
-and, if the value supports it, HTML.""" if hasattr(value, "savefig"): picture = io.BytesIO() value.savefig(picture,
-format="png", dpi=110) return {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain":
-value.get_label()} html = value._repr_html_() if hasattr(value, "_repr_html_") else None return {"text/plain":
-repr(value), **({"text/html": html} if html else {})}
+def _shown(value: Any) -> dict[str, Any]:
+    """Return the notebook output of a value: a picture of a figure, or else text and, if the value supports it, HTML."""
+    if hasattr(value, "savefig"):
+        picture = io.BytesIO()
+        value.savefig(picture, format="png", dpi=110)
+        return {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": value.get_label()}
+    html = value._repr_html_() if hasattr(value, "_repr_html_") else None
+    return {"text/plain": repr(value), **({"text/html": html} if html else {})}
 
 
-def main(names: list[str]) -> None: """Run one notebook and print its outputs as JSON; without a name, run all notebooks
-and store their outputs.""" if names: notebook = json.loads(Path(names[0]).read_text(encoding="utf-8")) with
-contextlib.redirect_stdout(sys.stderr): outputs = _run_cells(notebook) print(json.dumps(outputs)) return for path in
-sorted(NOTEBOOKS.glob("*.ipynb")): with tempfile.TemporaryDirectory() as folder: made = run_notebook(path, Path(folder))
-path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def main(names: list[str]) -> None:
+    """Run one notebook and print its outputs as JSON; without a name, run all notebooks and store their outputs."""
+    if names:
+        notebook = json.loads(Path(names[0]).read_text(encoding="utf-8"))
+        with contextlib.redirect_stdout(sys.stderr):
+            outputs = _run_cells(notebook)
+        print(json.dumps(outputs))
+        return
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        with tempfile.TemporaryDirectory() as folder:
+            made = run_notebook(path, Path(folder))
+        path.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
