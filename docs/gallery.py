@@ -101,7 +101,7 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> dict[str, Any]:
-    """Return the notebook output of a value: a picture of a figure, or else text and, if the value supports it, HTML."""
+    """Return the notebook output of a value: a picture for a figure, otherwise text and, if available, HTML."""
     if hasattr(value, "savefig"):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=110)

@@ -1,8 +1,8 @@
 """Access to published private subspaces, embeddings and topics, and to the pipeline that releases new ones.
 
-A consumer needs only `load` and `Registry`, which read files and start no process. The other names belong to the
-pipeline. Their dependencies are extras of the distribution ``dpca-pipeline``. Each name is loaded when it is first
-used.
+A consumer of published results needs only `load` and `Registry`, which read files and start no process. The other
+public names belong to the pipeline, whose dependencies are optional extras of the distribution ``dpca-pipeline``. Each
+public name is imported when it is first used.
 
 Examples
 --------
@@ -17,7 +17,7 @@ Examples
 
 See Also
 --------
-dpca.registry.reader.Registry : Every published version, alias and fact.
+dpca.registry.reader.Registry : Lists and loads every published version, alias and fact.
 """
 
 from pkgutil import resolve_name
@@ -50,14 +50,14 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used.
+    """Import a public name of this package when it is first used.
 
     Raises
     ------
     AttributeError
-        If there is no such name.
+        If this package has no public name `name`.
     NotInstalled
-        If a package that it needs is not installed, or another module hides a package of the pipeline.
+        If a package that the name needs is not installed, or another module hides a package of the pipeline.
     """
     if name not in _PLACES:
         raise AttributeError(f"module 'dpca' has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """Entry point of the ``dpca`` command and of ``python -m dpca``.
 
-It checks that no other module hides a package of the pipeline, then runs the command.
+The entry point first checks that no other module hides a package of the pipeline, and then runs the command.
 """
 
 import gc
@@ -16,7 +16,7 @@ imported modules and live until its end. With the default of 2,000, collections 
 
 
 def main() -> int:
-    """Run the command, and report a missing or hidden package in one line."""
+    """Run the ``dpca`` command, and report a missing or hidden package in one line."""
     gc.set_threshold(COLLECTED_FROM)
     try:
         check_not_hidden()

@@ -3,31 +3,31 @@
 ::
 
     StorageError
-    ├── Invalid (ValueError)     change the named argument and call again
-    ├── NotFound (KeyError)      name something that exists
-    ├── Conflict                 it exists with other terms; choose another name or the same terms
-    ├── Refused                  a rule does not allow it; an operator may decide otherwise
+    ├── Invalid (ValueError)     an argument is not allowed; change the argument and call again
+    ├── NotFound (KeyError)      no object has the requested name; use an existing name
+    ├── Conflict                 an object of this name has other terms; use another name or the same terms
+    ├── Refused                  a rule forbids the action; an operator may change the rule
     │   └── Finished             another process finished the release; use that process's result
-    ├── BudgetExhausted          the budget does not admit the release; nothing was charged
+    ├── BudgetExhausted          the budget does not admit the release, and nothing was charged
     ├── BadSource (ValueError)   the data to ingest breaks a rule; fix the source
-    ├── Corrupt                  stored bytes are not the ones that were written; restore them
-    ├── Unavailable (OSError)    a folder or database cannot be used; fix it
-    └── NotInstalled (ImportError)  a package that is needed is not installed; install its extra
+    ├── Corrupt                  stored bytes differ from the bytes written; restore them
+    ├── Unavailable (OSError)    a folder or database cannot be used; make it accessible
+    └── NotInstalled (ImportError)  a required package is not installed; install the extra that contains it
 
-A message states the finding, the rule and the next action, in one line.
+Each error message states, in one line, what was found, the rule, and what to do next.
 """
 
 
 class StorageError(Exception):
-    """Base class of all storage errors."""
+    """Base class of all errors of datasets, ledger and registry."""
 
 
 class Invalid(StorageError, ValueError):
-    """An argument is outside its domain."""
+    """An argument has a value that is not allowed."""
 
 
 class NotFound(StorageError, KeyError):
-    """No object has this name."""
+    """No object has the requested name."""
 
     def __str__(self) -> str:
         """Return the message without the quotes that ``KeyError`` adds."""
@@ -35,15 +35,15 @@ class NotFound(StorageError, KeyError):
 
 
 class Conflict(StorageError):
-    """A different object is stored under this name or key."""
+    """A different object is already stored under the requested name or key."""
 
 
 class Refused(StorageError):
-    """A rule of the storage does not allow this action."""
+    """A rule of the dataset, the ledger or the registry forbids the requested action."""
 
 
 class Finished(Refused):
-    """Another process finished the release in the meantime."""
+    """Another process finished the same release in the meantime."""
 
 
 class BudgetExhausted(StorageError):
@@ -51,7 +51,7 @@ class BudgetExhausted(StorageError):
 
 
 class BadSource(StorageError, ValueError):
-    """A source cannot be ingested."""
+    """A data source breaks a rule, so it cannot be ingested."""
 
 
 class Corrupt(StorageError):

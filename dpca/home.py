@@ -1,4 +1,4 @@
-"""The locations of all data: the folder ``DPCA_HOME``, and the settings that move parts of it elsewhere."""
+"""The locations of all data: the home folder ``DPCA_HOME``, and the settings that place some data elsewhere."""
 
 import os
 import re
@@ -16,7 +16,7 @@ STAGING = "staging"
 
 
 def home() -> Path:
-    """Return ``DPCA_HOME``, or the platform's folder for user data, without creating it."""
+    """Return the home folder without creating it: ``DPCA_HOME``, or by default the platform's folder for user data."""
     chosen = os.environ.get("DPCA_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -26,14 +26,14 @@ def home() -> Path:
 
 
 def readable_home() -> Path:
-    """Return the home folder, which may not exist yet, without creating it.
+    """Return the home folder for reading, without creating the folder if it does not exist yet.
 
     Raises
     ------
     Unavailable
-        If it, or a folder above it, is a file.
+        If the path of the home folder, or of a folder above it, is a file.
     Refused
-        If other users can enter it.
+        If other users can access the home folder.
     """
     folder = home()
     if folder.is_dir():
@@ -44,14 +44,14 @@ def readable_home() -> Path:
 
 
 def writable_home() -> Path:
-    """Return the home folder, and create it if it is missing.
+    """Return the home folder for writing, and create the folder if it does not exist.
 
     Raises
     ------
     Unavailable
-        If it cannot be created or written.
+        If the home folder cannot be created or written.
     Refused
-        If other users can enter it.
+        If other users can access the home folder.
     """
     folder = home()
     try:
@@ -68,7 +68,7 @@ def writable_home() -> Path:
 
 
 def store() -> Place:
-    """Return the address of datasets and artifacts, which is ``DPCA_STORE_URL`` or the home folder.
+    """Return the storage place of datasets and artifacts: ``DPCA_STORE_URL``, or by default the home folder.
 
     Raises
     ------
@@ -84,74 +84,76 @@ def store() -> Place:
 
 
 def ledger_url() -> str | None:
-    """Return ``DPCA_LEDGER_URL``, the address of a ledger in another process; None if this process holds the ledger."""
+    """Return ``DPCA_LEDGER_URL``, the address of a ledger server; None if this process opens the ledger's database."""
     return os.environ.get("DPCA_LEDGER_URL") or None
 
 
 def database_url() -> str:
-    """Return ``DPCA_DATABASE_URL``, or a SQLite file in the home folder.
+    """Return the URL of the database: ``DPCA_DATABASE_URL``, or by default a SQLite file in the home folder.
 
     Raises
     ------
     Refused
-        If ``DPCA_LEDGER_URL`` is set, so that another process holds the database.
+        If ``DPCA_LEDGER_URL`` is set, because then only the ledger server opens the database.
     """
     if ledger_url() is not None:
         raise Refused(
-            "this needs the database, which a process with DPCA_LEDGER_URL cannot open; run it where `dpca ledger "
-            "serve` runs, without DPCA_LEDGER_URL."
+            "this command needs the database, which a process with DPCA_LEDGER_URL cannot open; run it where `dpca "
+            "ledger serve` runs, without DPCA_LEDGER_URL."
         )
     return os.environ.get("DPCA_DATABASE_URL") or f"sqlite:///{home() / 'dpca.sqlite'}"
 
 
 def key_folder() -> Path:
-    """Return ``DPCA_KEY_FOLDER``, or the folder of keys in the home folder.
+    """Return the folder of keys: ``DPCA_KEY_FOLDER``, or by default ``keys`` in the home folder.
 
     Raises
     ------
     Refused
-        If it exists, and other users can enter it.
+        If the folder exists, and other users can access it.
     """
     chosen = os.environ.get("DPCA_KEY_FOLDER")
     return _closed(Path(chosen).expanduser().absolute() if chosen else home() / "keys", name="DPCA_KEY_FOLDER")
 
 
 def state_folder() -> Path:
-    """Return ``DPCA_STATE_FOLDER``, or the platform's folder for state, which is not restored with the home.
+    """Return the folder for state that a backup of the home must not restore, such as the newest pointers seen.
+
+    The folder is ``DPCA_STATE_FOLDER``, or by default the platform's folder for state.
 
     Raises
     ------
     Refused
-        If it exists, and other users can enter it.
+        If the folder exists, and other users can access it.
     """
     chosen = os.environ.get("DPCA_STATE_FOLDER")
     if chosen:
         return _closed(Path(chosen).expanduser().absolute(), name="DPCA_STATE_FOLDER")
     from platformdirs import user_state_path
 
-    # A distinct name, since some platforms keep state and data in one folder.
+    # The name differs from that of the home folder, because some platforms use the same parent for state and data.
     return _closed(user_state_path("dpca-state"), name="DPCA_STATE_FOLDER")
 
 
 def requires_signature() -> bool:
-    """Return whether ``DPCA_REQUIRE_SIGNATURE`` refuses registries without a pinned root key."""
+    """Return whether ``DPCA_REQUIRE_SIGNATURE`` is set, so that registries without a pinned root key are refused."""
     return is_yes("DPCA_REQUIRE_SIGNATURE")
 
 
 def signature_days() -> int | None:
-    """Return ``DPCA_SIGNATURE_DAYS``, the lifetime of a signed pointer in days, or None (the default) for no expiry.
+    """Return after how many days a signed pointer expires (``DPCA_SIGNATURE_DAYS``); None, the default, means never.
 
     Raises
     ------
     Invalid
-        If it is not a positive whole number of days.
+        If ``DPCA_SIGNATURE_DAYS`` is not a whole number from 1 to 99999.
     """
     text = os.environ.get("DPCA_SIGNATURE_DAYS", "").strip()
     if not text:
         return None
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise Invalid(
-            f"DPCA_SIGNATURE_DAYS={text!r} must be a whole number of days, at least 1; correct it, or unset it"
+            f"DPCA_SIGNATURE_DAYS={text!r} must be a whole number of days, 1 to 99999; correct it, or unset it"
         )
     return int(text)
 

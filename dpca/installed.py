@@ -1,8 +1,8 @@
-"""Checks of installed packages: missing extras, and foreign modules that hide the pipeline's packages.
+"""Checks of installed packages: missing extras, and other modules that hide the pipeline's packages.
 
-The distribution ``dpca-pipeline`` installs what a consumer needs. Its extras add the rest, so a command or a public
-name may need a package that is not installed. The pipeline's packages have plain names (``flows``, ``storage``,
-``dpca_tasks``), which a file in the working folder may hide.
+Without extras, the distribution ``dpca-pipeline`` installs only the dependencies that a consumer needs. So a command or
+a public name may need a package that is not installed. The pipeline's packages are named ``flows``, ``storage`` and
+``dpca_tasks``. A file of such a name in the working folder would hide the package, because Python finds the file first.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ _EXTRAS = {
 
 
 def check_not_hidden() -> None:
-    """Check that nothing hides a package of the pipeline.
+    """Check that no other module hides a package of the pipeline.
 
     Raises
     ------
     NotInstalled
-        If another package or file of that name is found first. The message names the file.
+        If Python finds another package or file of the same name first. The message names this file.
     """
     ours = Path(__file__).resolve().parent.parent
     for name in OURS:
@@ -55,10 +55,10 @@ def check_not_hidden() -> None:
 
 
 def missing_package(error: ImportError, *, what: str, extra: str = "local") -> NotInstalled:
-    """Return the error that names a missing package and the extra that installs it.
+    """Return an error whose message names the missing package and the extra that installs it.
 
-    ``what`` is the feature that needs the package. ``extra`` is the extra of that feature, used if the package has no
-    entry in `_EXTRAS`.
+    ``what`` names the feature that needs the package. ``extra`` is the extra to name if the package has no entry in
+    `_EXTRAS`.
     """
     package = (error.name or "a package").partition(".")[0]
     if package in OURS:
@@ -69,7 +69,7 @@ def missing_package(error: ImportError, *, what: str, extra: str = "local") -> N
 
 @contextmanager
 def needing(what: str, *, extra: str = "local") -> Iterator[None]:
-    """Import optional packages within this context, and raise `missing_package` if one is not installed."""
+    """Within this context, convert a failed import of an optional package into the error of `missing_package`."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,1 +1,1 @@
-"""Differentially private PCA from exact sums over private rows with noise added once."""
+"""Differentially private PCA: exact sums over private rows, to which noise is added once."""

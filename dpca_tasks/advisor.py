@@ -1,7 +1,8 @@
 """Ranking of mechanisms by expected captured variance and cost, from public facts alone.
 
-The captured variance is the variance in the k components over that of the best k directions. It is computed for the
-declared spectrum or, without one, for the most favourable spectrum. No row is read and nothing is charged.
+The captured variance is the variance in the k components, divided by the variance in the best k directions. It is
+computed for the spectrum that the user declares or, without a declaration, for the most favourable spectrum. No row is
+read, and no privacy budget is charged.
 
 >>> problem = Problem(n_features=123, clip_norm=1.0, records_at_most=32_561, spectrum="0.3,0.1,0.05")
 >>> target = PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -62,9 +63,9 @@ GAINED = 0.7
 CERTAIN = 0.2
 """Widest interval whose midpoint is reported as the expected captured variance."""
 
-_UNSEEN = 10.0  # if no component can exceed the noise, refinement gains at most this many times the excess over random
+_UNSEEN = 10.0  # largest gain of refinement where noise exceeds all components, in multiples of the excess over random
 
-_SCORED = ("isometric", "upper_triangle")  # kinds of noise under which refinements are scored
+_SCORED = ("isometric", "upper_triangle")  # kinds of noise for which releases can be refined
 _MUCH_MEMORY = 4e9
 _SECONDS, _MINUTES = 1e11, 7e12  # operations in a minute and in an hour on one core
 _ALIKE = 0.02  # expected captured variances that differ by less than this are ranked by cost
@@ -72,21 +73,21 @@ _ALIKE = 0.02  # expected captured variances that differ by less than this are r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expected captured variance, as intervals.
+    """Expected captured variance of a release, as intervals.
 
-    An interval covers the spread of single releases where they vary, and the facts that no spectrum states. Where the
-    release can be refined, the upper end includes the largest expected gain of refinement.
+    An interval covers the random variation between releases, and facts about the data that a spectrum does not state.
+    If the release can be refined, the upper end includes the largest expected gain of refinement.
 
     Parameters
     ----------
     captured : (float, float)
-        Share of the variance of the best k components.
+        Variance in the k components, divided by the variance in the best k directions.
     beyond_first : (float, float)
-        The same share after the first component is removed. For one component it equals `captured`.
+        The same quotient after the first component is removed. For a single component it equals `captured`.
     random, random_beyond_first : float
-        The same two shares for k random directions.
+        The values of `captured` and `beyond_first` for k random directions.
     mean : float
-        The mean of `captured` before refinement, for the most favourable facts.
+        The mean of `captured` without refinement, for the most favourable of the facts that a spectrum does not state.
     seen : bool
         Whether the first component can exceed the noise.
     """
@@ -118,7 +119,7 @@ class Cost:
     Parameters
     ----------
     passes : float
-        Number of passes over the rows.
+        Number of passes over the rows; fractional if a pass samples only a share of the rows.
     memory : float, bytes
         Memory of the coordinator in addition to the rows.
     time : {"seconds", "minutes", "hours"}
@@ -130,16 +131,16 @@ class Cost:
     time: str
 
     def __str__(self) -> str:
-        """State the cost in words."""
+        """Return the cost as a phrase for tables and logs."""
         return (
-            f"{self.passes:.3g} passes over the rows, {self.memory / 1e6:,.0f} MB and {self.time} of linear algebra "
-            "besides"
+            f"{self.passes:.3g} passes over the rows, {self.memory / 1e6:,.0f} MB and {self.time} of additional linear "
+            "algebra"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """A planned mechanism with its forecast, its expected captured variance and its cost."""
+    """A planned mechanism with its noise forecast, its expected captured variance and its cost."""
 
     mechanism: Any
     plan: Plan
@@ -155,7 +156,7 @@ class Advice:
         return self.forecast.expects_noise
 
     def epsilon_needed(self) -> float | None:
-        """Return the epsilon from which the k-th component can exceed the noise."""
+        """Return the least epsilon at which the k-th component can exceed the noise."""
         return epsilon_needed(self.mechanism, self.plan, strength=self.forecast.strength)
 
 
@@ -167,20 +168,20 @@ def advise(
     releases: int = 1,
     only: Iterable[str] | None = None,
 ) -> list[Advice]:
-    """Rank mechanisms by expected captured variance, and by cost where that is about equal.
+    """Rank mechanisms by expected captured variance, and mechanisms with about equal captured variance by cost.
 
     Parameters
     ----------
     problem : Problem
-        The public facts, with the spectrum if it is declared.
+        The public facts about the data, and the spectrum if the user declares one.
     target : PrivacyTarget
-        The guarantee of all releases together.
+        The privacy guarantee of all releases together.
     n_components : int
-        The number k.
+        The number k of components.
     releases : int
         Number of releases of the same kind that share the target.
     only : iterable of str
-        Names of mechanisms; all private ones by default.
+        Names of the mechanisms to compare; by default all private mechanisms.
 
     Returns
     -------
@@ -208,20 +209,20 @@ def advise(
 def public_problem(
     *, records_at_most: int, n_features: int, relation: str, center: str = "none", spectrum: str = ""
 ) -> Problem:
-    """Return the public facts of a request, with the clip norm of the rows as the unit.
+    """Return the public facts of a request as a `Problem`, in units in which the clip norm is 1.
 
     Raises
     ------
     InvalidInput
-        If the relation or the center is not among its choices, or the spectrum is not valid.
+        If the relation, the center or the spectrum is not valid.
     """
     related, centred = (one for one in _RELATIONS if one == relation), (one for one in _CENTERS if one == center)
     try:
         terms: tuple[Relation, Center] = (next(related), next(centred))
     except StopIteration:
         raise InvalidInput(
-            f"relation={relation!r} and center={center!r} must be among {', '.join((*_RELATIONS, *_CENTERS))}; "
-            "choose one of each."
+            f"relation={relation!r} must be one of {', '.join(_RELATIONS)}, and center={center!r} one of "
+            f"{', '.join(_CENTERS)}; choose one of each."
         ) from None
     if spectrum:
         spectrum_shares(spectrum, n_features=n_features)
@@ -236,14 +237,18 @@ def public_problem(
 
 
 def expect(mechanism: Mechanism[Subspace], plan: Plan) -> Expected:
-    """Return the expected captured variance of a planned mechanism, for the declared or most favourable spectrum."""
+    """Return the expected captured variance of a planned mechanism, for the declared spectrum.
+
+    Without a declared spectrum, the most favourable one is assumed: equal variance in k directions and none elsewhere.
+    """
     return _expected(main_mechanism(mechanism), plan)
 
 
 def split_budget(target: PrivacyTarget, *, releases: int) -> tuple[float, float]:
-    """Return the epsilon of each of several equal releases that share a target, for Gaussian and for other releases.
+    """Return two values of epsilon for each of several equal releases that together meet a privacy target.
 
-    Gaussian releases compose exactly: their squared mu add up. For other releases epsilon and delta add up.
+    The first value is for Gaussian releases, which compose exactly: the squares of their GDP parameters mu add up. The
+    second value is for all other releases, whose epsilon and delta add up.
     """
     others = target.epsilon / releases
     if target.delta == 0.0:
@@ -264,7 +269,7 @@ def _planned(mechanism: Mechanism[Subspace], problem: Problem, target: PrivacyTa
 
 def _advice(mechanism: Mechanism[Subspace], plan: Plan) -> Advice:
     forecast = forecast_of(plan, n_components=main_mechanism(mechanism).n_components)
-    assert forecast is not None  # every private mechanism states a noise level
+    assert forecast is not None  # every plan of a private mechanism states a noise level
     return Advice(
         mechanism=mechanism,
         plan=plan,
@@ -278,7 +283,7 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     low, high = advice.expected.captured
     heavy = advice.cost.memory > _MUCH_MEMORY or advice.cost.time == "hours"
     alike = round((low + high) / 2.0 / _ALIKE)
-    passes = 0.0 if advice.expects_noise else advice.cost.passes  # among useless ones, the least noisy is first
+    passes = 0.0 if advice.expects_noise else advice.cost.passes  # if all results are noise, the least noisy is first
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 
@@ -321,9 +326,10 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
 
 
 def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector]]:
-    """Return draws of the overlaps of a planned mechanism's directions with components of given strengths.
+    """Simulate how well the released directions of a planned mechanism match components of given strengths.
 
-    There are several lists of draws where the overlaps depend on facts that no spectrum states.
+    A draw contains the overlap of the released subspace with each component. The result has several lists of draws if
+    the overlaps depend on facts that a spectrum does not state, such as the number of features in a component.
     """
     count, problem = mechanism.n_components, plan.problem
     match plan.mechanism:
@@ -345,7 +351,7 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
         cases = last_rounds(problem, noises_of(plan.event), strengths, n_components=count)
         return [overlaps_with_rounds(strengths, last, n_components=count) for last in cases]
     std = plan.moment_std
-    if std is None:  # only the level of the noise is stated
+    if std is None:  # the plan states only the noise level, from which the standard deviation follows
         assert plan.level is not None
         std = plan.level / least_visible(problem.n_features)
     wishart = plan.moment_noise == "wishart"
@@ -361,7 +367,7 @@ def _iterations(mechanism: Any, plan: Plan) -> Iterations:
         width = min(problem.n_features, count + mechanism.oversampling)
         std = product_noise(problem, noise, width=width, rate=1.0)
         return Iterations(n_components=count, steps=mechanism.iterations, noise_std=std, width=width)
-    small = mechanism.form == "one_row"  # simulated by fewer and larger batches with the same total noise
+    small = mechanism.form == "one_row"  # simulate fewer and larger batches with the same total noise
     rate, steps_in_all = (0.01, 100) if small else (mechanism.rate, mechanism.steps)
     std = product_noise(problem, noise, width=count, rate=rate, halved=is_halved(problem, rate=mechanism.rate))
     return Iterations(
@@ -375,7 +381,7 @@ def _iterations(mechanism: Any, plan: Plan) -> Iterations:
 
 
 def _with_corrections(mechanism: Any, plan: Plan, strengths: Vector) -> list[Vector]:
-    """Run the epochs of DP-VRPCA on the declared spectrum."""
+    """Simulate the epochs of DP-VRPCA for components of given strengths, and return draws of the overlaps."""
     problem, count = plan.problem, mechanism.n_components
     halved = is_halved(problem, rate=mechanism.rate)
     stds = [
@@ -397,7 +403,7 @@ def _with_corrections(mechanism: Any, plan: Plan, strengths: Vector) -> list[Vec
 
 
 def _with_truncation(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector]]:
-    """Return the overlaps of DPS-PCA, for components spread over all features and for components in few."""
+    """Return draws of the overlaps of DPS-PCA: first for components spread over all features, then for sparse ones."""
     problem, count = plan.problem, mechanism.n_components
     rows_kept = min(mechanism.rows_kept, problem.n_features)
     if mechanism.form == "one_round":

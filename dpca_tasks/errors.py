@@ -1,16 +1,16 @@
-"""Errors of the numerical and privacy core, grouped by what the caller does next.
+"""Errors of the numerical and privacy core, grouped by the caller's next action.
 
 ::
 
     DpcaError
     ├── InvalidInput (ValueError)   change the named argument and call again
     ├── Refused                     the request breaks a privacy rule; change the request
-    ├── StepMismatch                the step is not the one reserved or stored; nothing was released
+    ├── StepMismatch                a step differs from the one reserved or already stored; nothing was released
     │   └── StepTaken               another process answered the step in the meantime; run the mechanism again
-    ├── IncompleteSum               blocks were lost or counted twice; run the release again
-    ├── MessageRefused              a message of a joint release is not the expected one; it changed nothing
-    ├── SiteSilent                  a site of a joint release did not answer; repeat the request to its roster
-    └── WorkerFailed                a worker could not map a block; its log, inside the trust boundary, holds the reason
+    ├── IncompleteSum               a sum lacks blocks or counts some twice; run the release again
+    ├── MessageRefused              a message of a release by several sites is invalid and was ignored; see its text
+    ├── SiteSilent                  a site did not answer in a release by several sites; query the same sites again
+    └── WorkerFailed                a worker failed on a block; read the reason in the log of that worker
 
 A message states what was found, the rule, and the next action. It never contains a value that depends on private
 rows.
@@ -18,11 +18,11 @@ rows.
 
 
 class DpcaError(Exception):
-    """Any error of the core."""
+    """Base class of all errors raised by the numerical and privacy core, ``dpca_tasks``."""
 
 
 class InvalidInput(DpcaError, ValueError):
-    """An argument is outside its domain."""
+    """An argument has an invalid value."""
 
 
 class Refused(DpcaError):
@@ -30,23 +30,29 @@ class Refused(DpcaError):
 
 
 class StepMismatch(DpcaError):
-    """A step of a release differs from the step that was reserved or already stored."""
+    """A step of a release differs from the step that the ledger reserved, or from the stored result of that step."""
 
 
 class StepTaken(StepMismatch):
-    """Another process answered a step first, from different public inputs; a new run continues from those inputs."""
+    """Another process answered this step of a release first, from other public inputs.
+
+    Run the mechanism again: the new run continues from the stored inputs of the other process.
+    """
 
 
 class IncompleteSum(DpcaError):
-    """The partials of a sum overlap or leave a gap."""
+    """The partial sums of a sum over all records overlap, or do not cover every record."""
 
 
 class MessageRefused(DpcaError):
-    """A message of a joint release is cut, oversized, forged, late, or of another phase, attempt or roster."""
+    """A message between the sites of a joint release and their server is refused.
+
+    The message is truncated, oversized, forged or late, or belongs to another phase, attempt or set of sites.
+    """
 
 
 class SiteSilent(DpcaError):
-    """Sites of a joint release did not answer an attempt; ``names`` lists the sites if there are several."""
+    """Sites did not answer in a release by several sites; ``names`` lists the silent sites where they are known."""
 
     def __init__(self, message: str = "", *, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -54,4 +60,4 @@ class SiteSilent(DpcaError):
 
 
 class WorkerFailed(DpcaError):
-    """A worker failed on a block; the message contains the kind of failure and nothing else."""
+    """A worker failed on a block of rows; the message states only the kind of failure, never data."""

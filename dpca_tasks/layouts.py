@@ -1,7 +1,7 @@
-"""Packing of the coordinates of a statistic, so that equal coordinates are summed, noised and sent once.
+"""Packed storage of symmetric statistics, so that each distinct coordinate is summed, noised and sent once.
 
 A symmetric matrix of order d is stored as its upper triangle, row by row: ``(0,0), (0,1), ..., (0,d-1), (1,1), ...``. A
-symmetric tensor of order 3, a cube, is stored as its entries ``i <= j <= k`` in lexicographic order of these indices.
+cube, that is a symmetric tensor with three indices, is stored as its entries ``i <= j <= k`` in lexicographic order.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,17 @@ _PANEL = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Kind of a statistic, its order d and its number of packed coordinates.
+    """Kind and dimension of a statistic, from which the number of packed coordinates follows.
 
-    A ``joint`` statistic concatenates parts of other kinds; its order is the number of all coordinates. A ``stack`` is
-    ``count`` symmetric matrices of one order, packed separately and concatenated.
+    Parameters
+    ----------
+    kind : {"vector", "symmetric", "cube", "joint", "stack"}
+        A vector; a symmetric matrix; a symmetric tensor with three indices; a concatenation of parts of other kinds;
+        or a stack of symmetric matrices of equal size, each packed and then concatenated.
+    order : int
+        The dimension d of each index. For ``joint`` it is the number of all coordinates.
+    count : int
+        The number of matrices of a ``stack``.
     """
 
     kind: Literal["vector", "symmetric", "cube", "joint", "stack"]
@@ -28,7 +35,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """The number of packed coordinates."""
+        """The number of packed coordinates of the statistic."""
         d = self.order
         triangle = d * (d + 1) // 2
         sizes = {"vector": d, "joint": d, "symmetric": triangle, "cube": triangle * (d + 2) // 3, "stack": triangle}
@@ -36,7 +43,7 @@ class Layout:
 
 
 def unpack_stack(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
-    """Return the full symmetric matrices of a packed stack, of shape (count, order, order)."""
+    """Return full symmetric matrices as an array of shape (count, order, order), given their packed upper triangles."""
     rows, columns = np.triu_indices(order)
     stack = np.empty((packed.size // rows.size, order, order))
     stack[:, rows, columns] = stack[:, columns, rows] = packed.reshape(-1, rows.size)
@@ -49,14 +56,14 @@ def pack_symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
-    """Return the full symmetric matrix of a packed upper triangle."""
+    """Return the full symmetric matrix, given its packed upper triangle."""
     matrix = np.empty((order, order))
     start = 0
     for row in range(order):
         stop = start + order - row
         matrix[row, row:] = packed[start:stop]
         start = stop
-    for first in range(0, order, _PANEL):  # by panels, so that transposed reads stay in the cache
+    for first in range(0, order, _PANEL):  # a panel of rows at a time, so that transposed reads stay in the cache
         last = first + _PANEL
         square = matrix[first:last, first:last]
         square[...] = np.triu(square) + np.triu(square, 1).T
@@ -65,7 +72,7 @@ def unpack_symmetric(packed: NDArray[np.float64], order: int) -> NDArray[np.floa
 
 
 def unpack_cube(packed: NDArray[np.float64], order: int) -> NDArray[np.float64]:
-    """Return the full symmetric tensor of a packed cube, of shape (order, order, order)."""
+    """Return a full symmetric tensor of shape (order, order, order), given its packed entries ``i <= j <= k``."""
     cube = np.empty((order, order, order))
     places = np.array(list(combinations_with_replacement(range(order), 3)), np.intp).reshape(-1, 3).T
     for axes in permutations(places):

@@ -1,7 +1,7 @@
 """Quality metrics of subspaces, components, predicted ratings and rankings.
 
-All functions are pure functions of arrays. If an argument is private rows, or was computed from them without noise, the
-result is private too.
+All functions are pure functions of arrays. If an argument contains private rows, or was computed from private rows
+without noise, the result is private too.
 
 >>> import numpy as np
 >>> moment = np.diag([6.0, 3.0, 1.0])
@@ -25,7 +25,7 @@ type Matrix = NDArray[np.float64]
 
 
 def held_variance(second_moment: Any, components: Matrix) -> float:
-    """Return the variance in a subspace, ``tr(V S V^T)``.
+    """Return the variance of the data along the directions of a subspace, ``tr(V S V^T)``.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def held_variance(second_moment: Any, components: Matrix) -> float:
 
 
 def captured_variance(second_moment: Any, components: Matrix, *, values: Matrix | None = None) -> float:
-    """Return the variance in a subspace divided by the largest variance of any subspace of the same dimension.
+    """Return the variance in a subspace, divided by the largest variance in any subspace of the same dimension.
 
     Parameters
     ----------
@@ -50,18 +50,19 @@ def captured_variance(second_moment: Any, components: Matrix, *, values: Matrix 
     Returns
     -------
     float
-        1 for the best k directions; NaN where the best k directions have no variance.
+        1 if the components span the leading k eigenvectors; NaN if even the leading k eigenvectors have no variance.
     """
     most = float((_descending(second_moment) if values is None else values)[: len(components)].sum())
     return held_variance(second_moment, components) / most if most > 0.0 else math.nan
 
 
 def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matrix, values: Matrix) -> float:
-    """Return the captured variance after the best direction is removed.
+    """Return the captured variance after the leading eigenvector of the second moment is projected out.
 
-    The components and the second moment are projected onto the complement of the best direction. The result is the
-    variance of the best ``k - 1`` directions of the projected components over the largest that ``k - 1`` directions can
-    capture there. One strong direction, such as a mean that was not subtracted, thus does not hide the others.
+    The components and the second moment are projected onto the orthogonal complement of the leading eigenvector. The
+    result is the variance in the best ``k - 1`` directions within the projected components, divided by the largest
+    variance in any ``k - 1`` directions of the complement. So one strong direction, such as a mean that was not
+    subtracted, does not hide the quality of the others.
 
     Parameters
     ----------
@@ -75,7 +76,7 @@ def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matr
     Returns
     -------
     float
-        NaN for one component, and where the remaining directions have no variance.
+        NaN for a single component, and if the complement has no variance.
     """
     count = len(components)
     most = float(values[1:count].sum())
@@ -87,14 +88,14 @@ def captured_beyond_first(second_moment: Any, components: Matrix, *, first: Matr
 
 
 def reconstruction_error(second_moment: Any, components: Matrix, *, total: float) -> float:
-    """Return the sum of squared distances of rows to their projections onto a subspace, ``tr S - tr(V S V^T)``.
+    """Return the sum of squared distances between rows and their projections onto a subspace, ``tr S - tr(V S V^T)``.
 
     Parameters
     ----------
     second_moment, components
         As for `held_variance`.
     total : float
-        ``tr S``.
+        The trace of the second moment, ``tr S``.
     """
     return max(total - held_variance(second_moment, components), 0.0)
 
@@ -105,17 +106,25 @@ def principal_angles(components: Matrix, others: Matrix) -> Matrix:
 
 
 def squared_distance(components: Matrix, others: Matrix) -> float:
-    """Return the sum of squared sines of the angles of two orthonormal bases, ``k - ||V W^T||_F^2``."""
+    """Return the sum of squared sines of the principal angles between two subspaces, ``k - ||V W^T||_F^2``.
+
+    V (``components``) and W (``others``) have orthonormal rows, of which V has k.
+    """
     return max(0.0, len(components) - float(np.sum((components @ others.T) ** 2)))
 
 
 def subspace_distance(components: Matrix, others: Matrix) -> float:
-    """Return the root of `squared_distance`, at most ``sqrt(k)``; projectors differ by ``sqrt(2)`` times as much."""
+    """Return the distance of two k-dimensional subspaces: the square root of `squared_distance`, at most ``sqrt(k)``.
+
+    The Frobenius norm of the difference of the two projectors is ``sqrt(2)`` times this distance.
+    """
     return math.sqrt(squared_distance(components, others))
 
 
 def matched_errors(components: Matrix, truth: Matrix) -> Matrix:
-    """Return the distance of each true component from its match in the matching of least total distance.
+    """Return each true component's distance to the found component assigned to it, for the best one-to-one assignment.
+
+    The best assignment is the one with the least sum of distances.
 
     Parameters
     ----------
@@ -126,22 +135,22 @@ def matched_errors(components: Matrix, truth: Matrix) -> Matrix:
     Returns
     -------
     float64 array of shape (k,)
-        Distances, in the order of the true components. If fewer components were found than exist, zero vectors replace
-        the missing ones. A component without a match thus has its own norm as its error.
+        Distances, in the order of the true components. If there are fewer found than true components, zero vectors fill
+        up the found ones. So the error of an unassigned true component is its norm.
     """
     return _matched(components, truth)[0]
 
 
 def matched_weights(components: Matrix, weights: Matrix, truth: Matrix) -> Matrix:
-    """Return the weight of the component that `matched_errors` matches with each true component, or 0 without one."""
+    """Return, for each true component, the weight of the found component that `matched_errors` assigns to it, or 0."""
     return np.append(weights, np.zeros(len(truth)))[_matched(components, truth)[1]]
 
 
 def nearest_error(components: Matrix, truth: Matrix) -> float:
-    """Return the mean distance of the found components from the nearest true one, or NaN without components.
+    """Return the mean, over found components, of the distance to the nearest true component; NaN if none was found.
 
-    This is the error published for tensor decomposition. It counts copies of one component as good as all components,
-    and it ignores components that the noise hides.
+    Papers on tensor decomposition publish this error. It does not penalize true components that were not found: several
+    copies of one true component count as if all had been found.
     """
     if not len(components):
         return math.nan
@@ -149,7 +158,7 @@ def nearest_error(components: Matrix, truth: Matrix) -> float:
 
 
 def _matched(components: Matrix, truth: Matrix) -> tuple[Matrix, NDArray[np.int64]]:
-    """Return the distance of each true component from its match, and the index of that match, zeros included."""
+    """Return the distances and indices of the found components, zero-padded, that are assigned to true components."""
     zeros = np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))
     distances = np.linalg.norm(truth[:, None] - np.concatenate([components, zeros])[None], axis=2)
     from scipy.optimize import linear_sum_assignment  # slow to import
@@ -165,7 +174,7 @@ def rmse(predicted: ArrayLike, actual: ArrayLike) -> float:
 
 
 def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None = None) -> NDArray[np.int64]:
-    """Return the items with the highest scores of each user, best first, ties in order of item number.
+    """Return the items with the highest scores for each user, best first; equal scores are in order of item number.
 
     Parameters
     ----------
@@ -173,12 +182,12 @@ def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None
     count : int
         The number of items to recommend.
     seen : csr_array of shape (n_users, n_items), optional
-        Items to leave out: every stored entry, explicit zeros too.
+        Items to exclude from the ranking: every stored entry of a user's row, including explicit zeros.
 
     Returns
     -------
     int64 array of shape (n_users, count)
-        Item numbers, and -1 where a user has no item left.
+        Item numbers, padded with -1 where fewer than ``count`` items are left for a user.
 
     Raises
     ------
@@ -189,7 +198,7 @@ def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None
     if count < 1:
         raise InvalidInput(f"count={count} must be at least 1; rank one item or more.")
     if np.isnan(table).any():
-        raise InvalidInput("scores hold NaN, which has no rank; predict a number for every item.")
+        raise InvalidInput("scores contain NaN, which cannot be ranked; predict a number for every item.")
     found = np.full((len(table), count), -1, dtype=np.int64)
     for user, row in enumerate(table):
         allowed = np.ones(row.size, dtype=bool)
@@ -204,32 +213,34 @@ def ranked_items(scores: ArrayLike, *, count: int, seen: sparse.csr_array | None
 
 
 def recall_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
-    """Return Recall@k of each user.
+    """Return Recall@k of each user's recommended items against that user's held-out items.
 
     Parameters
     ----------
     ranked : array of shape (n_users, k)
-        From `ranked_items`.
+        The recommended items, as returned by `ranked_items`.
     held : csr_array of shape (n_users, n_items)
-        Held-out items: every stored entry, explicit zeros too, each once.
+        The held-out items: every stored entry of a user's row, including explicit zeros, without duplicates.
 
     Returns
     -------
     float64 array of shape (n_users,)
-        ``hits / min(k, held-out items)``, from 0 to 1; NaN for a user without held-out items.
+        Recommended items that are held out, divided by ``min(k, number of held-out items)``. The value is from 0 to 1,
+        or NaN for a user without held-out items.
 
     References
     ----------
-    Liang, Krishnan, Hoffman and Jebara (2018), Variational autoencoders for collaborative filtering, for both metrics.
+    Liang, Krishnan, Hoffman and Jebara (2018), Variational autoencoders for collaborative filtering.
     """
     held_out = np.diff(held.indptr)
     return _over(_hits(ranked, held).sum(axis=1), np.minimum(held_out, ranked.shape[1]))
 
 
 def ndcg_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
-    """Return NDCG@k of each user, with gain 1 for a held-out item and discount ``1 / log2(1 + place)``.
+    """Return NDCG@k of each user, with gain 1 for a held-out item and discount ``1 / log2(1 + rank)``, ranks from 1.
 
-    Parameters and result are as for `recall_of`. The ideal list has all held-out items first.
+    Parameters and result are as for `recall_of`. The ideal ranking lists all held-out items first. The metric is
+    defined by Liang, Krishnan, Hoffman and Jebara (2018).
     """
     count = ranked.shape[1]
     discounts = 1.0 / np.log2(np.arange(2, count + 2))
@@ -238,7 +249,7 @@ def ndcg_of(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
 
 
 def _hits(ranked: NDArray[np.int64], held: sparse.csr_array) -> Matrix:
-    """Return 1 where a recommended item is held out."""
+    """Return an array of the shape of ``ranked``: 1 if a recommended item is a held-out item of the user, else 0."""
     users = zip(held.indptr, held.indptr[1:], strict=False)
     rows = [np.isin(items, held.indices[start:stop]) for items, (start, stop) in zip(ranked, users, strict=True)]
     return np.array(rows, dtype=np.float64).reshape(ranked.shape)

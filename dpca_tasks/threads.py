@@ -1,6 +1,6 @@
 """Thread limits of linear algebra, the number of processors, and a test for loopback addresses.
 
-With a fixed number of threads the same matrix gives the same bits, whatever else runs on the machine.
+With a fixed number of threads, linear algebra on the same matrix gives the same bits, whatever else the machine runs.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ from threadpoolctl import OpenBLASController, ThreadpoolController
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, without resolving any name except ``localhost``."""
+    """Return whether a host is a loopback address or ``localhost``; no other name is resolved."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -30,27 +30,27 @@ def is_loopback(host: str) -> bool:
 def one_thread() -> AbstractContextManager[None]:
     """Limit linear algebra to one thread within a ``with`` statement.
 
-    The limit applies to the whole process. When several threads hold it at once, as the tasks of a threaded worker do,
-    the last one to leave lifts it.
+    The limit applies to the whole process. Several threads may be inside such a statement at once, such as the tasks of
+    a threaded Dask worker. The limit then lasts until the last of these threads leaves the statement.
     """
     return _limit.held(1)
 
 
 def two_threads() -> AbstractContextManager[None]:
-    """Limit linear algebra to two threads, or to one where this process may use only one processor.
+    """Limit linear algebra to two threads within a ``with`` statement, or to one if only one processor is available.
 
-    On one processor two threads obstruct each other. The call waits until no other thread holds a different limit.
-    Within `one_thread` of the same thread the limit stays at one.
+    The statement is entered once no other thread holds a different limit. If the calling thread is already within
+    `one_thread`, the limit stays at one.
     """
     return _limit.held(min(2, processors()))
 
 
 def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Return the results of a function for some items in order, computed two at a time with one BLAS thread each.
+    """Apply a function to items, two at a time, each with one BLAS thread; return the results in order.
 
-    The bits are the same as for one item after another within `one_thread`. Two concurrent reductions keep two
-    processors busy, whereas two threads of one reduction wait for each other at every column. Do not call it within
-    `two_threads`.
+    The results have the same bits as those computed one after another within `one_thread`. Two matrix reductions at a
+    time keep two processors busy. Two BLAS threads of a single reduction would instead wait for each other at every
+    column. Do not call this function within `two_threads`.
     """
 
     def alone(item: Item) -> Result:
@@ -63,29 +63,29 @@ def two_at_once[Item, Result](function: Callable[[Item], Result], items: Iterabl
 
 @cache
 def processors() -> int:
-    """Return how many processors this process may use, by its affinity and the quota of its container."""
+    """Return the number of processors that the affinity of this process and the quota of its container allow."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min([allowed, *_quotas()])
 
 
 def _quotas() -> Iterator[int]:
-    """Yield the number of processors, rounded up, that a control group of version 1 or 2 grants to this process."""
+    """Yield the CPU quota of this process, in processors rounded up, from Linux control groups (version 1 and 2)."""
     groups = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):
         quota, period = (int((groups / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         if quota > 0:
             yield math.ceil(quota / period)
-    with suppress(OSError, ValueError):  # "max" is no number
+    with suppress(OSError, ValueError):  # int("max") fails where there is no quota
         here = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         quota, period = map(int, (groups / here.strip("/") / "cpu.max").read_text().split())
         yield math.ceil(quota / period)
 
 
 class _Limit:
-    """A process-wide thread limit that lasts while any thread holds it.
+    """A limit on the BLAS threads of the process, which lasts while any thread holds it.
 
-    The BLAS library obeys the thread that set a limit first, and no other thread while that one lives. Therefore the
-    controlling thread is cleared before each change.
+    OpenBLAS accepts a new limit only from the thread that set the first limit, as long as that thread lives. So this
+    class clears OpenBLAS's record of that thread before each change.
     """
 
     def __init__(self) -> None:
@@ -127,4 +127,4 @@ _limit = _Limit()
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    return ThreadpoolController()  # finding the libraries takes longer than most single-threaded work
+    return ThreadpoolController()  # cached, because the search for BLAS libraries is slow

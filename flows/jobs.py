@@ -15,8 +15,8 @@ from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.federate import fit_sites_directly, make_sites_release
-from flows.ingest import given_files, ingest_by, ingest_directly, ingest_source
+from flows.federate import make_sites_release
+from flows.ingest import given_files, ingest_by, ingest_source
 from flows.options import (
     Alias,
     DriftAtMost,
@@ -48,10 +48,9 @@ from flows.refresh import (
     make_refresh,
     nobody,
     parted,
-    refresh_directly,
     reporting_to,
 )
-from flows.releases.stages import Caller, insisted, make_release, release_directly, waiting
+from flows.releases.stages import Caller, insisted, make_release, waiting
 from flows.releases.streams import make_tick
 from flows.releases.verdicts import Verdict, check_pace, judge_request, note_budget
 from flows.reports.activity import begin_step
@@ -73,18 +72,14 @@ from storage.datasets.whole_records import Progress
 from storage.workspace import Workspace
 
 
-def run_release(
-    request: Request, *, workers: int | None = None, direct: bool = False, caller: Caller | None = None
-) -> dict[str, Any]:
-    """Run a request of any family from this process, as the flow of its family or directly.
+def run_release(request: Request, *, workers: int | None = None, caller: Caller | None = None) -> dict[str, Any]:
+    """Run a request of any family from this process, as the flow of its family.
 
     Parameters
     ----------
     request : Request
     workers : int, optional
         Number of processes of a cluster that is started for the run.
-    direct : bool
-        Whether to run without Prefect.
     caller : Caller, optional
 
     Returns
@@ -92,8 +87,6 @@ def run_release(
     dict
         The public facts of the published version.
     """
-    if direct:
-        return release_directly(request, workers=workers, caller=caller)
     given = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in NOT_IN_FORMS}
     with waiting(caller, request):
         report: dict[str, Any] = _run_flow(FLOWS[request.family], **given, workers=workers)
@@ -219,15 +212,12 @@ def run_ingest(
     *,
     name: str,
     options: IngestOptions = DEFAULTS,
-    direct: bool = False,
     watch: Progress | None = None,
 ) -> dict[str, Any]:
-    """Ingest from this process, as a Prefect flow or directly; return the curator's facts of the snapshot.
+    """Ingest from this process, as a Prefect flow, and return the curator's facts of the snapshot.
 
     Prefect receives a reference to the files.
     """
-    if direct:
-        return ingest_directly(source, name=name, options=options, watch=watch)
     return ingest_by(
         lambda reference, values: _run_flow(ingest_dataset, source=reference, name=name, **values),
         source,
@@ -288,13 +278,10 @@ def run_refresh(
     options: IngestOptions = DEFAULTS,
     *,
     workers: int | None = None,
-    direct: bool = False,
     notify: Callable[[dict[str, Any]], None] = nobody,
     **loop: Any,
 ) -> dict[str, Any]:
-    """Process an inbox from this process, as a Prefect flow or directly, as `flows.refresh.refresh_directly` does."""
-    if direct:
-        return refresh_directly(inbox, request, options, workers=workers, notify=notify, **loop)
+    """Process an inbox from this process, as a Prefect flow; see `flows.refresh.refresh_directly`."""
     given = {item.name: getattr(record, item.name) for record in (request, options) for item in fields(record)}
     given = {name: value for name, value in given.items() if name not in NOT_IN_LOOPS}
     files = {"source": inbox, **{what: given.pop(what) for what in FILES[1:]}}
@@ -326,10 +313,8 @@ def fit_sites(*, workers: Workers = None, **request: Any) -> dict[str, Any] | St
     return in_flow(body)
 
 
-def run_sites_fit(request: SitesRequest, *, workers: int | None = None, direct: bool = False) -> dict[str, Any]:
-    """Run a joint fit from this process, as a Prefect flow or directly."""
-    if direct:
-        return fit_sites_directly(request, workers=workers)
+def run_sites_fit(request: SitesRequest, *, workers: int | None = None) -> dict[str, Any]:
+    """Run a joint fit from this process, as a Prefect flow."""
     requested = {item.name: getattr(request, item.name) for item in fields(request)}
     report: dict[str, Any] = _run_flow(fit_sites, **requested, workers=workers)
     return report

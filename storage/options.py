@@ -1,12 +1,12 @@
 """Options declared once as the fields of a record, with type, default, help text and bounds.
 
-Commands, flows and forms are derived from such a record. The record rejects values that its fields do not admit, with
-an error message of one line.
+Commands, flows and web forms are derived from such a record. The record rejects invalid values, with an error message
+of one line.
 
-Types are strict: text is never converted to a number, a number never to a truth value, and a fraction is never
-truncated. There are four exceptions. A whole number is admitted for a float, a NumPy scalar for the Python scalar of
-its kind, and a path for the text that names a file. None is admitted for an option with a default, and means that the
-option was left out. No bound admits NaN.
+Types are strict: text is never converted to a number, a number never to a boolean, and a fraction is never truncated.
+There are four exceptions. An integer is accepted for a float, a NumPy scalar for the corresponding Python scalar, and a
+path object for the name of a file. None is accepted for an option with a default, and means that the option is left
+out. NaN satisfies no bound.
 
 >>> from typing import Annotated
 >>> from pydantic import Field
@@ -42,21 +42,22 @@ _STRICT = ConfigDict(strict=True, extra="forbid")
 _SUBJECT = re.compile(r"^(Input|String|Value) should\b")
 _CHOICE = "choice"
 _NAMES = ("missing", "unexpected_keyword_argument")
-"""Pydantic's errors about the names of arguments; these are programming errors, which Python reports as TypeError."""
+"""Pydantic's errors about names of arguments; they are programming errors, and are raised as TypeError."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def option_record[T](record: type[T]) -> type[T]:
-    """Turn a class whose fields are options into a frozen dataclass that raises `Invalid` for invalid values.
+    """Class decorator: make a frozen dataclass of options, which raises `Invalid` for invalid values.
 
-    Pydantic reads the fields when the first record is created, so that a command that only prints its help is fast.
+    Pydantic is loaded only when the first record with values is created, so that a command that prints its help is
+    fast.
     """
     made: Any = dataclass(frozen=True, kw_only=True)(record)
     made.__pydantic_config__ = _STRICT
     by_default = made.__init__
 
     def build(self: T, **given: Any) -> None:
-        if not given:  # nothing to check, so a module can create a record of defaults without loading pydantic
+        if not given:  # default values need no check, so Pydantic is not loaded
             by_default(self)
             return
         try:
@@ -77,14 +78,14 @@ def _adapter(record: Any) -> "TypeAdapter[Any]":
 
 
 def _declared(record: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given values, with NumPy scalars as Python scalars, and without optional values that are None."""
+    """Return the given values without optional ones that are None; NumPy scalars become Python scalars."""
     optional = {option.name for option in options_of(record) if not option.is_required}
     kept = {name: one for name, one in given.items() if one is not None or name not in optional}
     return {name: one.item() if getattr(one, "shape", None) == () else one for name, one in kept.items()}
 
 
 def as_rule(message: str, *, subject: str = "") -> str:
-    """Return Pydantic's message about a value as the violated rule, after a word for the value.
+    """Convert Pydantic's message about a value to a rule with "must", after an optional subject.
 
     >>> as_rule("Input should be greater than 0"), as_rule("Input should be greater than 0", subject="it ")
     ('must be greater than 0', 'it must be greater than 0')
@@ -93,7 +94,7 @@ def as_rule(message: str, *, subject: str = "") -> str:
 
 
 def _refusal(record: Any, error: ValidationError) -> Exception:
-    """Return the error for the first invalid option."""
+    """Return the exception for the first invalid option in a validation error."""
     first = error.errors(include_url=False)[0]
     declared = first.get("ctx", {}).get("error")
     if isinstance(declared, Invalid):
@@ -111,15 +112,16 @@ def _refusal(record: Any, error: ValidationError) -> Exception:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handling:
-    """The treatment of an option, in addition to the help text and bounds in its `pydantic.Field`.
+    """How commands and web forms treat an option; help text and bounds are in the option's `pydantic.Field`.
 
     Attributes
     ----------
-    choices : tuple of str, or a function that returns it; the allowed words, empty if any word is allowed
-    is_file : bool, whether the value names a file; such a value is private, so Prefect never receives it
-    is_argument : bool, whether it is a positional argument of commands
-    is_offered : bool, whether forms offer it; they omit what weakens a guarantee, although a job accepts it
-    form : a function that returns the option's JSON schema for forms, in place of the schema of its type, or None
+    choices : tuple of str, or a function that returns it; the allowed words, or empty if any word is allowed
+    is_file : bool, whether the value is a file name, which is private, so that Prefect never receives it
+    is_argument : bool, whether the option is a positional argument of commands
+    is_offered : bool, whether web forms show the option; forms omit options that weaken a guarantee, but jobs accept
+        them
+    form : a function that returns the option's JSON schema for web forms, or None to derive it from the type
     """
 
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
@@ -134,7 +136,7 @@ class Handling:
         return self.choices() if callable(self.choices) else self.choices
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Add the check of the allowed words to the check of the type, and accept a path as the text of a file name."""
+        """Extend Pydantic's check of the type: check the allowed words, and accept a path object for a file name."""
         schema = handler(kind)
         if self.is_file:
             return no_info_before_validator_function(_path_text, schema)
@@ -158,16 +160,16 @@ _RULES = {
     "min_length": "minLength",
     "pattern": "pattern",
 }
-"""The JSON Schema name of a bound, by pydantic's name."""
+"""The name of each bound in JSON Schema, by its name in Pydantic."""
 
 
 def rules_of(bounds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bounds by their names in JSON Schema."""
+    """Return bounds, given by their names in Pydantic, by their names in JSON Schema."""
     return {_RULES[bound]: to for bound, to in bounds.items()}
 
 
 class OptionField(NamedTuple):
-    """The name of an option, its type without bounds, and its declaration."""
+    """One option of a record, with its name, its type without bounds, and its declaration."""
 
     name: str
     kind: Any
@@ -175,12 +177,12 @@ class OptionField(NamedTuple):
 
     @property
     def help(self) -> str:
-        """The help text, one line for the command line and the form."""
+        """The help text, one line for the command line and the web form."""
         return self.field.description or ""
 
     @property
     def handling(self) -> Handling:
-        """The treatment of the option by commands and forms."""
+        """How commands and web forms treat the option."""
         return next((one for one in self.field.metadata if isinstance(one, Handling)), Handling())
 
     @property
@@ -190,7 +192,7 @@ class OptionField(NamedTuple):
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """The bounds by pydantic's names, including those of a number that may also be a word."""
+        """The bounds by their names in Pydantic, including bounds inside a union type (number or word)."""
         members = [one for one in get_args(self.field.annotation) if get_origin(one) is Annotated]
         declared = [
             *self.field.metadata,
@@ -201,7 +203,7 @@ class OptionField(NamedTuple):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """The domain as keywords of JSON Schema."""
+        """The bounds and allowed words as keywords of JSON Schema."""
         return rules_of(self.bounds) | ({"enum": list(self.words)} if self.words else {})
 
     @property
@@ -211,12 +213,12 @@ class OptionField(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """The default, None for a default factory; for a required option the value is meaningless."""
+        """The default value; None for a default factory. The value has no meaning for a required option."""
         return None if self.field.default_factory is not None else self.field.default
 
     @property
     def is_settings(self) -> bool:
-        """True if the option is a mapping whose entries are given one at a time."""
+        """True if the option is a mapping, whose entries are given one by one on the command line."""
         return bool(self.kind == Mapping[str, str] | None)
 
     @property
@@ -226,11 +228,11 @@ class OptionField(NamedTuple):
 
 
 _listed: dict[type[Any], tuple[OptionField, ...]] = {}
-"""The options of records that were listed before, because reading their types takes longer than all other work."""
+"""Cache of the options of each record, because reading the types of a record is slow."""
 
 
 def options_of(record: type[Any]) -> tuple[OptionField, ...]:
-    """Return the options of a record, required ones first, and otherwise in the order of the record."""
+    """Return the options of a record in declaration order, but required options first."""
     if record not in _listed:
         kinds, hints = get_type_hints(record), get_type_hints(record, include_extras=True)
         options = [

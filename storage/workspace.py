@@ -1,11 +1,12 @@
-"""Workspace of a home, which opens its ledger, catalog and registry together.
+"""Workspace of a home, which opens the home's ledger, catalog and registry together.
 
-The settings determine the parts of a home. A database that was restored from a copy, belongs to other keys, or lacks
-versions that the registry contains is refused before anything is written.
+Settings such as ``DPCA_HOME`` determine the parts of a home: database, keys and store. A database is refused before
+anything is written if it was restored from a copy, belongs to other keys, or lacks versions that the registry contains.
 
-``Workspace.open()`` creates missing parts, upgrades older ones, refuses parts that do not belong together, and
-completes what a crash interrupted. ``Workspace.read_only()`` makes the same checks and changes nothing. It writes no
-file and takes no lock, so it works on a read-only home and on a full disk. A stage opens one of the two, once.
+``Workspace.open()`` creates missing parts, upgrades older parts, refuses parts that do not belong together, and
+completes work that a crash interrupted. ``Workspace.read_only()`` makes the same checks and changes nothing. It writes
+no file and takes no lock, so it works on a read-only home and on a full disk. Each stage of a release opens one of the
+two, once.
 
 Examples
 --------
@@ -58,14 +59,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedHome:
-    """The parts of an opened home, which belong together.
+    """The parts of an opened home, after checking that they belong together.
 
     Attributes
     ----------
     ledger : Ledger
     home : Path
-    store : Place, of datasets and artifacts
-    stale : collection of str, names whose pointer files must be rewritten
+    store : Place, the store of datasets and artifacts
+    stale : collection of str, published names whose pointer files must be rewritten
     recharged : tuple of Recharged, the releases that were charged again if a restored ledger was just accepted
     """
 
@@ -79,7 +80,7 @@ class OpenedHome:
 def open_home(
     *, accept_restored: str | None, charge_to: str | None, another_ledger: bool, even_locked: bool
 ) -> OpenedHome:
-    """Open the home for writing, after creating or upgrading it if needed; see `storage.workspace.Workspace.open`."""
+    """Open the home for writing, and create or upgrade it if necessary; the parameters are as for `Workspace.open`."""
     folder, keys, place = writable_home(), key_folder(), store()
     recharged: tuple[Recharged, ...] = ()
     engine = connect_as_is(database_url())
@@ -93,7 +94,8 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            witness.note(note_everything(connection))  # releases that began by the acceptance have no note yet
+            # accepting a restored ledger begins its reserved releases, which have no note yet
+            witness.note(note_everything(connection))
     else:
         with reading(engine) as connection:
             current = witness.check(connection)
@@ -106,7 +108,7 @@ def open_home(
 
 
 def read_home() -> OpenedHome:
-    """Open the home for reading, in memory if there is none; see `storage.workspace.Workspace.read_only`."""
+    """Open the home for reading; if there is no home, return an empty one that exists only in memory."""
     folder, place = readable_home(), store()
     keys, engine = key_folder(), connect_to_read(database_url())
     found = None if engine is None else _found(engine, home=folder, keys=keys, place=place)
@@ -120,7 +122,7 @@ def read_home() -> OpenedHome:
 
 
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
-    """Return the home of the ledger in a database, unchanged; None where the database has no ledger."""
+    """Open the home of the ledger in a database without changing it; return None if the database has no ledger."""
     with reading(engine) as connection:
         ledger_id = journal.find_id(connection)
         if ledger_id is None:
@@ -134,13 +136,13 @@ def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> Opened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """The durable parts of a home.
+    """The ledger, datasets and registry of a home, opened together.
 
     Attributes
     ----------
     ledger : Ledger
     home : Path
-    store : Place, of datasets and artifacts
+    store : Place, the store of datasets and artifacts
     recharged : tuple of Recharged, the releases that were charged again if a restored ledger was just accepted
 
     See Also
@@ -171,13 +173,13 @@ class Workspace:
         return Catalog(self.ledger.engine, self.home, self.store, ledger=self.ledger.id)
 
     def budget(self, population: str, *, dataset: str | None = None, publish: str | None = None) -> "PopulationBudget":
-        """Return a population's budget as an object to spend from, as ``flows.estimators.PrivatePCA`` does.
+        """Return a population's budget as an object that estimators such as ``flows.estimators.PrivatePCA`` charge.
 
         Parameters
         ----------
         population : str
         dataset : str, optional
-            The name under which rows from memory are stored; by default a name for this population.
+            The name of the dataset in which rows from memory are stored; by default ``rows.POPULATION``.
         publish : str, optional
             The name under which releases of these rows are published; by default one per family, such as
             ``subspace.patients``.
@@ -206,7 +208,7 @@ class Workspace:
         return Registry(self.store)
 
     def alias_history(self, name: str, *, newest: int | None = None) -> tuple[AliasMove, ...]:
-        """Return the moves of the aliases of a published name, oldest first; ``newest`` limits their number.
+        """Return the moves of a published name's aliases, oldest first; ``newest`` limits the result to the newest.
 
         Raises
         ------
@@ -226,7 +228,7 @@ class Workspace:
         another_ledger: bool = False,
         even_locked: bool = False,
     ) -> Self:
-        """Open the workspace of this home, after creating it if necessary, and complete what a crash interrupted.
+        """Open the workspace of this home, create the home if necessary, and complete work that a crash interrupted.
 
         Parameters
         ----------
@@ -234,9 +236,11 @@ class Workspace:
             An operator's reason to continue with a database that was restored from a copy; see
             `storage.registry.restored.accept`.
         charge_to, another_ledger : str and bool
-            The population to charge for unexplained releases in the registry, or whether another ledger publishes them.
+            Only with ``accept_restored``, for releases in the registry whose population is unknown: the population to
+            charge for these releases, or whether another ledger published them.
         even_locked : bool
-            Open the home even if the registry contains unknown names, for operations that spend nothing.
+            Whether to open the home even if the registry contains names that this ledger did not publish; for
+            operations that charge nothing.
 
         Raises
         ------
@@ -248,8 +252,8 @@ class Workspace:
 
         Notes
         -----
-        One listing of each kind finds the pointer files that changed since they were last written. Only these are read
-        and rewritten.
+        Pointer files that changed since they were last written are found by one listing of plain and one of signed
+        pointers. Only the changed files are read and rewritten.
         """
         found = open_home(
             accept_restored=accept_restored,
@@ -270,8 +274,8 @@ class Workspace:
     def read_only(cls) -> Self:
         """Open the workspace of this home for reading.
 
-        If there is no home yet, the workspace is empty and exists only in memory. Work that `open` would complete, such
-        as an unwritten pointer after a crash, is left undone.
+        If there is no home yet, the workspace is empty and exists only in memory. Work that `open` would complete after
+        a crash, such as writing a pointer file, is not done.
 
         Raises
         ------
@@ -293,10 +297,10 @@ class Workspace:
         made: str | None = None,
         among: Collection[str] | None = None,
     ) -> int:
-        """Commit a release with its artifact and publish it under the next version of a name; return the version.
+        """Commit a release with its artifact, publish it as the next version of a name, and return the version.
 
-        The state, version and journal entry change in one transaction. A repeated call changes nothing. Publication
-        under a second name costs nothing, because it is the same release.
+        The release's state, the version and the journal entries are written in one transaction. A repeated call changes
+        nothing. Publishing the same release under a second name costs no further budget.
 
         Parameters
         ----------
@@ -305,10 +309,10 @@ class Workspace:
         artifact_digest : str
             The digest of the artifact with which the release is committed.
         made : str, optional
-            The digest of another artifact to publish instead, which was derived from this artifact without reading a
-            row.
+            The digest of another artifact to publish instead. It must be derived from the release's artifact without
+            reading a row.
         among : collection of str, optional
-            The only populations that may have published under the name before.
+            If given, every earlier version of the name must come from one of these populations.
 
         Raises
         ------
@@ -317,7 +321,8 @@ class Workspace:
         Refused
             When a population that is not in ``among`` has published under the name. Nothing is committed then.
         Conflict
-            As `storage.registry.publishing.add_version`.
+            When the release is already published under the name with another digest, or another ledger publishes the
+            name.
         """
         digest = artifact_digest if made is None else made
 
@@ -329,7 +334,7 @@ class Workspace:
         return version
 
     def withhold(self, release_id: str, *, artifact_digest: str) -> None:
-        """Commit a release with its artifact, without publishing it.
+        """Commit a release with its artifact, without publishing it under a name.
 
         Raises
         ------
@@ -341,7 +346,9 @@ class Workspace:
     def publish_joint(
         self, joint_id: str, *, name: str, artifact_digest: str, sites: Sequence[Mapping[str, Any]]
     ) -> int:
-        """Publish a joint release, which is charged in the ledgers of its sites, under the next version of a name.
+        """Publish a joint release of several sites as the next version of a name, and return the version.
+
+        A joint release is charged in the ledger of each site, not in this ledger.
 
         Parameters
         ----------
@@ -354,7 +361,7 @@ class Workspace:
         Raises
         ------
         Conflict
-            When the joint release was published with another artifact, or as `storage.registry.publishing.add_version`.
+            When the joint release was published with another artifact, or another ledger publishes the name.
         """
 
         def record(connection: sa.Connection) -> int:
@@ -367,17 +374,17 @@ class Workspace:
         return version
 
     def digest_of_joint(self, joint_id: str) -> str | None:
-        """Return the digest of the artifact that a joint release was published with; None where it is not published."""
+        """Return the digest of the published artifact of a joint release of several sites; None if unpublished."""
         with reading(self.ledger.engine) as connection:
             return publishing.digest_of_joint(connection, joint_id)
 
     def promote(self, name: str, *, version: int, alias: str, why: Mapping[str, Any] | None = None) -> None:
-        """Point an alias of a name at a version; ``why`` contains public facts that the journal records with the move.
+        """Point an alias of a name at a version; the journal records the move with the public facts ``why``.
 
         Raises
         ------
         Invalid, NotFound
-            As `storage.registry.publishing.promote`.
+            When the alias is not allowed, or the name has no such version.
         """
         with self.ledger.transaction() as connection:
             publishing.promote(connection, name=name, version=version, alias=alias, why=why)
@@ -386,17 +393,20 @@ class Workspace:
     def advance(
         self, name: str, *, version: int, alias: str, before: int | None, why: Mapping[str, Any] | None = None
     ) -> bool:
-        """Move an alias by `storage.registry.publishing.advance`, and return whether it moved."""
+        """Move an alias to a version to which it has never pointed, and return whether it moved.
+
+        See `storage.registry.publishing.advance` for the cases in which the alias is not moved.
+        """
         with self.ledger.transaction() as connection:
             moved = publishing.advance(connection, name=name, version=version, alias=alias, before=before, why=why)
         self._rebuild([name])
         return moved
 
     def rebuild_pointers(self) -> None:
-        """Check the pointer file of every name, and rewrite the files that do not agree with the rows.
+        """Check the pointer file of every name, and rewrite the files that disagree with the database.
 
-        Half-written files next to the signatures are removed here instead of at each opening, because there is one
-        signature per artifact.
+        Temporary files next to the signatures of artifacts are removed here, and not at each opening, because that
+        folder has one file per artifact.
         """
         self._rebuild(None)
         remove_orphans(self.home / SIGNATURES)
@@ -407,8 +417,9 @@ class Workspace:
         Parameters
         ----------
         above : int
-            The new number of each signed pointer is higher than this number and its current one. It is needed if both
-            the files and the database were lost, so that consumers remember a higher number.
+            The new number of each signed pointer is higher than this number and than the pointer's current number. It
+            is needed if both the files and the database were lost, because consumers refuse a pointer with a lower
+            number than they saw.
 
         Raises
         ------
@@ -430,15 +441,15 @@ class Workspace:
 
 
 class PopulationBudget:
-    """The budget of a population, which pays for releases of rows in memory.
+    """The budget of a population, which estimators charge for releases of rows in memory.
 
-    A copy is the same object. An unpickled budget opens the workspace of its process when it is first used, and refuses
-    another ledger.
+    Copying returns the same object. An unpickled budget opens the workspace of the current process when it is first
+    used, and raises an error if that workspace has another ledger.
 
     Attributes
     ----------
-    population : str
-    dataset : str, the name under which such rows are stored
+    population : str, the name of the population
+    dataset : str, the name of the dataset in which the rows are stored
     """
 
     def __init__(
@@ -448,7 +459,7 @@ class PopulationBudget:
         self._publish, self._ledger_id, self._workspace = publish, ledger_id, workspace
 
     def __repr__(self) -> str:
-        """Show the population of the budget."""
+        """Return text with the population of the budget."""
         return f"PopulationBudget({self.population!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -480,7 +491,7 @@ class PopulationBudget:
         return self._workspace
 
     def published_as(self, family: str) -> str:
-        """Return the name under which releases of a family are published."""
+        """Return the name under which releases of a family, such as ``subspace``, are published."""
         return f"{family}.{self.population.lower()}"[:100] if self._publish is None else self._publish
 
     def statement(self) -> "Statement":

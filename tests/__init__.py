@@ -1,1 +1,1 @@
-"""Tests, one folder for each folder of the product, and the programs that run the whole product."""
+"""Tests, with one folder for each folder of the product, and the programs that run the whole product."""

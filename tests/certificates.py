@@ -1,4 +1,4 @@
-"""Certificate files of a test's own authority, for Dask clusters under TLS."""
+"""Certificate files of a test's own certificate authority, for Dask clusters that use TLS."""
 
 from dataclasses import dataclass
 from pathlib import Path

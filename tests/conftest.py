@@ -1,4 +1,4 @@
-"""Settings shared by all tests.
+"""Settings and fixtures shared by all tests.
 
 Hypothesis generates the same examples in every run, and no example has a deadline.
 """
@@ -33,15 +33,18 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the million objects of collection from garbage collection, because they live as long as the process."""
+    """Exclude the objects created by test collection, about a million, from later garbage collections.
+
+    These objects live as long as the process, so scanning them costs time and frees nothing.
+    """
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Redirect the witness of every test away from the user's own state folder.
+    """Use a temporary state folder in every test, so that no test changes the user's own ledger witness.
 
-    A test that copies a home assigns the copy another folder.
+    A test that copies a home assigns another state folder to the copy.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DPCA_STATE_FOLDER", str(tmp_path_factory.mktemp("state")))
@@ -50,10 +53,10 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _migrated_once() -> Iterator[None]:
-    """Let every empty SQLite database after the first repeat the statements of the first migration.
+    """Migrate the first empty SQLite database with Alembic, and replay the recorded statements for all others.
 
-    The result is the same, and Alembic, which takes most of the time of opening a new home, runs once. A database that
-    has a migration already is migrated as usual.
+    The resulting schema is the same. Alembic takes most of the time of opening a new home, and runs only once. A
+    database that already has a migration is migrated as usual.
     """
     migrate, recorded = engine.migrate, list[tuple[str, Any]]()
 
@@ -72,7 +75,7 @@ def _migrated_once() -> Iterator[None]:
 
 
 def _statements_of(act: Callable[[sa.Connection], None], connection: sa.Connection) -> list[tuple[str, Any]]:
-    """Run a migration, and return its statements that write."""
+    """Run a migration, and return the SQL statements that write to the database."""
     found: list[tuple[str, Any]] = []
 
     def note(_: Any, cursor: Any, statement: str, parameters: Any, *others: Any) -> None:
@@ -96,12 +99,12 @@ def postgres() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres_url(postgres: Server) -> str:
-    """Return the URL of the PostgreSQL server, with the database that always exists."""
+    """Return the URL of the PostgreSQL server, with the database that exists on every server."""
     return f"{postgres.url}/postgres"
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[s3.Server]:
-    """Run one S3 server for all tests that neither stop nor lock it; each test has its own prefix."""
+    """Run one S3 server for all tests that neither stop nor lock the server; each test uses a separate prefix."""
     with s3.serve() as server:
         yield server

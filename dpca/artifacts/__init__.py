@@ -1,1 +1,1 @@
-"""Artifacts: the arrays and public facts of a release, in files addressed by their digest."""
+"""Artifacts: the arrays and public facts of a release, stored in a folder named by the digest of its files."""

@@ -1,7 +1,7 @@
-"""The interface of all kinds of artifact, and the manifest of public facts.
+"""The interface of all kinds of artifact, and the check of an artifact's manifest.
 
-An artifact is a set of named arrays of released numbers, with public facts about them. Its manifest holds only public
-facts, which are checked against a closed list.
+An artifact is a set of named arrays of released numbers, with public facts about them. The facts are stored in the
+artifact's manifest. Every fact is checked against a fixed list of allowed facts.
 
 To add a kind, derive a class from `Artifact` and add a row to the table in `dpca.artifacts.files`.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # mechanisms whose results are marked as not private
+NOT_PRIVATE = ("non_private", "als", "ials", "otd")  # reference mechanisms without a privacy guarantee
 FACTS: Mapping[str, str] = {
     "code_version": "text",
     "format": "number",
@@ -50,15 +50,13 @@ def canonical_json(value: object) -> bytes:
 
 
 def canonical_object(members: Mapping[str, bytes]) -> bytes:
-    """Join the canonical encodings of an object's members into the canonical encoding of the object.
+    """Join the canonical JSON of an object's members into the canonical JSON of the object.
 
     >>> canonical_object({"b": canonical_json([1]), "a": canonical_json({})}) == canonical_json({"a": {}, "b": [1]})
     True
     """
-    lines = [
-        canonical_json(name)[:-1] + b": " + members[name][:-1].replace(b"\n", b"\n  ")  # encoded text has no newline
-        for name in sorted(members)
-    ]
+    # Every newline in an encoded member is layout, because JSON escapes the newlines within strings.
+    lines = [canonical_json(name)[:-1] + b": " + members[name][:-1].replace(b"\n", b"\n  ") for name in sorted(members)]
     return b"{\n  " + b",\n  ".join(lines) + b"\n}\n" if lines else b"{}\n"
 
 
@@ -81,18 +79,18 @@ def _is(value: object, kind: str) -> bool:
 def checked_manifest(
     manifest: Mapping[str, Any], *, kind: str, facts: Mapping[str, str], shape: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Check a manifest and return it with the facts that follow from the arrays.
+    """Check an artifact's manifest, and return it with the facts that follow from the arrays (format, kind, sizes).
 
     Parameters
     ----------
     manifest : mapping
         Public facts as plain JSON values.
     kind : str
-        The kind of artifact.
+        The kind of artifact, such as ``private_subspace``.
     facts : mapping of str to {"facts", "names", "number", "text"}
-        Facts that a manifest of this kind may hold in addition to `FACTS`.
+        Facts that a manifest of this kind may hold in addition to `FACTS`, with their types.
     shape : mapping of str to int
-        The sizes of the arrays, by their names in the manifest.
+        The sizes of the arrays, by their names in the manifest, such as ``n_components``.
 
     Raises
     ------
@@ -103,23 +101,28 @@ def checked_manifest(
     known = {**FACTS, **facts, **dict.fromkeys(shape, "number")}
     if strangers := sorted(set(manifest) - set(known)):
         raise Invalid(
-            f"manifest has {', '.join(map(str, strangers))}; only public facts enter an artifact "
-            f"({', '.join(sorted(known))}); remove the rest"
+            f"manifest has {', '.join(map(str, strangers))}; an artifact may hold only public facts of the list "
+            f"{', '.join(sorted(known))}; remove the rest"
         )
     for name, form in known.items():
         if name in manifest and name not in derived and not _is(manifest[name], form):
-            raise Invalid(f"manifest has a {name} that is not of type {form}; write it as a release does")
+            raise Invalid(f"manifest has a {name} that is not of type {form}; pass the manifest of a finished release")
     for name, value in derived.items():
         if manifest.get(name, value) != value:
-            raise Invalid(f"manifest has {name}={manifest[name]!r}; this artifact has {value!r}; remove it")
+            raise Invalid(
+                f"manifest has {name}={manifest[name]!r}, but the arrays have {name}={value!r}; remove this fact"
+            )
     if manifest.get("mechanism") in NOT_PRIVATE and manifest.get("privacy", {}).get("private") is not False:
         raise Invalid(
-            f"a manifest of {manifest['mechanism']} must state that it is not private; keep its facts unchanged"
+            f"the manifest of a {manifest['mechanism']} result must state that the result is not private; pass the "
+            "facts of the release unchanged"
         )
     try:
         return dict(json.loads(canonical_json({**manifest, **derived})))
     except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"manifest is not JSON ({error}); it may hold only plain values; convert it first") from error
+        raise Invalid(
+            f"manifest is not JSON ({error}); it may hold only plain JSON values; convert the others first"
+        ) from error
 
 
 class LinearMap(Protocol):
@@ -140,11 +143,11 @@ class LinearMap(Protocol):
 
 
 class Artifact(ABC):
-    """The form of a release that consumers load.
+    """Base class of the objects that consumers load: the arrays and public facts of one release.
 
     Guarantees
     ----------
-    Every array and fact is post-processing of a noisy release; no method reads private rows.
+    Every array and fact is post-processing of noisy answers; no method reads private rows.
     """
 
     __slots__ = ()
@@ -165,17 +168,17 @@ class Artifact(ABC):
     @classmethod
     @abstractmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> Self:
-        """Build an artifact of this kind from the result of `arrays` and a manifest.
+        """Build an artifact of this kind from its arrays, as the method `arrays` returns them, and its manifest.
 
         Raises
         ------
         Invalid, LookupError, TypeError, ValueError
-            If the arrays or the manifest are not those of this kind.
+            If the arrays or the manifest do not have the form that this kind of artifact requires.
         """
 
     @abstractmethod
     def summary(self) -> dict[str, Any]:
-        """Return the main facts by name, as plain JSON values; an undeclared fact is None."""
+        """Return the main public facts of the artifact by name, as plain JSON values; an undeclared fact is None."""
 
     @abstractmethod
     def headline(self) -> str:
@@ -183,42 +186,42 @@ class Artifact(ABC):
 
     @property
     def is_private(self) -> bool:
-        """True if the release has a privacy guarantee. Reference results and anything derived from them have none."""
+        """True if the release has a privacy guarantee; False for reference results and anything derived from them."""
         return self.manifest.get("privacy", {}).get("private", True) is not False
 
     @property
     def encoder(self) -> "Encoder | None":
-        """The encoding of the raw tables from which the release was made; None if its rows were already numbers.
+        """The encoder that turned raw tables into the rows of the release; None if the rows were already numbers.
 
         Raises
         ------
         Invalid
-            If the encoding has a version that this package does not read.
+            If the encoder's schema has a version that this package does not support.
         NotInstalled
-            If a library that the encoding needs is missing.
+            If a library that the encoder needs is missing.
         """
         facts = self.manifest.get("encoder")
         if facts is None:
             return None
-        with needing("a raw table", extra="tables"):  # numeric rows need neither Arrow nor pydantic
+        with needing("a raw table", extra="tables"):  # import here, because only raw tables need Arrow and pydantic
             from dpca.schemas.encoder import Encoder
         return Encoder.of(facts)
 
     @property
     def raw_encoding(self) -> Callable[[Any], NDArray[np.float64]] | None:
-        """The function that encodes raw rows, or None without an encoder. It loads the encoder when it is called."""
+        """The function that encodes raw rows; None without an encoder. Calling the function imports the encoder."""
         if self.manifest.get("encoder") is None:
             return None
         return lambda rows: cast("Encoder", self.encoder).transform(rows)
 
     def with_encoder(self, facts: Mapping[str, Any] | None) -> Self:
-        """Return a copy whose manifest states the schema that encoded the features, if they have names."""
+        """Return a copy whose manifest states the schema of the encoder, provided that the features have names."""
         if facts is None or self.manifest.get("feature_names") is None:
             return self
         return replace(self, manifest={**self.manifest, "encoder": dict(facts)})  # type: ignore[type-var]
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """Return the arrays that are present, by name. These are the arrays that are stored and exported."""
+        """Return the arrays of this artifact by name, leaving out fields that are None."""
         found = {name: getattr(self, name) for name in self.dimensions}
         return {name: values for name, values in found.items() if values is not None}
 
@@ -229,7 +232,7 @@ type Export = Callable[[Any, Mapping[str, str]], bytes | Mapping[str, bytes]]
 
 def npz(artifact: Artifact, _tags: Mapping[str, str]) -> bytes:
     """Write the arrays and the manifest of an artifact as a NumPy archive; equal artifacts give equal bytes."""
-    # Entries of a NumPy archive carry a fixed date, so the bytes depend on the arrays alone.
+    # NumPy gives all archive entries the same date, so the bytes depend on the arrays and the manifest alone.
     arrays: dict[str, Any] = artifact.arrays()
     buffer = BytesIO()
     np.savez(buffer, **arrays, manifest=np.array(canonical_json(artifact.manifest).decode()))
@@ -242,12 +245,12 @@ def frozen(name: str, values: ArrayLike, *, ndim: int) -> NDArray[np.float64]:
     Raises
     ------
     Invalid
-        If the array has another number of dimensions, is empty, or holds NaN or infinity.
+        If the array does not have `ndim` dimensions, is empty, or holds NaN or infinity.
     """
     array = np.array(values, dtype=np.float64, order="C")
     if array.ndim != ndim or not array.size or not np.isfinite(array).all():
         raise Invalid(
-            f"{name} of shape {array.shape} must be a {ndim}-D array of finite numbers, not empty; "
+            f"{name} has shape {array.shape}; it must be a {ndim}-D array of finite numbers and not empty; "
             "pass the arrays of a finished release"
         )
     array.flags.writeable = False

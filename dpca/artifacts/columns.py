@@ -1,9 +1,9 @@
-"""Checks of rows passed by a consumer, and alignment of their columns with a release.
+"""Checks of rows passed by a consumer, and alignment of their columns with the features of a release.
 
-A data frame (pandas, polars), an Arrow table and an AnnData object name their columns; none of these libraries is
-imported here. The columns of plain arrays have no names and are matched by position.
+The columns of a data frame (pandas, polars), an Arrow table or an AnnData object have names, and are matched by name.
+The columns of plain arrays have no names, and are matched by position. This module imports none of these libraries.
 
->>> class Frame:  # as pandas and polars have it
+>>> class Frame:  # a minimal data frame, with the members that pandas and polars share
 ...     columns = ["b", "a"]
 ...     def __getitem__(self, name): return np.array({"a": [1, 2], "b": [3, 4]}[name])
 ...     def __len__(self): return 2
@@ -34,12 +34,12 @@ def rows_by_name(
         Rows without column names are returned unchanged. Columns numbered from 0, the default of pandas, count as
         unnamed, unless these numbers are the names in `names`.
     names : sequence of str, optional
-        The public names of the features. Without them, columns are matched by position.
+        The public names of the release's features. Without them, columns are matched by position.
     noun : str
-        The kind of artifact, for messages.
+        The word for the kind of artifact in error messages, such as "subspace".
     encode : callable, optional
-        The encoding of raw tables. If present, frames and tables are raw rows, which it encodes; arrays and AnnData
-        objects are already encoded.
+        The function that encodes raw tables. If it is given, data frames and tables are treated as raw rows and
+        encoded; arrays and AnnData objects are treated as already encoded.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def rows_by_name(
 
     Guarantees
     ----------
-    Permuted columns give a bitwise equal array with the same memory layout.
+    Rows with permuted named columns give a bitwise equal array with the same memory layout.
     """
     labels = column_labels(rows)
     if labels is None:
@@ -64,7 +64,10 @@ def rows_by_name(
         order = match_names(text, names, noun=noun)
     if is_annotated(rows):
         if rows.X is None:
-            raise Invalid("the AnnData object has no X, the matrix of rows; set it, as by adata.X = adata.layers[NAME]")
+            raise Invalid(
+                "the AnnData object has no matrix X of rows; it must have one; set it, for example by "
+                "adata.X = adata.layers[NAME]"
+            )
         return rows.X if order is None else _taken(rows.X, order)
     positions = range(len(labels)) if order is None else order.tolist()
     return _matrix([(text[at], column_at(rows, labels, at)) for at in positions], n_rows=len(rows))
@@ -88,7 +91,7 @@ def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.fl
 
 
 def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
-    """Select columns of a dense or sparse matrix, with the memory layout of a matrix built in that order."""
+    """Return the columns of a dense or sparse matrix in a given order, with the memory layout of a new matrix."""
     taken = matrix[:, order]
     if not hasattr(taken, "tocsr"):
         return np.ascontiguousarray(taken)
@@ -98,24 +101,25 @@ def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
 
 
 def checked_rows(name: str, rows: Any, *, width: int, column: str, noun: str) -> Any:
-    """Return a 2-D float64 array, dense or csr, of finite numbers with the required number of columns.
+    """Check rows, and return them as a 2-D float64 array, dense or csr, of finite numbers.
 
     Parameters
     ----------
     name : str
-        The argument's name in messages.
+        The name of the argument `rows` in error messages.
     rows : array-like or scipy sparse array or matrix
     width : int
-        The number of columns.
+        The required number of columns.
     column, noun : str
-        The nouns for a column and for the artifact, for messages.
+        The words for a column and for the artifact in error messages, such as "feature" and "subspace".
 
     Raises
     ------
     Invalid
-        If `rows` has another shape, is not numeric, holds NaN or infinity, or would lose information (`plain_rows`).
+        If `rows` is not 2-D with `width` columns, is not numeric, holds NaN or infinity, or would lose information
+        when converted to float64 (see `plain_rows`).
     """
-    from scipy import sparse  # the import takes 0.1 s; commands without rows skip it
+    from scipy import sparse  # import here, because scipy takes 0.1 s to import and only commands with rows need it
 
     rows = plain_rows(rows.compute() if hasattr(rows, "__dask_graph__") else rows, name=name)
     matrix: Any = rows if sparse.issparse(rows) else _dense(name, rows)
@@ -139,5 +143,5 @@ def _dense(name: str, rows: Any) -> NDArray[Any]:
     try:
         array = np.asarray(rows)
         return array.astype(np.float64) if array.dtype.kind == "O" else array
-    except (TypeError, ValueError, OverflowError):  # their messages may quote a value
-        raise Invalid(f"{name} is not an array of numbers; it must hold real numbers; pass a 2-D array") from None
+    except (TypeError, ValueError, OverflowError):  # drop the original error, whose message may quote a value of a row
+        raise Invalid(f"{name} is not an array of numbers; pass a 2-D array of real numbers") from None

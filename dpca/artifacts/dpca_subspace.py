@@ -1,7 +1,8 @@
-"""The model code in an exported MLflow folder.
+"""The Python code of an exported MLflow model.
 
-This file is copied into the folder, so it imports only NumPy and nothing from this package. MLflow calls `_load_pyfunc`
-with the folder ``data``, and `Subspace.predict` with rows of numbers.
+`dpca.artifacts.exports` copies this file into the model's folder, so the file imports only NumPy and nothing from this
+package. MLflow calls `_load_pyfunc` with the path of the subfolder ``data``, and `Subspace.predict` with rows of
+numbers.
 """
 
 from pathlib import Path
@@ -25,7 +26,8 @@ class Subspace:
         Raises
         ------
         ValueError
-            If rows hold dates, durations or categories, which would become ticks or codes, or if values are masked.
+            If rows hold dates, durations or categories, which would be converted to meaningless integers, or if values
+            are masked.
         """
         kinds = list(rows.dtypes) if hasattr(rows, "dtypes") else [getattr(rows, "dtype", None)]
         if any(getattr(kind, "kind", "") in ("m", "M") or str(kind) == "category" for kind in kinds):

@@ -1,7 +1,7 @@
 """Released item factors and offsets, from which users predict ratings on their own machines.
 
-A release contains no data of a single user. A user computes a personal factor from their ratings (`fold_in`).
-Predictions with it are for that user alone.
+A release contains no data of a single user. A user computes a personal factor from their own ratings, locally
+(`ItemEmbeddings.fold_in`). Predictions with this factor may be shown to that user alone.
 
 Examples
 --------
@@ -43,32 +43,34 @@ _PERHAPS = ("unobserved",)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemEmbeddings(Artifact):
-    """Item factors and offsets, which predict a user's ratings from the ratings of that user alone.
+    """Released item factors and offsets, from which a user's ratings are predicted given only that user's ratings.
 
     Parameters
     ----------
     factors : array of shape (n_items, rank), optional
-        Without them, predictions are offsets alone.
+        One factor vector per item. Without factors, a prediction is a user's mean plus the item's offset.
     offsets : array of shape (n_items,)
-        The offset subtracted from the ratings of each item.
+        The offset of each item, which is subtracted from the ratings of that item.
     counts : array of shape (n_items,), optional
-        Noisy numbers of counted ratings.
+        The noisy number of ratings of each item.
     low, high : float
-        The range of ratings.
+        The lowest and the highest possible rating.
     manifest : mapping
-        Public facts. ``user_step`` has the parameters of a user's local step. These are ``centre``, ``prior`` (None: no
-        mean per user), and, if there are factors, one of two sets. The ridge step has ``ridge``, ``rating_bound`` and
-        optionally ``unobserved``, the weight of every item. A descent along the factors has ``gains`` (one per factor),
-        ``row_norm`` and ``rating_bound``. ``feature_names`` are the item ids.
+        Public facts. ``feature_names`` are the item ids. ``user_step`` has the parameters of `fold_in`, the local step
+        in which a user's factor is computed. They always include ``centre`` and ``prior`` (None if users have no
+        mean). With factors there is one of two further sets. A ridge regression has ``ridge``, ``rating_bound`` and
+        optionally ``unobserved``, the weight that every item gets even if unrated. A Frank-Wolfe descent has ``gains``
+        (one number per factor), ``row_norm`` and ``rating_bound``.
 
     Raises
     ------
     Invalid
-        If the arrays or the manifest are not of this kind.
+        If the arrays or the manifest do not have this form.
 
     Guarantees
     ----------
-    The arrays are private copies, float64 and read-only. `fold_in` is the step that users performed in training.
+    The arrays are private copies, float64 and read-only. `fold_in` computes the same step as the training did for
+    each user.
     """
 
     kind = "item_embeddings"
@@ -90,23 +92,26 @@ class ItemEmbeddings(Artifact):
         counts = None if self.counts is None else frozen("counts", self.counts, ndim=1)
         for name, values in (("factors", factors), ("counts", counts)):
             if values is not None and len(values) != offsets.size:
-                raise Invalid(f"{len(values)} {name} for {offsets.size} items; each item needs one; pass all")
+                raise Invalid(
+                    f"{name} has {len(values)} entries, but there are {offsets.size} items; pass one entry per item"
+                )
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise Invalid(
-                f"ratings between {self.low} and {self.high}; low must be below high; pass a range that is not empty"
+                f"the range of ratings is {self.low} to {self.high}; low must be below high, and both finite; pass "
+                "such a range"
             )
         shape = {"n_items": offsets.size, "rank": 0 if factors is None else factors.shape[1]}
         facts = {"guarantee": JOINT, **self.manifest, "low": float(self.low), "high": float(self.high)}
         manifest = checked_manifest(facts, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != offsets.size:
-            raise Invalid(f"{len(names)} item ids; each item needs one; declare {offsets.size}")
+            raise Invalid(f"there are {len(names)} item ids for {offsets.size} items; declare one id per item")
         _check_step(manifest.get("user_step"), rank=None if factors is None else factors.shape[1])
         for name, value in (("offsets", offsets), ("factors", factors), ("counts", counts), ("manifest", manifest)):
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        """Show the sizes and the guarantee."""
+        """Show the numbers of items and factors, and the privacy guarantee."""
         privacy = self.manifest.get("privacy", {})
         promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
         facts = [f"n_items={self.n_items}", f"rank={self.rank}"]
@@ -133,7 +138,7 @@ class ItemEmbeddings(Artifact):
         return 0 if self.factors is None else int(self.factors.shape[1])
 
     def summary(self) -> dict[str, Any]:
-        """Return the sizes, the range of ratings, and the scope of the guarantee."""
+        """Return the numbers of items and factors, the range of ratings, and the scope of the privacy guarantee."""
         return {
             "n_items": self.n_items,
             "rank": self.rank,
@@ -142,7 +147,7 @@ class ItemEmbeddings(Artifact):
         }
 
     def headline(self) -> str:
-        """Return the sizes in words."""
+        """Return a phrase with the numbers of factors and items."""
         return f"{self.rank} factors and an offset of {self.n_items} items"
 
     def fold_in(self, items: ArrayLike, ratings: ArrayLike) -> tuple[float, NDArray[np.float64]]:
@@ -153,7 +158,7 @@ class ItemEmbeddings(Artifact):
         items : integers of shape (n,)
             The numbers of the rated items. If an item occurs twice, its last rating counts.
         ratings : array of shape (n,)
-            Clipped to the range of ratings.
+            The ratings of these items, which are clipped to the range from `low` to `high`.
 
         Raises
         ------
@@ -180,7 +185,7 @@ class ItemEmbeddings(Artifact):
         return float(step["centre"] + mean), factor
 
     def predict(self, items: ArrayLike, ratings: ArrayLike) -> NDArray[np.float64]:
-        """Return a user's predicted ratings of all items, clipped to the range of ratings."""
+        """Return a user's predicted ratings of all items, clipped to the range from `low` to `high`."""
         own, factor = self.fold_in(items, ratings)
         scores = own + self.offsets
         if self.factors is not None:
@@ -188,9 +193,9 @@ class ItemEmbeddings(Artifact):
         return np.asarray(np.clip(scores, self.low, self.high))
 
     def recommend(self, items: ArrayLike, ratings: ArrayLike, *, count: int) -> list[tuple[int, float]]:
-        """Return unrated items with the highest predicted ratings, best first, with ties in order of item number."""
+        """Return the unrated items with the highest predicted ratings, best first; ties are ordered by item number."""
         if count < 1:
-            raise Invalid(f"count={count} must be at least 1; request one item or more")
+            raise Invalid(f"count={count} must be at least 1; request at least one item")
         rated, _ = self._checked(items, ratings)
         scores = self.predict(items, ratings)
         scores[rated] = -np.inf
@@ -198,12 +203,12 @@ class ItemEmbeddings(Artifact):
         return [(int(item), float(scores[item])) for item in order]
 
     def items_of(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Return the numbers of items by their ids, which are numbers from 0 if none are declared.
+        """Return the item numbers of the given item ids. If the release declares no ids, the ids are "0", "1", ...
 
         Raises
         ------
         Invalid
-            If an id is unknown. An item that was not declared cannot contribute to a prediction.
+            If an id is not among the items of the release.
         """
         numbers = self._numbers()
         unknown = next((name for name in ids if name not in numbers), None)
@@ -212,7 +217,7 @@ class ItemEmbeddings(Artifact):
         return np.array([numbers[name] for name in ids], dtype=np.int64)
 
     def known(self, ids: Sequence[str]) -> list[bool]:
-        """Return for each id whether it is an item of the release."""
+        """Return, for each id, whether an item of the release has this id."""
         numbers = self._numbers()
         return [name in numbers for name in ids]
 
@@ -229,14 +234,17 @@ class ItemEmbeddings(Artifact):
         rated, given = plain_rows(items, name="items"), plain_rows(ratings, name="ratings")
         try:
             rated, values = np.asarray(rated), np.asarray(given, dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):  # their messages may quote a value
+        except (TypeError, ValueError, OverflowError):  # drop the original error, whose message may quote a rating
             raise Invalid("items and ratings must be arrays of numbers; pass item numbers and ratings") from None
         if rated.shape != values.shape or rated.ndim != 1 or (rated.size and rated.dtype.kind not in "iu"):
-            raise Invalid(f"{rated.size} items and {values.size} ratings; each rating needs an item number; pass both")
+            raise Invalid(
+                f"there are {rated.size} items and {values.size} ratings; each rating needs an item number; "
+                "pass two 1-D arrays of equal length"
+            )
         if not np.isfinite(values).all():
-            raise Invalid("a rating is not a finite number; correct it, or leave it out")
+            raise Invalid("a rating is not a finite number, but all must be; correct it, or leave it out")
         if ((rated < 0) | (rated >= self.n_items)).any():
-            raise Invalid(f"an item number is outside 0..{self.n_items - 1}; correct it, or leave it out")
+            raise Invalid(f"an item number is outside 0..{self.n_items - 1}, the range of item numbers; correct it")
         last = dict(zip(rated.tolist(), values.tolist(), strict=True))
         order = sorted(last)
         return np.array(order, dtype=np.int64), np.array([last[item] for item in order])
@@ -245,7 +253,7 @@ class ItemEmbeddings(Artifact):
 def _descended(
     left: NDArray[np.float64], used: NDArray[np.float64], *, gains: Sequence[float], row_norm: float
 ) -> NDArray[np.float64]:
-    """Return a user's coefficients after one Frank-Wolfe step per factor, with weights 2 / (t + 2)."""
+    """Return a user's factor after one Frank-Wolfe step per coordinate; step t = 0, 1, ... has weight 2 / (t + 2)."""
     factor = np.zeros(len(gains))
     for step, gain in enumerate(gains):
         rest, weight = left - used @ factor, 2.0 / (step + 2.0)
@@ -258,15 +266,21 @@ def _descended(
 def _check_step(step: Any, *, rank: int | None) -> None:
     known = {*_STEP, *_DESCENT, *_PERHAPS, "gains"}
     if not isinstance(step, Mapping) or not set(step) <= known:
-        raise Invalid(f"a user_step of {step!r}; it must have {', '.join(_STEP)}; write it as a release does")
+        raise Invalid(
+            f"user_step is {step!r}; it must be a mapping with {', '.join(_STEP)}; pass the manifest of a finished "
+            "release"
+        )
     gains = step.get("gains", [])
     if not isinstance(gains, (list, tuple)):
-        raise Invalid(f"gains of {gains!r} in a user_step; they must be a list of numbers, one per factor; pass all")
+        raise Invalid(f"user_step has gains={gains!r}; gains must be a list of numbers; pass one number per factor")
     needed = _STEP[:2] if rank is None else _DESCENT if "gains" in step else _STEP
     if rank is not None:
         needed = (*needed, *(name for name in _PERHAPS if name in step))
     numbers = [step.get(name, math.nan) for name in needed if not (name == "prior" and step.get(name, 0) is None)]
     if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (*numbers, *gains)):
-        raise Invalid(f"a user_step without {' or '.join(needed)} as a number; write it as a release does")
+        raise Invalid(
+            f"user_step must have {', '.join(needed)} as finite numbers, but one is missing or not a finite number; "
+            "pass the manifest of a finished release"
+        )
     if "gains" in step and len(gains) != rank:
-        raise Invalid(f"a user_step of {len(gains)} gains for {rank or 0} factors; each factor needs one; pass all")
+        raise Invalid(f"user_step has {len(gains)} gains for {rank or 0} factors; pass one gain per factor")

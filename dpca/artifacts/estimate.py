@@ -1,4 +1,4 @@
-"""A private estimate of the quality of another release: noisy sums and the estimates derived from them.
+"""A private estimate of the quality of another release, computed from sums that were released with noise.
 
 Examples
 --------
@@ -27,13 +27,13 @@ class PrivateEstimate(Artifact):
     sums : array of shape (n_sums,)
         The released sums.
     manifest : mapping
-        Public facts. ``outcome`` has the estimates and their standard deviations by name; ``plan`` names the evaluated
-        release.
+        Public facts. ``outcome`` has the estimates and their standard deviations by name. ``plan`` states which release
+        was evaluated.
 
     Raises
     ------
     Invalid
-        If the array or the manifest are not of this kind.
+        If the array or the manifest does not have this form.
     """
 
     kind = "private_estimate"
@@ -62,13 +62,13 @@ class PrivateEstimate(Artifact):
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """The estimates and their standard deviations by name; an estimate hidden by noise is None."""
+        """The estimates and their standard deviations by name. An estimate that noise makes impossible is None."""
         return self.manifest.get("outcome") or {}
 
     def summary(self) -> dict[str, Any]:
-        """Return the estimates and the release that they evaluate."""
+        """Return the estimates by name, and under ``evaluated`` the release that they evaluate."""
         return {"evaluated": self.manifest.get("plan", {}).get("evaluated"), **self.outcome}
 
     def headline(self) -> str:
-        """Return a short description of the estimate."""
+        """Return a phrase that names the evaluated release."""
         return f"an estimate of the quality of {self.manifest.get('plan', {}).get('evaluated', 'a release')}"

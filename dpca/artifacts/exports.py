@@ -1,15 +1,18 @@
 """Export of a subspace to MLflow, ONNX and scikit-learn, with its lineage.
 
-*Lineage.* Tags are short texts by name, as model registries store them.
+*Lineage.* The origin and the guarantee of an artifact are exported as tags: short texts with names, as model registries
+store them.
 
-*MLflow.* A folder that MLflow loads as a Python function, written without MLflow. It holds ``MLmodel``, the arrays, and
-a loader that needs only NumPy. So a model server needs neither this package nor its dependencies. Nothing in the folder
-is a pickle.
+*MLflow.* The export is a folder that MLflow loads as a Python function. This module writes the folder without using
+MLflow. The folder contains the file ``MLmodel``, the arrays, and a loader that needs only NumPy. So a model server
+needs neither this package nor its dependencies. Nothing in the folder is a pickle.
 
-*ONNX.* A graph that computes ``scores = rows @ components.T - mean @ components.T`` in float64. The protocol buffers
-are written byte by byte, so that no ONNX package is needed. Field numbers are those in ``onnx.proto`` (IR version 8).
+*ONNX.* The export is a graph that computes ``scores = rows @ components.T - mean @ components.T`` in float64. This
+module encodes the protocol buffers itself, so that no ONNX package is needed. Field numbers are those in
+``onnx.proto`` (IR version 8).
 
-*scikit-learn.* A fitted ``PCA`` in a skops file. It contains no pickle, and loading it needs nothing from this package.
+*scikit-learn.* The export is a fitted ``PCA`` in a skops file. The file contains no pickle, and loading the file needs
+nothing from this package.
 """
 
 import json
@@ -31,20 +34,21 @@ _PRIVACY = ("epsilon", "delta", "relation", "unit", "rows_per_unit", "statement"
 
 
 def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str, str]:
-    """Return the origin of an artifact and its guarantee as tags, whose names begin with ``dpca.``.
+    """Return the origin and the privacy guarantee of an artifact as tags, whose names begin with ``dpca.``.
 
     Parameters
     ----------
     artifact : Artifact
     reference : str
-        The artifact's name and version.
+        The artifact's name and version, such as ``news@3``.
     digest : str
+        The artifact's digest in hex.
 
     Returns
     -------
     dict
-        Only public facts; undeclared facts are omitted. ``dpca.input`` is present if the release takes encoded columns,
-        into which a raw table must first be encoded.
+        Public facts as text by tag name; undeclared facts are omitted. The tag ``dpca.input`` is present if the
+        artifact has an encoder, so that raw tables must be encoded before the exported model is applied.
     """
     manifest: Mapping[str, Any] = artifact.manifest
     privacy: Mapping[str, Any] = manifest.get("privacy", {})
@@ -61,7 +65,7 @@ def lineage_tags(artifact: Artifact, *, reference: str, digest: str) -> dict[str
 
 
 _LOADER = "dpca_subspace"
-_PYTHON = python_version()  # MLflow warns if another version loads the model
+_PYTHON = python_version()  # MLflow warns if a Python of another version loads the model
 _ENVIRONMENT = f"python: {_PYTHON}\nbuild_dependencies: []\ndependencies:\n- -r requirements.txt\n"
 
 
@@ -72,13 +76,15 @@ def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, byte
     ----------
     subspace : LinearMap
     tags : mapping of str to str
-        The lineage. It becomes the model's metadata, and ``tags.json`` for those who register the model.
+        The lineage tags. They become the model's metadata, and also the file ``tags.json``, from which they can be
+        copied when the model is registered.
 
     Returns
     -------
     dict of str to bytes
-        The files by path. If the release has feature names, the signature names the input columns. MLflow then accepts
-        them in any order and refuses rows that lack one. Otherwise the signature is a matrix with that many columns.
+        The files by path. If the release has feature names, the model's signature names the input columns. MLflow then
+        accepts these columns in any order, and refuses rows that lack one of them. Without feature names, the signature
+        is a matrix with one column per feature.
     """
     names = subspace.feature_names
     arrays: dict[str, Any] = {"components": subspace.components, "offset": np.zeros(subspace.n_components)}
@@ -102,7 +108,7 @@ def mlflow_model(subspace: LinearMap, tags: Mapping[str, str]) -> dict[str, byte
         "params": None,
     }
     return {
-        # MLflow reads YAML, of which JSON is a subset.
+        # MLflow reads the file MLmodel as YAML. JSON is valid YAML, so no YAML library is needed here.
         "MLmodel": canonical_json({"flavors": {"python_function": function}, "metadata": tags, "signature": signature}),
         "code/dpca_subspace.py": Path(__file__).with_name(f"{_LOADER}.py").read_bytes(),
         "data/subspace.npz": archive.getvalue(),
@@ -118,7 +124,7 @@ def _matrix(width: int) -> dict[str, Any]:
 
 _IR_VERSION, _OPERATORS = 8, 17
 _DOUBLE = 11
-_MOST_BYTES = 1 << 31  # the size limit of a protocol buffers message
+_MOST_BYTES = 1 << 31  # the size limit of a protocol buffers message, and so of an ONNX file
 
 
 def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
@@ -128,15 +134,19 @@ def onnx_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     ----------
     subspace : LinearMap
     tags : mapping of str to str
-        The lineage. It becomes the model's metadata, together with ``feature_names`` as a JSON list if there are any.
+        The lineage tags. They become the model's metadata, together with ``feature_names`` as a JSON list if the
+        release has feature names.
 
     Raises
     ------
     Invalid
-        If the model exceeds the size limit of an ONNX file.
+        If the components are too large for an ONNX file.
     """
     if 8 * subspace.components.size >= _MOST_BYTES // 2:
-        raise Invalid("a subspace of more than 1 GiB does not fit into an ONNX file; export npz, or fewer components")
+        raise Invalid(
+            "the components need 1 GiB or more, which does not fit into an ONNX file; export npz instead, or a "
+            "subspace with fewer components"
+        )
     arrays = {"components": np.ascontiguousarray(subspace.components.T)}
     nodes = [_node("MatMul", ("rows", "components"), "scores")]
     if subspace.mean is not None:
@@ -173,7 +183,7 @@ def _tensor(name: str, values: NDArray[np.float64]) -> bytes:
 
 
 def _value(name: str, width: int) -> bytes:
-    """Describe a matrix with any number of rows."""
+    """Encode the ONNX description of an input or output matrix: float64, `width` columns, any number of rows."""
     shape = _join(_bytes(1, _text(2, "n")), _bytes(1, _number(1, width)))
     return _join(_text(1, name), _bytes(2, _bytes(1, _join(_number(1, _DOUBLE), _bytes(2, shape)))))
 
@@ -195,7 +205,7 @@ def _join(*parts: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encode a number in groups of seven bits, lowest first."""
+    """Encode a nonnegative integer as a protocol buffers varint: groups of seven bits, lowest first."""
     found = bytearray()
     while value >= 0x80:
         found.append(value & 0x7F | 0x80)
@@ -211,7 +221,7 @@ def scikit_model(subspace: LinearMap, tags: Mapping[str, str]) -> bytes:
     subspace : LinearMap
         A subspace without a mean becomes a PCA whose mean is zero.
     tags : mapping of str to str
-        The lineage, which becomes the attribute ``dpca_lineage_``.
+        The lineage tags, which become the attribute ``dpca_lineage_`` of the PCA.
 
     Raises
     ------

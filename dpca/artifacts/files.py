@@ -1,17 +1,18 @@
-"""The files of an artifact, addressed by the digest of their content.
+"""Writing and reading the files of an artifact, in a folder named by the digest of these files.
 
-An artifact is a folder named by the digest of its files. It holds ``manifest.json`` and the arrays of its kind as a
-Zarr v3 group that any Zarr reader opens, such as ``subspace.zarr``. Equal input gives equal bytes, and so the same
-address.
+The folder of an artifact contains ``manifest.json`` and a Zarr v3 group with the arrays, such as ``subspace.zarr``. Any
+Zarr reader can open the group. Equal artifacts give equal bytes, and so the same digest and the same folder.
 
-*Kinds.* `KINDS` maps the kind in a manifest to the class that is written and that `Registry.load` returns.
+*Kinds.* A manifest states the kind of the artifact. `KINDS` maps each kind to its class, which `Registry.load` returns.
 
-*Arrays.* They are stored as uncompressed float64, in chunks of whole rows. This module writes the same bytes as `zarr`,
-so that equal arrays have equal digests with every version of `zarr`. It reads them as untrusted files.
+*Arrays.* Arrays are stored as uncompressed float64, in chunks of whole rows. This module encodes Zarr files itself, so
+that the digest of equal arrays does not depend on the version of `zarr`. Files are treated as untrusted when they are
+read.
 
-*Places that cannot list files.* Each file is named by a file read earlier: the manifest, then the descriptions of
-arrays. These files are not trusted. The caller checks that they have the artifact's digest, which fails if a file is
-missing, changed, or not one of its kind.
+*Places that cannot list files.* A web server cannot list the files of a folder. There the names of the files are found
+by reading: first the manifest, then the description of each array, which states the number of chunks. None of these
+files is trusted. The caller compares the digest of all files with the name of the folder. So a missing, changed or
+unexpected file is detected.
 """
 
 import json
@@ -58,26 +59,26 @@ KINDS = {
 
 
 def kind_named(name: str) -> type[Artifact]:
-    """Load the class of a kind by its name in `KINDS`."""
+    """Import the class of a kind of artifact, given the kind's name in `KINDS`."""
     kind: type[Artifact] = resolve_name(KINDS[name])
     return kind
 
 
 def kind_of(manifest: Mapping[str, Any]) -> type[Artifact]:
-    """Return the kind of artifact stated in a manifest.
+    """Return the class of the kind of artifact that a manifest states.
 
     Raises
     ------
     Invalid
-        If the manifest has a later format, or a kind that this version does not support.
+        If this version does not support the format or the kind that the manifest states.
     LookupError, TypeError
-        If the manifest states no format or kind, or is no mapping.
+        If the manifest states no format or no kind, or is not a mapping.
     """
     form, name = manifest["format"], str(manifest["kind"])
     if form != FORMAT or name not in KINDS:
         raise Invalid(
             f"artifact has format {in_short(form)} and kind {in_short(manifest['kind'])}; this version reads format "
-            f"{FORMAT} and kind {', '.join(KINDS)}; upgrade dpca-pipeline"
+            f"{FORMAT} and the kinds {', '.join(KINDS)}; upgrade dpca-pipeline"
         )
     return kind_named(name)
 
@@ -99,22 +100,22 @@ _STORED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """The shape of a stored array and of its chunks, which divide only the first dimension."""
+    """The shapes of a stored array and of its chunks. Chunks split only the first dimension of an array."""
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
 
     @classmethod
     def parse(cls, payload: bytes, *, name: str, ndim: int) -> Self:
-        """Read the description of an array.
+        """Read the shapes of an array and of its chunks from the array's ``zarr.json``.
 
         Raises
         ------
         AttributeError, LookupError, RecursionError, TypeError, ValueError
-            If the description does not have the form in which artifacts are written.
+            If ``zarr.json`` is not one that `StoredArray.describe` could have written for `ndim` dimensions.
         """
         if len(payload) > MOST_DESCRIPTION:
-            raise ValueError(f"the description of {name} holds more than {MOST_DESCRIPTION} bytes")
+            raise ValueError(f"the description of array {name} holds more than {MOST_DESCRIPTION} bytes")
         described: dict[str, Any] = json.loads(payload)
         shape, chunk = described["shape"], described["chunk_grid"]["configuration"]["chunk_shape"]
         plain = all(described.get(key, value) == value for key, value in _STORED.items())
@@ -125,11 +126,11 @@ class StoredArray:
             or not all(type(side) is int and side > 0 for side in sides)
             or chunk[1:] != shape[1:]
         ):
-            raise ValueError(f"{name} is not stored as uncompressed float64 in whole rows")
+            raise ValueError(f"array {name} is not stored as uncompressed float64 in whole rows")
         return cls(shape=tuple(shape), chunk=tuple(chunk))
 
     def describe(self, dimensions: Sequence[str]) -> bytes:
-        """Encode the description of an array, with the names of its dimensions."""
+        """Encode the array's ``zarr.json`` with its shape, its chunks and the names of its dimensions."""
         chunk = {"chunk_shape": list(self.chunk)}
         return _described(
             {
@@ -149,21 +150,24 @@ class StoredArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """The size of a chunk's file in bytes."""
+        """The size of the file of one chunk, in bytes; all chunks have the same size."""
         return 8 * math.prod(self.chunk)
 
     @property
     def n_chunks(self) -> int:
-        """The number of chunks."""
+        """The number of chunks of the array."""
         return -(-self.shape[0] // self.chunk[0])
 
     def path(self, number: int) -> str:
-        """Return the path of a chunk in the array's folder."""
+        """Return the path of chunk `number` within the folder of the array."""
         return f"c/{number}{'/0' * (len(self.shape) - 1)}"
 
 
 def write_arrays(artifact: Artifact, *, chunk_values: int) -> dict[str, bytes]:
-    """Return an artifact's arrays as files by path, in chunks of rows with at most `chunk_values` values or one row."""
+    """Encode an artifact's arrays as Zarr files, and return the files by path.
+
+    Each chunk contains as many whole rows as fit into `chunk_values` values, but at least one row.
+    """
     files = {DESCRIPTION: _described({"attributes": {}, "zarr_format": 3, "node_type": "group"})}
     for name, values in artifact.arrays().items():
         rows = min(len(values), max(1, chunk_values // values[:1].size))
@@ -176,12 +180,12 @@ def write_arrays(artifact: Artifact, *, chunk_values: int) -> dict[str, bytes]:
 
 
 def read_arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, NDArray[np.float64]]:
-    """Read the arrays of an artifact's kind that are present.
+    """Decode the arrays of an artifact from its files, by name; optional arrays without files are left out.
 
     Raises
     ------
     AttributeError, LookupError, RecursionError, TypeError, ValueError
-        If the files do not have the form in which artifacts are written.
+        If the files do not have the form that `write_arrays` gives them.
     """
     named = ((name, f"{kind.folder}/{name}", len(dimensions)) for name, dimensions in kind.dimensions.items())
     return {
@@ -190,11 +194,11 @@ def read_arrays(files: Mapping[str, bytes], kind: type[Artifact]) -> dict[str, N
 
 
 def _array(files: Mapping[str, bytes], name: str, folder: str, ndim: int) -> NDArray[np.float64]:
-    """Read an array, whose files must have exactly the size of its declared shape."""
+    """Decode one array, and check that each of its chunk files has exactly the declared size."""
     stored = StoredArray.parse(files[f"{folder}/{DESCRIPTION}"], name=name, ndim=ndim)
     paths = [f"{folder}/{stored.path(number)}" for number in range(min(stored.n_chunks, len(files) + 1))]
     if any(len(files.get(path, b"")) != stored.chunk_bytes for path in paths):
-        raise ValueError(f"the chunks of {name} are not of the size that its shape declares")
+        raise ValueError(f"the chunks of array {name} are not of the size that its shape declares")
     parts = [np.frombuffer(files[path], "<f8").reshape(stored.chunk) for path in paths]
     found: NDArray[np.float64] = np.concatenate(parts)
     return found[: stored.shape[0]]
@@ -216,15 +220,15 @@ _BROKEN = (Invalid, ValueError, TypeError, LookupError, AttributeError, Overflow
 
 
 def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None) -> str:
-    """Write an artifact to its address in the registry of a place.
+    """Write an artifact into the registry of a place, in the folder named by the artifact's digest.
 
     Parameters
     ----------
     artifact : Artifact
     home : Path
-        The local home folder, in whose ``staging`` folder the files are prepared.
+        The local home folder. The files are prepared in its subfolder ``staging``.
     place : Place, optional
-        The place where the files are published; the home folder by default.
+        The local folder or object store into which the files are published; the home folder by default.
 
     Returns
     -------
@@ -234,15 +238,15 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
     Raises
     ------
     Corrupt
-        If the address already holds an artifact that does not match its digest.
+        If the folder of this digest already exists, but its files do not have this digest.
     Unavailable
-        If `home` or `place` cannot be written, or the files read back differ.
+        If `home` or `place` cannot be written, or if the files read back differ from the files written.
 
     Guarantees
     ----------
-    Equal input has an equal digest, on one machine with one lock file. The artifact appears whole or not at all. A
-    killed writer leaves at most a folder in ``staging`` and objects without a manifest. Writing an artifact again
-    changes nothing.
+    Equal artifacts have equal digests, on one machine with the same versions of all packages. The artifact becomes
+    visible whole or not at all. A killed writer leaves at most a folder in ``staging`` and objects without a manifest.
+    Writing an artifact again changes nothing.
     """
     place = LocalPlace(home) if place is None else place
     files = _pack(artifact)
@@ -272,7 +276,7 @@ def write_artifact(artifact: Artifact, *, home: Path, place: Place | None = None
 
 @contextmanager
 def remembered_artifacts() -> Iterator[None]:
-    """Keep the artifacts that `write_artifact` writes within this context, for `known_artifact`."""
+    """Within this context, keep every artifact that `write_artifact` writes in memory, for `known_artifact`."""
     token = _known.set({})
     try:
         yield
@@ -281,31 +285,32 @@ def remembered_artifacts() -> Iterator[None]:
 
 
 def known_artifact(place: Place, digest: str) -> Any:
-    """Return the artifact remembered under this digest, or read it as `read_artifact` does.
+    """Return an artifact from memory if `remembered_artifacts` kept it, or else read it with `read_artifact`.
 
-    A remembered artifact was read back from the same place and compared byte by byte when it was written.
+    An artifact in memory is safe to use: `write_artifact` read its files back from the same place and compared them.
     """
     known = (_known.get() or {}).get((place.address, digest))
     return read_artifact(place, digest) if known is None else known
 
 
 def read_artifact(place: Place, digest: str) -> Any:
-    """Read the artifact with this digest from the registry of a place, and return it as an object of its kind.
+    """Read the artifact with this digest from the registry of a place, and return an object of the artifact's kind.
 
     Raises
     ------
     Corrupt
-        If the artifact is missing, one of its files was changed, added or removed, or its form is not that of
-        `write_artifact`.
+        If the artifact is missing, if one of its files was changed, added or removed, or if the files do not have the
+        form in which `write_artifact` writes them.
     Invalid
-        If it has a later format, or a kind that this version does not support.
+        If this version does not support the artifact's format or kind.
     Unavailable
         If the place does not answer, this user lacks read permission, or the artifact does not fit into memory.
 
     Guarantees
     ----------
-    Each file is read once, so the bytes returned are the bytes verified. This holds for files from any source: memory
-    is bounded by a multiple of their size, which is known before they are read. No content is executed or decompressed.
+    Each file is read once, so the returned arrays come from the bytes whose digest was checked. Files from any source
+    may be read: no content is executed or decompressed, and memory is bounded by a multiple of the size of the files,
+    which is known before they are read.
     """
     files = _read_files(place, digest)
     address = place.at(_folder(digest))
@@ -317,12 +322,12 @@ def read_artifact(place: Place, digest: str) -> Any:
 
 
 def read_manifest(place: Place, digest: str) -> dict[str, Any]:
-    """Read the manifest of an artifact without its arrays, and without checking its digest.
+    """Read the manifest of an artifact without reading the arrays and without checking the digest.
 
     Raises
     ------
     Corrupt
-        If the manifest is missing, exceeds the size limit of a manifest, or is no JSON object.
+        If the manifest is missing, too large, or not a JSON object.
     Unavailable
         If the place does not answer, or this user lacks read permission.
     """
@@ -332,12 +337,15 @@ def read_manifest(place: Place, digest: str) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise Corrupt(f"{place.at(path)} is missing or damaged; a published artifact never changes; restore it")
+        raise Corrupt(
+            f"manifest {place.at(path)} is missing or damaged; a published artifact never changes; restore this file "
+            "from a copy"
+        )
     return manifest
 
 
 def _read_files(place: Place, digest: str) -> dict[str, bytes]:
-    """Read the files of an artifact, and check them against its digest."""
+    """Read all files of an artifact, and check that they have the given digest."""
     files = _files_of(place, digest)
     if digest_files(files) != digest:
         raise _other(place, digest, files)
@@ -345,10 +353,10 @@ def _read_files(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _files_of(place: Place, digest: str) -> dict[str, bytes]:
-    """Read the files at the address of a digest, without checking them."""
+    """Read all files in the folder of a digest, without checking that they have this digest."""
     if not re.fullmatch(DIGEST, digest):
         raise Corrupt(
-            f"{digest[:_SHOWN]!r} is not a digest; an artifact's name has 64 hex digits; correct the reference to it"
+            f"{digest[:_SHOWN]!r} is not the digest of an artifact; a digest has 64 hex digits; correct the reference"
         )
     address = place.at(_folder(digest))
     try:
@@ -365,7 +373,7 @@ def _files_of(place: Place, digest: str) -> dict[str, bytes]:
 
 
 def _all_files(place: Place, digest: str) -> dict[str, bytes]:
-    """Read the files that a place lists, or, if it lists none, the files that an artifact of its kind has."""
+    """Read all files of an artifact; if the place cannot list a folder, those that the artifact's kind may have."""
     folder, most = _folder(digest), _most_bytes()
     if place.lists:
         return place.read_folder(folder, most=most)
@@ -399,7 +407,7 @@ def _pack(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Parse the manifest of untrusted files, whose digest is their only verified property."""
+    """Parse the manifest of an artifact of which only the digest was checked, so that its content is untrusted."""
     if len(files[_MANIFEST]) > _MOST_MANIFEST:
         raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
     manifest = json.loads(files[_MANIFEST])
@@ -408,7 +416,7 @@ def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
 
 @contextmanager
 def _checking(address: str) -> Iterator[None]:
-    """Turn every error caused by malformed files into `Corrupt` with a one-line message."""
+    """Convert every error that malformed files cause within this context into `Corrupt` with a one-line message."""
     try:
         yield
     except MemoryError:
@@ -416,8 +424,8 @@ def _checking(address: str) -> Iterator[None]:
     except _BROKEN as error:
         found = in_short(error) or type(error).__name__
         raise Corrupt(
-            f"artifact {address} has the digest in its name, but is not a valid artifact ({found}); request a valid "
-            "one from its publisher"
+            f"the folder {address} has the digest in its name, but is not a valid artifact ({found}); request a valid "
+            "artifact from its publisher"
         ) from None
 
 
@@ -440,38 +448,43 @@ def _too_large(address: str) -> Unavailable:
 
 
 def _most_bytes() -> int:
-    """Return the size limit of a readable artifact in bytes; reading takes three times as much memory."""
+    """Return the largest size, in bytes, of an artifact that may be read.
+
+    The limit is at most a fourth of the machine's memory, because reading takes three times the size of the artifact.
+    """
     return min(MOST_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
 
 
 def read_unlisted(place: Place, folder: str, *, manifest: str, most_manifest: int, most: int) -> dict[str, bytes]:
-    """Read the manifest of an artifact, and the files that its kind may have.
+    """Read the files of an artifact from a place that cannot list a folder.
+
+    The manifest states the kind of the artifact. The kind determines which arrays the artifact may have.
 
     Parameters
     ----------
     place : Place
     folder : str
-        The folder of the artifact.
+        The path of the artifact's folder in the place.
     manifest : str
-        The name of the manifest's file.
+        The file name of the manifest.
     most_manifest, most : int
-        The size limits of the manifest and of all files, in bytes.
+        The size limits of the manifest and of all other files together, in bytes.
 
     Returns
     -------
     dict
-        The files by their paths.
+        The content of each file, by its path within `folder`.
 
     Raises
     ------
     FileNotFoundError
-        If a file named by an earlier file is missing.
+        If the manifest, the Zarr group, or a chunk of a described array is missing.
     Invalid
-        As `kind_of`.
+        If this version does not support the artifact's format or kind.
     Corrupt, Unavailable
-        As `Place.read`, and `check_sizes`.
+        If a file cannot be read, or the files exceed the limits of `check_sizes`.
     AttributeError, LookupError, RecursionError, TypeError, ValueError
-        If a file does not have the form in which artifacts are written.
+        If a file does not have the form that `write_artifact` gives it.
     """
     files = {manifest: place.read(f"{folder}/{manifest}", most=most_manifest).payload}
     facts: dict[str, Any] = json.loads(files[manifest])
@@ -479,7 +492,7 @@ def read_unlisted(place: Place, folder: str, *, manifest: str, most_manifest: in
 
 
 def _arrays(place: Place, folder: str, kind: type[Artifact], *, most: int) -> dict[str, bytes]:
-    """Read the descriptions of a group and its arrays, then the chunks that they declare."""
+    """Read the ``zarr.json`` of a group and of each of its arrays, and then the chunks that these files declare."""
     group = f"{kind.folder}/{DESCRIPTION}"
     paths = {f"{kind.folder}/{name}/{DESCRIPTION}": name for name in kind.dimensions}
 

@@ -1,7 +1,8 @@
 """The protocol of a fitted scikit-learn transformer, implemented without importing scikit-learn.
 
-Classes with this protocol work in pipelines, grid searches and column transformers. `fit` learns nothing, since a
-release is fitted only once: it checks that the release accepts the rows.
+Classes with this protocol work in scikit-learn's pipelines, grid searches and column transformers. Their method `fit`
+only checks that the release accepts the rows. It learns nothing from the rows, because a release is fitted before it
+is published.
 """
 
 import sys
@@ -19,9 +20,9 @@ _CONTAINERS = ("default", "pandas", "polars")
 
 
 def open_to_notes[T](kind: type[T]) -> type[T]:
-    """Allow setting private attributes on instances of a frozen class, as scikit-learn does in a pipeline.
+    """Let private attributes be set on instances of a frozen dataclass, because scikit-learn sets some in a pipeline.
 
-    Fields and properties stay read-only: assigning to one raises ``FrozenInstanceError``.
+    Public fields and properties stay read-only: assigning to one of them raises ``FrozenInstanceError``.
     """
 
     def put(self: object, name: str, value: object) -> None:
@@ -43,11 +44,12 @@ def _check_note(name: str) -> None:
 
 
 class FittedTransformer:
-    """A transformer with released parameters; see scikit-learn's ``TransformerMixin`` for its methods.
+    """Base class of releases that act as fitted scikit-learn transformers, with the methods of ``TransformerMixin``.
 
     Guarantees
     ----------
-    Released values never change. A clone shares the read-only arrays, and has a separate output container.
+    Released values never change. A clone shares the read-only arrays with the original. `set_output` on a clone does
+    not affect the original.
     """
 
     __slots__ = ("__dict__",)
@@ -61,80 +63,81 @@ class FittedTransformer:
     @property
     @abstractmethod
     def n_features(self) -> int:
-        """Number of features of a row."""
+        """Number of features of an input row."""
 
     @property
     @abstractmethod
     def n_components(self) -> int:
-        """Number of scores of a row."""
+        """Number of scores that `transform` computes for a row."""
 
     @property
     @abstractmethod
     def feature_names(self) -> Sequence[str] | None:
-        """The public names of the features, if there are any."""
+        """The public names of the features; None if the release has none."""
 
     @abstractmethod
     def transform(self, rows: Any) -> NDArray[np.float64]:
-        """Return the scores of rows, in the container selected by `set_output`."""
+        """Return the scores of rows, as the type of array or data frame selected by `set_output`."""
 
     def fit(self, rows: Any, y: object = None) -> Self:
-        """Check that the release accepts the rows, learn nothing from them, and return this object.
+        """Check that the release accepts the rows, and return this object. Nothing is learned from the rows.
 
         Raises
         ------
         Invalid
-            As `transform`.
+            If `transform` would refuse the rows.
         """
         self.checked(rows)
         return self
 
     def fit_transform(self, rows: Any, y: object = None) -> NDArray[np.float64]:
-        """Transform rows, and learn nothing from them."""
+        """Return the result of `transform` for the rows. Nothing is learned from the rows."""
         return self.transform(rows)
 
     @abstractmethod
     def checked(self, rows: Any) -> Any:
-        """Return rows as a matrix with the columns of the release."""
+        """Check rows, and return them as a matrix with one column per feature, in the order of the release."""
 
     @property
     def n_features_in_(self) -> int:
-        """Number of features of a row."""
+        """Number of features of an input row, under scikit-learn's name."""
         return self.n_features
 
     @property
     def feature_names_in_(self) -> NDArray[Any]:
-        """The public names of the features.
+        """The public names of the features, under scikit-learn's name.
 
         Raises
         ------
         AttributeError
-            If the features have no names.
+            If the release has no feature names.
         """
         if self.feature_names is None:
             raise AttributeError("this release has no feature names; its columns are matched by position")
         return np.array(self.feature_names, dtype=object)
 
     def get_feature_names_out(self, input_features: Sequence[str] | None = None) -> NDArray[Any]:
-        """Return the names of the scores: the class name in lower case with the number of the score.
+        """Return the names of the output columns, such as ``privatesubspace0``: the class name and a number from 0.
 
         Parameters
         ----------
         input_features : sequence of str, optional
-            The names of the input features. If the release has names, these must be the same names in any order. If it
-            encodes raw tables, these are the names of the raw columns, which the encoding checks later.
+            The names of the input columns. If the release has feature names, both must be the same names, in any
+            order. If the release encodes raw tables, the names are not checked here, because they are the names of
+            raw columns.
 
         Raises
         ------
         Invalid
-            If the names differ.
+            If the given names differ from the feature names of the release.
         """
         known = None if self.raw_encoding is not None else self.feature_names
         if input_features is not None and known is not None and set(input_features) != set(known):
-            raise Invalid("input_features is not equal to feature_names_in_; pass the same names, or omit them")
+            raise Invalid("input_features differs from feature_names_in_; pass the same names, or omit input_features")
         return np.array([f"{type(self).__name__.lower()}{at}" for at in range(self.n_components)], dtype=object)
 
     def set_output(self, *, transform: str | None = None) -> Self:
-        """Select the output of `transform`: ``default`` (an array), ``pandas`` or ``polars``. None changes nothing."""
+        """Select the output type of `transform`: ``default`` (an array), ``pandas`` or ``polars``; None keeps it."""
         if transform is not None and transform not in _CONTAINERS:
             raise Invalid(f"transform={transform!r} is unknown; it must be one of {', '.join(_CONTAINERS)}; choose one")
         if transform is not None:
@@ -142,23 +145,25 @@ class FittedTransformer:
         return self
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - as scikit-learn has it
-        """Return no parameters; the parameters of a release are in its manifest."""
+        """Return an empty dict, as there is nothing to tune; the parameters of a release are in its manifest."""
         return {}
 
     def set_params(self, **params: Any) -> Self:
-        """Return this object, which has no parameters.
+        """Return this object unchanged, because a release has no parameters that could be set.
 
         Raises
         ------
         Invalid
-            If a parameter is given.
+            If any parameter is passed.
         """
         if params:
-            raise Invalid(f"{', '.join(sorted(params))} cannot be set; a release is fixed; load another one")
+            raise Invalid(
+                f"{', '.join(sorted(params))} cannot be set; a release never changes; load another release instead"
+            )
         return self
 
     def in_container(self, scores: NDArray[np.float64], rows: Any) -> Any:
-        """Return scores in the selected container. A pandas data frame has the index of the rows."""
+        """Return scores as the selected type, an array or data frame; a pandas data frame gets the index of `rows`."""
         chosen = self._chosen()
         if chosen == "default":
             return scores
@@ -173,7 +178,7 @@ class FittedTransformer:
         return pl.DataFrame(scores, schema=list(self.get_feature_names_out()), orient="row")
 
     def _chosen(self) -> str:
-        """Return the container of this object, or of scikit-learn's settings if that package was imported."""
+        """Return the output type selected for this object; by default scikit-learn's setting if that is imported."""
         own: str | None = getattr(self, "_container", None)
         scikit = sys.modules.get("sklearn")
         if own is not None or scikit is None:
@@ -185,7 +190,7 @@ class FittedTransformer:
         return True
 
     def __sklearn_clone__(self) -> Self:
-        """Return a fitted copy that shares the arrays, since fitting again would be another release."""
+        """Return a copy that is fitted like the original and shares its arrays, because fitting again is impossible."""
         twin = object.__new__(type(self))
         for name in (*type(self).__slots__, "_container"):
             if hasattr(self, name):
@@ -193,7 +198,7 @@ class FittedTransformer:
         return twin
 
     def __sklearn_tags__(self) -> Any:
-        """Return the estimator tags that scikit-learn requests."""
+        """Return scikit-learn's estimator tags: this transformer accepts sparse rows and needs no `fit`."""
         from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
         return Tags(

@@ -62,20 +62,20 @@ LABELS: Mapping[str, tuple[str, str]] = {
 
 
 def label(name: str) -> str:
-    """Return the label of a fact, or the words of its name if it has no label."""
+    """Return the label of a fact. Without a label, return the fact's name with spaces for underscores."""
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
 def meaning(name: str) -> str:
-    """Return the meaning of a fact in one clause, or an empty text if it has none."""
+    """Return the meaning of a fact in one clause, or an empty text if the table has no such fact."""
     return LABELS[name][1] if name in LABELS else ""
 
 
 def formatted(value: Any, *, name: str = "") -> str:
     """Format the value of a fact for display.
 
-    A boolean is yes or no, a float has three significant digits, and an unknown value is a dash. A float of at least
-    1000 has no decimals. A fact whose name ends in ``_low`` is a lower bound, and is rounded down.
+    A boolean is shown as yes or no, a float with three significant digits, and None as a dash. A float of at least
+    1000 is shown without decimals. A fact whose name ends in ``_low`` is a lower bound, so its value is rounded down.
     """
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -1,6 +1,6 @@
 """A private subspace in memory: released components and public facts about them.
 
-All content is post-processing of a noisy release; no method reads private rows.
+All arrays and facts are post-processing of noisy answers; no method reads private rows.
 
 Examples
 --------
@@ -38,43 +38,47 @@ _ORTHONORMAL_WITHIN = 1e-6
 @open_to_notes
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrivateSubspace(FittedTransformer, Artifact):
-    """A projection of rows onto released components, and a fitted scikit-learn transformer.
+    """Released principal components, which act as a fitted scikit-learn transformer that projects rows onto them.
 
     Parameters
     ----------
     components : array of shape (n_components, n_features)
-        Orthonormal rows.
+        The released components, as orthonormal rows.
     eigenvalues : array of shape (n_components,), data units squared, optional
-        The eigenvalues of the noisy second moment (not divided by the number of rows), in descending order. Some
-        mechanisms release only directions.
+        The eigenvalues of the noisy second moment (not divided by the number of rows) that belong to the components, in
+        descending order. None for mechanisms that release only directions.
     spectrum : array of shape (n_released,), data units squared, optional
-        More eigenvalues of the released matrix, in descending order, for a scree plot. They contain the noise of the
-        matrix.
+        The leading eigenvalues of the released matrix, more than there are components, in descending order, for a scree
+        plot. They include the noise of the matrix.
     further : array of shape (n_released - n_components, n_features), optional
-        The directions of the other eigenvalues in `spectrum`. With them `refit` needs no further budget for other
-        numbers of components.
+        The eigenvectors of the eigenvalues in `spectrum` beyond the components. `refit` needs them to return more
+        components without spending further budget.
     leading : array of shape (n_released, n_features), optional
-        The directions of all eigenvalues in `spectrum`, if the components are refined and `matrix` was not kept.
+        The eigenvectors of all eigenvalues in `spectrum`. They are stored if the components are refined and `matrix`
+        is not stored.
     matrix : array of shape (order * (order + 1) / 2,), optional
-        The released matrix: its upper triangle, row by row. Its order is one larger if rows were extended to be
-        centred. With it every post-processing is free of charge (`dpca subspace refit`).
+        The upper triangle of the released noisy matrix, row by row. ``order`` is ``n_features``, or one more if each
+        row was extended by a constant so that the mean could be released too. With `matrix`, `dpca subspace refit` can
+        repeat every post-processing without spending budget.
     answers : array of shape (n_entries,), optional
-        The answers of a release in rounds: their upper triangles, row by row, one after the other, in squared clip
-        norms. They replace ``matrix``.
+        For a release in several rounds: the noisy matrix of each round, in units of the squared clip norm. The upper
+        triangles are stored row by row, one round after the other. Such a release has no `matrix`.
     map_directions, map_reductions : array of shape (n_map_directions, n_features), optional
-        The maps of the rounds, one after the other: in units of ``2^-12``, the rows of U^T and W^T of ``I - W U^T``.
+        For a release in several rounds: the public linear maps ``I - W U^T`` that were applied to records before each
+        round. `map_directions` has the rows of U^T and `map_reductions` the rows of W^T, one round after the other, in
+        units of ``2^-12``.
     mean : array of shape (n_features,), optional
-        The released mean around which the components were computed. `transform` subtracts it; `inverse_transform` adds
-        it.
+        The released mean of the rows, if the components were computed around it. `transform` subtracts the mean;
+        `inverse_transform` adds it.
     manifest : mapping
-        Public facts, by the names that a subspace may state, as plain JSON values. ``format``, ``kind``,
-        ``n_components`` and ``n_features`` are filled in. The manifest of a release without privacy states this (see
-        `is_private`).
+        Public facts by name, as plain JSON values. Only facts that a subspace may state are accepted. ``format``,
+        ``kind``, ``n_components`` and ``n_features`` are filled in. The manifest of a result without a privacy
+        guarantee must state that there is none (see `is_private`).
 
     Raises
     ------
     Invalid
-        If the arrays do not have these properties, or the manifest holds anything else.
+        If the arrays do not have these properties, or the manifest has a fact that is not accepted.
 
     Guarantees
     ----------
@@ -132,25 +136,27 @@ class PrivateSubspace(FittedTransformer, Artifact):
         shapes = {None if each is None else each.shape for each in maps}
         if len(shapes) > 1 or (maps[0] is not None and maps[0].shape[1] != components.shape[1]):
             raise Invalid(
-                f"map_directions and map_reductions must both be given, as rows of {components.shape[1]} features, or "
-                "neither; pass the arrays of a finished release"
+                "map_directions and map_reductions must have the same shape, with "
+                f"{components.shape[1]} features per row, or both be absent; pass the arrays of a finished release"
             )
         if further is not None and (spectrum is None or len(spectrum) != len(components) + len(further)):
             raise Invalid(
-                "further directions need one value each in spectrum; pass the spectrum of all directions kept"
+                "spectrum must have one value for each row of components and of further; pass all of these eigenvalues"
             )
         if mean is not None and len(mean) != components.shape[1]:
-            raise Invalid(f"a mean of {len(mean)} values; each feature needs one ({components.shape[1]}); pass all")
+            raise Invalid(
+                f"mean has {len(mean)} values, but there are {components.shape[1]} features; pass one value per feature"
+            )
         if eigenvalues is None and spectrum is not None:
-            raise Invalid("a spectrum without the eigenvalues of the components; pass both, or neither")
+            raise Invalid("spectrum is given without the eigenvalues of the components; pass both arrays, or neither")
         if eigenvalues is not None and len(eigenvalues) != len(components):
             raise Invalid(
-                f"{len(eigenvalues)} eigenvalues for {len(components)} components; each component needs one; pass the "
-                "eigenvalues of these components"
+                f"there are {len(eigenvalues)} eigenvalues for {len(components)} components; pass one eigenvalue per "
+                "component"
             )
         for name, values in (("eigenvalues", eigenvalues), ("spectrum", spectrum)):
             if values is not None and np.any(np.diff(values) > 0):
-                raise Invalid(f"{name} must be in descending order; sort them together with the components")
+                raise Invalid(f"{name} must be in descending order; sort eigenvalues and components together")
         shape = {"n_components": components.shape[0], "n_features": components.shape[1]}
         object.__setattr__(self, "components", components)
         object.__setattr__(self, "eigenvalues", eigenvalues)
@@ -165,11 +171,13 @@ class PrivateSubspace(FittedTransformer, Artifact):
         manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != components.shape[1]:
-            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {components.shape[1]}")
+            raise Invalid(
+                f"there are {len(names)} feature names for {components.shape[1]} features; declare one name per feature"
+            )
         object.__setattr__(self, "manifest", manifest)
 
     def __repr__(self) -> str:
-        """Show the guarantee, or in capitals that there is none."""
+        """Show the sizes, the mechanism, and the privacy guarantee; a result without a guarantee shows NOT PRIVATE."""
         privacy = self.manifest.get("privacy", {})
         promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
         facts = [f"n_components={self.n_components}", f"n_features={self.n_features}"]
@@ -207,71 +215,73 @@ class PrivateSubspace(FittedTransformer, Artifact):
 
     @property
     def n_features(self) -> int:
-        """Number of features of a row."""
+        """Number of features of an input row."""
         return int(self.components.shape[1])
 
     @property
     def feature_names(self) -> Sequence[str] | None:
-        """The public names of the features, if there are any."""
+        """The public names of the features; None if the release has none."""
         names: Sequence[str] | None = self.manifest.get("feature_names")
         return names
 
     @property
     def outcome(self) -> Mapping[str, Any]:
-        """The decisions and the quality estimates of the release; empty if it has none."""
+        """Public facts that the release itself determined: automatic decisions and quality estimates. May be empty."""
         return self.manifest.get("outcome") or {}
 
     @property
     def refined_by(self) -> str:
-        """The method that refined the components; ``none`` if they are as the mechanism returned them."""
+        """The method that removed noise from the components after the release; ``none`` if no method was applied."""
         return str(self.outcome.get("refined_by", "none"))
 
     @property
     def explained_variance_ratio(self) -> NDArray[np.float64] | None:
-        """Each component's estimated share of the total variance, without the noise; None if it cannot be estimated.
+        """The estimated share of the total variance along each component; None if the release has no such estimate.
 
-        No share is negative, and their sum is at most 1.
+        The estimate corrects for the noise of the release. No share is negative, and all shares add up to at most 1.
         """
         shown = self.outcome.get("explained_variance_ratio")
         return None if shown is None else np.array(shown, np.float64)
 
     def refit(self, n_components: int, *, parent: str) -> "PrivateSubspace":
-        """Return the subspace with another number of components of the same release, by free post-processing.
+        """Return a subspace with another number of components from the stored directions, without spending budget.
 
         Parameters
         ----------
         n_components : int
-            At most the number of stored directions.
+            The number of components, at most the number of stored directions.
         parent : str
-            The digest of this artifact, for the manifest of the new one.
+            The digest of this artifact, which the new subspace's manifest states.
 
         Raises
         ------
         Invalid
-            If the release stored fewer directions, or directions without eigenvalues, which have no order. If its
-            components are refined: another number of components has to be refined anew.
+            If fewer directions are stored, or if the stored directions have no eigenvalues and so no order. Also if
+            the components are refined or computed from rounds, because another number of components then requires a
+            new computation.
 
         Notes
         -----
-        The quality estimates of the release hold for one number of components, so they are not copied.
-        `flows.published.refit_release` computes them anew.
+        The quality estimates of a release hold for one number of components, so they are not copied to the new
+        subspace. `flows.published.refit_release` computes new estimates.
         """
         if self.refined_by != "none" or self.answers is not None:
             variant = "computed from rounds" if self.answers is not None else f"refined ({self.refined_by})"
             raise Invalid(
-                f"these components were {variant}, and another number of components needs a new "
-                "refinement; use `dpca subspace refit`"
+                f"these components were {variant}, so another number of components needs a new computation from the "
+                "released matrix; use `dpca subspace refit`"
             )
         if self.eigenvalues is None:
             raise Invalid(
-                f"this release has {len(self.components)} directions without eigenvalues, so they have no order; fit "
-                "again with the required number of components"
+                f"this release has {len(self.components)} directions without eigenvalues, so they have no order by "
+                "which to choose some of them; fit again with the required number of components"
             )
         basis = self.components if self.further is None else _stacked(self.components, self.further)
         values = self.eigenvalues if self.further is None or self.spectrum is None else self.spectrum
         if not 1 <= n_components <= len(basis):
             raise Invalid(
-                f"{n_components} components; this release has {len(basis)} directions; request 1 to {len(basis)}"
+                f"n_components={n_components}, but this release has {len(basis)} directions; request 1 to {len(basis)} "
+                "components"
             )
         more = {"spectrum": values, "further": basis[n_components:]} if n_components < len(basis) else {}
         facts = {name: value for name, value in self.manifest.items() if name != "n_components"}
@@ -292,20 +302,21 @@ class PrivateSubspace(FittedTransformer, Artifact):
         Parameters
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
-            Real, finite numbers. They are not scaled here, and centred only if a mean was released. If both rows and
-            release name their columns, these are matched by name, in any order. If the release has an `encoder`, frames
-            and tables are raw rows; arrays and AnnData objects are already encoded.
+            Real, finite numbers. The rows are not scaled; they are centred only if the release has a mean. If both the
+            rows and the release have column names, columns are matched by name, in any order. If the release has an
+            `encoder`, data frames and tables are treated as raw rows and encoded first; arrays and AnnData objects are
+            treated as already encoded.
 
         Returns
         -------
         array of shape (n_rows, n_components)
-            Scores in dense float64, also for sparse rows; a data frame if selected with `set_output`. An input without
-            rows gives no scores.
+            The scores as dense float64, also for sparse rows; a data frame if `set_output` selected one. An input with
+            no rows gives an output with no rows.
 
         Raises
         ------
         Invalid
-            If `rows` has another shape or other columns, is not numeric, or holds NaN or infinity.
+            If `rows` has the wrong shape or the wrong column names, is not numeric, or holds NaN or infinity.
         """
         scores = np.asarray(self.checked(rows) @ self.components.T)
         if self.mean is not None:
@@ -314,12 +325,12 @@ class PrivateSubspace(FittedTransformer, Artifact):
         return framed
 
     def checked(self, rows: Any) -> Any:
-        """Return rows as a finite matrix, with columns matched by name if both rows and release have names."""
+        """Return rows as a matrix of finite numbers, with columns matched by name if rows and release have names."""
         named = rows_by_name(rows, names=self.feature_names, noun=self.noun, encode=self.raw_encoding)
         return checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
 
     def inverse_transform(self, scores: Any) -> NDArray[np.float64]:
-        """Map scores back to rows, the points of the subspace with these scores.
+        """Map scores back to feature space: return the points of the subspace that have these scores.
 
         Parameters
         ----------
@@ -328,12 +339,12 @@ class PrivateSubspace(FittedTransformer, Artifact):
         Returns
         -------
         array of shape (n_rows, n_features)
-            Dense float64.
+            The points as dense float64, with the released mean added if there is one.
 
         Raises
         ------
         Invalid
-            If `scores` has another shape, is not numeric, or holds NaN or infinity.
+            If `scores` is not 2-D with `n_components` columns, is not numeric, or holds NaN or infinity.
         """
         matrix = checked_rows("scores", scores, width=self.n_components, column="component", noun=self.noun)
         points = np.asarray(matrix @ self.components)
@@ -343,8 +354,8 @@ class PrivateSubspace(FittedTransformer, Artifact):
 def _stacked(components: NDArray[np.float64], further: NDArray[np.float64]) -> NDArray[np.float64]:
     if components.shape[1] != further.shape[1]:
         raise Invalid(
-            f"further directions of {further.shape[1]} features; components have {components.shape[1]}; pass "
-            "directions with as many"
+            f"further has rows of {further.shape[1]} features, but components has rows of {components.shape[1]}; pass "
+            "directions with the same number of features"
         )
     return np.vstack([components, further])
 
@@ -354,8 +365,8 @@ def _check_leading(
 ) -> None:
     if leading.shape[1] != components.shape[1] or spectrum is None or len(spectrum) != len(leading):
         raise Invalid(
-            f"leading directions of shape {leading.shape} must have one value each in spectrum, and as many features "
-            "as the components; pass the spectrum of all directions kept"
+            f"leading has shape {leading.shape}; it must have one row per value of spectrum, and as many features as "
+            "the components; pass leading and spectrum of the same release"
         )
     _check_components(leading)
 
@@ -364,8 +375,8 @@ def _check_matrix(matrix: NDArray[np.float64], n_features: int) -> None:
     lengths = [order * (order + 1) // 2 for order in (n_features, n_features + 1)]
     if len(matrix) not in lengths:
         raise Invalid(
-            f"a matrix of {len(matrix)} entries; an upper triangle of {n_features} features has {lengths[0]}, or "
-            f"{lengths[1]} if rows are centred; pass all entries"
+            f"matrix has {len(matrix)} entries; the upper triangle for {n_features} features has {lengths[0]} entries, "
+            f"or {lengths[1]} if rows are centred; pass all entries"
         )
 
 
@@ -373,12 +384,12 @@ def _check_components(components: NDArray[np.float64]) -> None:
     n_components, n_features = components.shape
     if n_components > n_features:
         raise Invalid(
-            f"{n_components} components for {n_features} features; components cannot outnumber features; pass them as "
-            "rows"
+            f"there are {n_components} components for {n_features} features; components cannot outnumber features; "
+            "pass each component as a row"
         )
-    most = 1 + _ORTHONORMAL_WITHIN  # larger entries might overflow in the product
+    most = 1 + _ORTHONORMAL_WITHIN  # no orthonormal row has a larger entry, and a huge entry would overflow below
     if (
         np.abs(components).max() > most
         or np.abs(components @ components.T - np.eye(n_components)).max() > _ORTHONORMAL_WITHIN
     ):
-        raise Invalid("components must have orthonormal rows; orthonormalise them first")
+        raise Invalid("the rows of components must be orthonormal; orthonormalize them first")

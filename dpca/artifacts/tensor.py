@@ -1,6 +1,6 @@
-"""Released components of a mixture, with their weights: topics of documents, or centres of points.
+"""Released components of a mixture model, with their weights: topics of documents, or centres of points.
 
-All content is post-processing of a noisy release; no method reads private rows.
+All arrays and facts are post-processing of noisy answers; no method reads private rows.
 
 Examples
 --------
@@ -33,25 +33,27 @@ FLOOR = 1e-3
 
 _FACTS = {"encoder": "facts", "feature_names": "names", "model": "text", "noise_variance": "number"}
 _SUMS_WITHIN = 1e-6
-_LARGEST = 1e100  # keeps the squares of rows finite
+_LARGEST = 1e100  # the largest allowed entry of rows and components, so that the squares of rows stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TensorComponents(Artifact):
-    """The components of a mixture, which assign a document or a point to its component.
+    """Released components of a mixture model, by which a document or a point is assigned to its component.
 
     Parameters
     ----------
     components : array of shape (n_components, n_features), optional
-        Topics: probabilities of words, so each row sums to 1. Mixtures: centres, in data units. None if no component
-        exceeded the noise.
+        For topics, each row has the probabilities of the words in one topic, and sums to 1. For mixtures, each row is
+        a centre in data units. None if no component exceeded the noise.
     weights : array of shape (n_components,), optional
         The weights of the components, in descending order; their sum is 1.
     eigenvalues : array of shape (n_kept,), optional
-        The eigenvalues of the released second moment above its noise, but at least the first, in descending order. The
-        moment is a sum over rows. For mixtures it is in data units squared, with the noise variance subtracted.
+        Those eigenvalues of the released second moment that exceed the noise, in descending order; the largest
+        eigenvalue is always included. The moment is a sum over rows. For mixtures it is in data units squared, after
+        subtraction of the noise variance.
     model : {"topics", "mixture"}
-        Topics of documents, which are counts of words, or a mixture of spherical Gaussians.
+        ``topics`` if rows are documents (counts of words), ``mixture`` if rows are points of a mixture of spherical
+        Gaussians.
     n_features : int
         The number of columns of a row.
     noise_variance : float, data units squared, optional
@@ -62,7 +64,7 @@ class TensorComponents(Artifact):
     Raises
     ------
     Invalid
-        If the arrays do not have these properties, or the manifest holds anything else.
+        If the arrays do not have these properties, or the manifest has a fact that is not accepted.
 
     Guarantees
     ----------
@@ -96,10 +98,11 @@ class TensorComponents(Artifact):
         n_components = 0 if components is None else len(components)
         if eigenvalues is not None:
             if np.any(np.diff(eigenvalues) > 0):
-                raise Invalid("eigenvalues must be in descending order; pass the eigenvalues of these components")
+                raise Invalid("eigenvalues must be in descending order; pass the array of a finished release")
             if len(eigenvalues) < n_components:
                 raise Invalid(
-                    f"{len(eigenvalues)} eigenvalues for {n_components} components; each component needs one; pass all"
+                    f"there are {len(eigenvalues)} eigenvalues for {n_components} components; pass at least one per "
+                    "component"
                 )
         facts = {**self.manifest, "model": self.model}
         if self.noise_variance is not None:
@@ -108,13 +111,15 @@ class TensorComponents(Artifact):
         manifest = checked_manifest(facts, kind=self.kind, facts=_FACTS, shape=shape)
         names = manifest.get("feature_names")
         if names is not None and len(names) != self.n_features:
-            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {self.n_features}")
+            raise Invalid(
+                f"there are {len(names)} feature names for {self.n_features} features; declare one name per feature"
+            )
         found = (("components", components), ("weights", weights), ("eigenvalues", eigenvalues), ("manifest", manifest))
         for name, value in found:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        """Show the sizes and the guarantee, or in capitals that there is none."""
+        """Show the model, the sizes, and the privacy guarantee; a result without a guarantee shows NOT PRIVATE."""
         privacy = self.manifest.get("privacy", {})
         promised = [f"{name}={privacy[name]!r}" for name in ("epsilon", "delta") if name in privacy]
         facts = [f"model={self.model!r}", f"n_components={self.n_components}", f"n_features={self.n_features}"]
@@ -136,7 +141,7 @@ class TensorComponents(Artifact):
         return 0 if self.components is None else len(self.components)
 
     def summary(self) -> dict[str, Any]:
-        """Return the model, the sizes and the weights."""
+        """Return the model, the sizes, the weights and the quality estimates of the release, by name."""
         return {
             **(self.manifest.get("outcome") or {}),
             "model": self.model,
@@ -147,13 +152,13 @@ class TensorComponents(Artifact):
         }
 
     def headline(self) -> str:
-        """Return a short description of the release."""
+        """Return a phrase with the numbers of components and features, such as ``5 topics of 2000 words``."""
         if self.model == "topics":
             return f"{self.n_components} topics of {self.n_features} words"
         return f"{self.n_components} centres of {self.n_features} features"
 
     def top_words(self, count: int) -> list[list[tuple[str, float]]]:
-        """Return the largest entries of each component, best first, with ties in order of column.
+        """Return the largest entries of each component, in descending order; equal entries are ordered by column.
 
         Parameters
         ----------
@@ -163,8 +168,9 @@ class TensorComponents(Artifact):
         Returns
         -------
         list of list of (str, float)
-            The declared column names, or numbers from 0, with their entries. For topics these are probabilities; for
-            centres they are coordinates, selected by absolute value.
+            For each component, pairs of a column and its entry. The column is the declared name, or a number from 0.
+            The entries of topics are probabilities. The entries of centres are coordinates, of which the largest
+            absolute values are selected.
 
         Raises
         ------
@@ -172,7 +178,7 @@ class TensorComponents(Artifact):
             If `count` is below 1.
         """
         if count < 1:
-            raise Invalid(f"count={count} must be at least 1; request one word or more")
+            raise Invalid(f"count={count} must be at least 1; request at least one word")
         names = self.manifest.get("feature_names") or [str(column) for column in range(self.n_features)]
         found = []
         for row in [] if self.components is None else self.components:
@@ -186,52 +192,57 @@ class TensorComponents(Artifact):
         Parameters
         ----------
         rows : array-like, scipy sparse array or matrix, data frame or AnnData of shape (n_rows, n_features)
-            Named columns are matched by name, as in `PrivateSubspace.transform`. Topics: non-negative whole counts of
-            words. A document may have any length; the weights of an empty one are the released weights. Mixtures:
-            points.
+            For topics: documents, as non-negative whole counts of words. A document may have any length; an empty
+            document gets the released weights. For mixtures: points. Named columns are matched by name, as in
+            `PrivateSubspace.transform`.
 
         Returns
         -------
         array of shape (n_rows, n_components)
-            Rows that sum to 1, computed from logarithms. In a topic no word has a probability below `FLOOR` divided by
-            the number of words. A mixture without a noise variance, or with 0, has all weight on the nearest centre,
-            the limit of small variances.
+            The posterior weights; each row sums to 1. For topics, a word's probability in a topic is raised to `FLOOR`
+            divided by the number of words if it is smaller; then the topic is rescaled to sum to 1. For mixtures whose
+            noise variance is unknown or 0, the nearest centre gets the weight 1, the limit of small variances.
 
         Raises
         ------
         Invalid
-            If `rows` does not fit the model, or the release has no component.
+            If `rows` does not fit the model, or if the release has no component.
         """
         exponents = self._exponents(self._alignments(self._checked(rows)))
         parts = np.exp(exponents - exponents.max(axis=1, keepdims=True))
         return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
     def score(self, rows: Any) -> float:
-        """Return the mean log-likelihood of a row.
+        """Return the mean log-likelihood per row.
 
         Parameters
         ----------
         rows : array-like or scipy sparse array or matrix of shape (n_rows, n_features)
-            As for `transform`, with at least one row. On private rows the score is a function of them without noise. It
-            is for their curator alone, and must not be published.
+            Rows as for `transform`, at least one. The score of private rows contains no noise: it may be shown only to
+            those who may see the rows, and must not be published.
 
         Returns
         -------
         float
-            Topics: the log-likelihood of the words of a document in sequence, without the multinomial coefficient, and
-            with `FLOOR`. Mixtures: the log-density, in data units.
+            For topics: the log-probability of a document's words as a sequence, so without the multinomial coefficient,
+            with small
+            word probabilities raised as in `transform`. For mixtures: the log-density in data units.
 
         Raises
         ------
         Invalid
-            As `transform`. Also if there is no row, or if a mixture has no positive noise variance and so no density.
+            In the same cases as `transform`. Also if there are no rows, or if a mixture has no positive noise variance
+            and so no density.
         """
         variance = self.noise_variance
         if self.model == "mixture" and not variance:
-            raise Invalid("these centres have no noise variance, and a density needs it; pass it, or release with it")
+            raise Invalid(
+                "this mixture has no noise variance, and a density needs it to be positive; pass noise_variance, or "
+                "make a release that includes it"
+            )
         matrix = self._checked(rows)
         if not matrix.shape[0]:
-            raise Invalid("there are no rows, and a mean needs at least one; pass rows")
+            raise Invalid("there are no rows, but a mean needs at least one; pass at least one row")
         found = self._alignments(matrix)
         exponents = self._exponents(found)
         most = exponents.max(axis=1)
@@ -242,9 +253,10 @@ class TensorComponents(Artifact):
         return float(likelihoods.mean())
 
     def _alignments(self, matrix: Any) -> NDArray[np.float64]:
-        """Return the part of the log-likelihood that depends on the component.
+        """Return, for each row and component, the part of the log-likelihood that depends on the component.
 
-        For topics it is the log-likelihood; for a centre ``m`` it is ``-|x - m|^2 / 2`` plus ``|x|^2 / 2``.
+        For a topic this part is the whole log-likelihood. For a centre ``m`` and a point ``x`` it is
+        ``-|x - m|^2 / 2 + |x|^2 / 2``, before division by the noise variance.
         """
         components, _ = self._released()
         if self.model == "topics":
@@ -253,7 +265,7 @@ class TensorComponents(Artifact):
         return np.asarray(matrix @ components.T) - 0.5 * np.square(components).sum(axis=1)
 
     def _exponents(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the logarithm of weight times likelihood, up to a term that depends on the row alone."""
+        """Return the log of each component's weight times its likelihood, up to a term equal for all components."""
         _, weights = self._released()
         if self.model == "topics":
             return np.asarray(found + np.log(weights))
@@ -266,7 +278,8 @@ class TensorComponents(Artifact):
     def _released(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self.components is None or self.weights is None:
             raise Invalid(
-                "this release has no component, because noise hid all of them; release with more rows or epsilon"
+                "this release has no component, because noise hid all of them; release again with more rows or a "
+                "larger epsilon"
             )
         return self.components, self.weights
 
@@ -275,9 +288,11 @@ class TensorComponents(Artifact):
         matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
         values = matrix if isinstance(matrix, np.ndarray) else matrix.data
         if values.size and np.abs(values).max() > _LARGEST:
-            raise Invalid(f"rows hold a value beyond {_LARGEST:g}, the limit for a likelihood; check their units")
+            raise Invalid(
+                f"rows hold a value beyond {_LARGEST:g}, for which no likelihood can be computed; check the units"
+            )
         if self.model == "topics" and ((values < 0).any() or (values != np.floor(values)).any()):
-            raise Invalid("rows hold a count that is negative or not a whole number; pass counts of words")
+            raise Invalid("rows hold a count that is negative or not a whole number; pass whole counts of words")
         return matrix
 
 
@@ -290,13 +305,13 @@ def _check_facts(model: str, n_features: int, noise_variance: float | None) -> N
     if model not in MODELS:
         raise Invalid(f"model {model!r} is unknown; it must be {' or '.join(MODELS)}; choose one")
     if not isinstance(n_features, int) or n_features < 1:
-        raise Invalid(f"n_features={n_features!r} must be at least 1; state the number of columns")
+        raise Invalid(f"n_features={n_features!r} must be a whole number of at least 1; pass the number of columns")
     if noise_variance is not None and (
         model == "topics" or not (math.isfinite(noise_variance) and noise_variance >= 0)
     ):
         raise Invalid(
-            f"a noise variance of {noise_variance} in {model}; only a mixture has one, and it must not be negative; "
-            "correct it"
+            f"noise_variance={noise_variance} for model={model}; only mixtures have a noise variance, which must be "
+            "finite and not negative; correct or omit it"
         )
 
 
@@ -305,20 +320,26 @@ def _check_components(
 ) -> None:
     if components is None or weights is None:
         if components is not None or weights is not None:
-            raise Invalid("components without weights, or weights without components; pass both, or neither")
+            raise Invalid("only one of components and weights is given; pass both arrays, or neither")
         return
     if components.shape[1] != n_features or len(components) > n_features:
         raise Invalid(
-            f"components of shape {components.shape} for {n_features} features; each needs one entry per feature, and "
-            "components cannot outnumber features; pass them as rows"
+            f"components has shape {components.shape}; there must be {n_features} columns, one per feature, and not "
+            "more rows than columns; pass each component as a row"
         )
     if np.abs(components).max() > _LARGEST:
-        raise Invalid(f"components with an entry beyond {_LARGEST:g}, the limit for a likelihood; check their units")
+        raise Invalid(
+            f"components has an entry above {_LARGEST:g}, for which no likelihood can be computed; check the units"
+        )
     if len(weights) != len(components):
-        raise Invalid(f"{len(weights)} weights for {len(components)} components; each component needs one; pass all")
+        raise Invalid(f"there are {len(weights)} weights for {len(components)} components; pass one per component")
     if weights.min() <= 0 or np.any(np.diff(weights) > 0) or abs(weights.sum() - 1.0) > _SUMS_WITHIN:
-        raise Invalid("weights must be positive, in descending order, and sum to 1; sort them with the components")
+        raise Invalid(
+            "weights must be positive, in descending order, and sum to 1; normalize the weights, and sort weights and "
+            "components together"
+        )
     if model == "topics" and (components.min() < 0 or np.abs(components.sum(axis=1) - 1.0).max() > _SUMS_WITHIN):
         raise Invalid(
-            "topics must be probabilities of words, which are not negative and sum to 1; project them onto the simplex"
+            "each topic must be a row of word probabilities, which are not negative and sum to 1; project each topic "
+            "onto the probability simplex"
         )

@@ -1,1 +1,1 @@
-"""Storage backends (a local folder or an S3-compatible store), and crash-safe files."""
+"""Storage backends (a local folder, an S3-compatible store, a web server), and the writing of crash-safe files."""

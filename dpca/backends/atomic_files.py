@@ -1,17 +1,18 @@
-"""Crash-safe private files, identified by digests.
+"""Crash-safe private files and their digests.
 
-*Crash points.* Named points between two durable effects, at which a test can stop the process. A row is *written*
-inside a transaction that may still fail, and *committed* after the transaction. Every writer of a file, a folder or a
-record passes ``file``, ``folder``, ``record`` or ``witness``, so a release passes these points several times.
+*Crash points.* A crash point is a named point in the code between two durable effects, such as two writes. A test can
+stop the process at each crash point. A database row is *written* inside a transaction that may still fail, and
+*committed* after the transaction. The points whose names begin with ``file``, ``folder``, ``record`` or ``witness`` lie
+in functions that write every file, folder or record, so a release passes these points several times.
 
 >>> "reserve.key_written" in POINTS
 True
 
-*Private folders.* A home contains only rows, noised steps, keys and the ledger, so one rule holds for all of it.
-Folders have mode 0700 and files 0600, regardless of the umask. A home or key folder that other users can enter is
-refused, until its owner closes it or sets ``DPCA_ALLOW_SHARED_HOME``.
+*Private folders.* The home folder contains rows, noisy answers, keys and the ledger. So all of its folders have mode
+0700 and all of its files mode 0600, regardless of the umask. If other users can enter a home or key folder, the folder
+is refused until its owner changes the mode or sets ``DPCA_ALLOW_SHARED_HOME``.
 
-*Files written once.* If several processes write the same file, the first wins.
+*Files written once.* If several processes create the same file, the first process succeeds and its content is kept.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "note"
@@ -21,7 +22,7 @@ refused, until its owner closes it or sets ``DPCA_ALLOW_SHARED_HOME``.
 *Atomic writes.* A file becomes visible by one rename of a synced temporary file. A folder becomes visible by one rename
 of a synced staged folder. This module does not interpret the bytes.
 
-*Digests.* The digest of a tree covers the names, sizes and contents of its files.
+*Digests.* The digest of a folder covers the names, sizes and contents of all files below the folder.
 
 Examples
 --------
@@ -92,10 +93,10 @@ hook: Callable[[str], None] | None = None
 
 
 def reached(point: str) -> None:
-    """Report to a test that a point was reached; do nothing in production."""
+    """Report to a test that a crash point was reached; do nothing in production."""
     known = (*POINTS, *STREAM_POINTS, *INGEST_POINTS)
     if point not in known:
-        raise ValueError(f"crash point {point!r} is not one of {', '.join(known)}; add it to the table.")
+        raise ValueError(f"crash point {point!r} is not one of {', '.join(known)}; add it to the table of its kind.")
     if hook is not None:
         hook(point)
 
@@ -108,7 +109,7 @@ _YES = {"1", "true", "yes", "on"}
 
 
 def create_file(path: Path) -> None:
-    """Create an empty file of mode 0600 at a path that must not exist."""
+    """Create an empty file of mode 0600 at a path that must not exist yet."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE)
     try:
         os.fchmod(descriptor, FILE)
@@ -127,19 +128,19 @@ def close_tree(root: Path) -> None:
 
 
 def require_private(folder: Path, *, name: str) -> None:
-    """Refuse a folder that other users can enter, directly or through the target of a link in it.
+    """Refuse a folder if other users can access the folder itself or the target of a symbolic link in the folder.
 
     Parameters
     ----------
     folder : Path
-        An existing folder; a link is followed.
+        An existing folder, or a link to one.
     name : str
-        The setting that names the folder, for messages.
+        The setting that names the folder, such as ``DPCA_HOME``, for the error message.
 
     Raises
     ------
     Refused
-        If other users can enter it, unless ``DPCA_ALLOW_SHARED_HOME`` permits this.
+        If other users have access, unless ``DPCA_ALLOW_SHARED_HOME`` permits this.
     """
     if is_insisted():
         return
@@ -151,7 +152,7 @@ def require_private(folder: Path, *, name: str) -> None:
 
 
 def is_insisted() -> bool:
-    """Return whether the operator permits folders that other users can enter."""
+    """Return whether ``DPCA_ALLOW_SHARED_HOME`` permits private folders that other users can access."""
     return is_yes("DPCA_ALLOW_SHARED_HOME")
 
 
@@ -161,7 +162,7 @@ def is_yes(variable: str) -> bool:
 
 
 def openings(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield each way in which other users can enter a folder, with the command that closes it."""
+    """Yield each reason why other users can access a folder, with the shell command that removes this access."""
     for path in (folder, *_links(folder)):
         with suppress(FileNotFoundError):
             yield from _openings(path)
@@ -188,7 +189,7 @@ def _openings(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def claim_file(path: Path, payload: bytes) -> bool:
-    """Write a new file durably with owner-only access, and return False if the file already existed.
+    """Write a new file durably with owner-only access. Return False, and write nothing, if the file already exists.
 
     Guarantees
     ----------
@@ -206,7 +207,7 @@ def claim_file(path: Path, payload: bytes) -> bool:
         is_ours = False
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)  # in both cases, since its writer may have been killed before the sync
+    sync_folder(path.parent)  # sync also another process's file, because that process may have been killed before
     return is_ours
 
 
@@ -220,12 +221,12 @@ _ATTEMPTS = 100
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Convert write errors below a folder into one clear error.
+    """Convert operating system errors from writing below a folder, within this context, into one clear error.
 
     Raises
     ------
     Unavailable
-        If something below the folder cannot be written, because the disk is full or access is denied.
+        If a file or folder below `folder` cannot be written, for example because the disk is full.
     """
     try:
         yield
@@ -250,7 +251,8 @@ def sync_folder(path: Path | str) -> None:
 
 def sync_tree(root: Path) -> None:
     """Flush every file and folder under `root`, and `root` itself, to the disk."""
-    for folder, _, names in os.walk(root, topdown=False):  # no path objects, each of which takes as long as a sync
+    # Paths are plain strings here, because creating a Path object takes as long as syncing a file.
+    for folder, _, names in os.walk(root, topdown=False):
         for name in names:
             sync_file(f"{folder}/{name}")
         sync_folder(folder)
@@ -264,27 +266,28 @@ def make_folder(path: Path) -> None:
         attempts -= 1
         try:
             path.mkdir(mode=FOLDER, exist_ok=True)
-            path.chmod(FOLDER)  # regardless of the umask
+            path.chmod(FOLDER)  # the umask may have removed permission bits from the mode given to mkdir
             sync_folder(path.parent)
-        except (FileNotFoundError, FileExistsError):  # removed by a cleanup of empty folders, or impossible
+        except (FileNotFoundError, FileExistsError):  # another process may have removed an empty parent: try again
             if attempts <= 0:
                 raise
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
-    """Write or replace a file atomically and durably, for its owner alone.
+    """Write or replace a file atomically and durably, accessible by its owner alone.
 
     Parameters
     ----------
     path : Path
-        The path of the file. Its folder must exist.
+        The path of the file. The folder must exist.
     payload : bytes
-        The whole content.
+        The whole content of the file.
 
     Guarantees
     ----------
     A reader sees either the old or the new content, also after a crash. A killed writer leaves at most a hidden file
-    ``.<random>.tmp`` in the same folder. The mode holds from the first byte, regardless of the umask.
+    ``.<random>.tmp`` in the same folder. The file has mode 0600 before its first byte is written, regardless of the
+    umask.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -303,14 +306,14 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 
 def move_folder(staged: Path, address: Path) -> bool:
-    """Publish a staged folder at its address atomically and durably, for its owner alone.
+    """Move a complete folder to its final path atomically and durably, accessible by its owner alone.
 
     Parameters
     ----------
     staged : Path
-        A complete folder on the file system of `address`.
+        A complete folder on the same file system as `address`.
     address : Path
-        The path at which it appears. The parent folder must exist.
+        The final path of the folder. The parent folder must exist.
 
     Returns
     -------
@@ -333,8 +336,9 @@ def move_folder(staged: Path, address: Path) -> bool:
 
 
 def write_files(root: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their relative paths with the folders they need, not yet durably (see `move_folder`)."""
-    for folder in {relative.rpartition("/")[0] for relative in files}:  # no path objects: each takes as long as a write
+    """Write files, given by relative path, below a folder, without syncing them (`move_folder` syncs them later)."""
+    # Paths are plain strings here, because creating a Path object takes as long as writing a file.
+    for folder in {relative.rpartition("/")[0] for relative in files}:
         os.makedirs(f"{root}/{folder}", exist_ok=True)  # noqa: PTH103
     for relative, payload in files.items():
         with open(f"{root}/{relative}", "wb") as file:  # noqa: PTH123
@@ -342,7 +346,7 @@ def write_files(root: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a new folder of files by their relative paths atomically and durably, for its owner alone.
+    """Write files, given by relative path, as a new folder, atomically and durably, accessible by its owner alone.
 
     Raises
     ------
@@ -359,20 +363,21 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def read_file(path: Path | str, *, most: int) -> bytes:
-    """Read a regular file of bounded size; refuse anything else before reading a byte.
+    """Read a regular file of bounded size; refuse pipes and devices before reading a byte.
 
     Raises
     ------
     Corrupt
-        If it is a pipe or a device, which may be planted by another user, or holds more than `most` bytes.
+        If the path is a pipe or a device, which another user may have placed there, or if the file has more than
+        `most` bytes.
     OSError
-        If it cannot be opened.
+        If the file cannot be opened.
     """
     return read_with_status(path, most=most)[0]
 
 
 def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_result]:
-    """Read a file as `read_file` does, and also return its status from before the read."""
+    """Read a file as `read_file` does, and also return the file's status (`os.stat_result`) from before the read."""
     with open_regular(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size <= most:
@@ -389,14 +394,16 @@ def read_with_status(path: Path | str, *, most: int) -> tuple[bytes, os.stat_res
 
 @contextmanager
 def open_regular(path: Path | str) -> Iterator[io.FileIO]:
-    """Open a regular file once, for checking and reading; follow links, and do not block on a pipe.
+    """Open a file for reading, and check that the opened file is a regular one; do not block on a pipe.
+
+    Links are followed. Check and read use the same open file, so the file cannot be exchanged between them.
 
     Raises
     ------
     Corrupt
-        If it is a pipe or a device, which may be planted by another user.
+        If the path is a pipe or a device, which another user may have placed there.
     OSError
-        If it cannot be opened, or is a folder.
+        If the path cannot be opened, or is a folder.
     """
     with io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -406,18 +413,18 @@ def open_regular(path: Path | str) -> Iterator[io.FileIO]:
 
 def _irregular(path: Path | str, most: int) -> Corrupt:
     return Corrupt(
-        f"{path} is not a regular file of at most {most} bytes, as every published file is; remove it, or restore it "
+        f"{path} is not a regular file of at most {most} bytes, as every file here must be; remove it, or restore it "
         "from a copy"
     )
 
 
 def check_sizes(address: str, sizes: Collection[int], *, most: int) -> None:
-    """Refuse a folder that exceeds the limits for reading into memory at once.
+    """Refuse a folder that has too many files, or too many bytes, to be read into memory at once.
 
     Raises
     ------
     Corrupt
-        If it has more than `MOST_FILES` files.
+        If the folder has more than `MOST_FILES` files.
     Unavailable
         If the files hold more than `most` bytes.
     """
@@ -441,12 +448,12 @@ def _sync(path: Path | str, flags: int) -> None:
 
 
 def relative_paths(root: Path) -> list[str]:
-    """List the files under `root` by relative POSIX path; anything but files and folders is an ``OSError``."""
-    # A link would allow one digest for bytes that are stored, and can change, elsewhere.
+    """List the files under `root` by relative POSIX path; raise ``OSError`` for links, pipes and devices."""
+    # A link is refused because its target is outside the folder, and could change although the digest does not.
     found, folders = [], [""]
     while folders:
         below = folders.pop()
-        with os.scandir(f"{root}/{below}") as entries:  # no path objects: each takes as long as a stat
+        with os.scandir(f"{root}/{below}") as entries:  # plain strings, because creating a Path takes as long as a stat
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{below}{entry.name}/")
@@ -454,24 +461,24 @@ def relative_paths(root: Path) -> list[str]:
                     found.append(f"{below}{entry.name}")
                 else:
                     raise OSError(
-                        f"{entry.path} is neither a file nor a folder; a digest covers only files and folders; remove "
-                        "it"
+                        f"{entry.path} is neither a file nor a folder, but a link or a device; a digest covers only "
+                        "files and folders; remove it"
                     )
     return found
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a file, or a folder on its path, has a name that begins with a dot."""
+    """Return whether any part of a relative path begins with a dot."""
     return any(name.startswith(".") for name in path.split("/"))
 
 
 def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
-    """Read every file under `root` into memory, by its relative POSIX path.
+    """Read every file under `root` into memory; return the contents by relative POSIX path.
 
     Raises
     ------
     Corrupt, Unavailable
-        As `check_sizes`, before anything is read.
+        If the files exceed the limits of `check_sizes`. These are checked before anything is read.
     """
     sizes = {relative: os.lstat(f"{root}/{relative}").st_size for relative in relative_paths(root)}
     check_sizes(str(root), sizes.values(), most=most)
@@ -479,12 +486,12 @@ def read_tree(root: Path, *, most: int = MOST_BYTES) -> dict[str, bytes]:
 
 
 def digest_files(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 digest, in hex, of the sorted list of (path, size, sha256) of files in memory."""
+    """Return the digest of files in memory: SHA-256, in hex, of the sorted list of their (path, size, sha256)."""
     return _digest((path, len(payload), hashlib.sha256(payload).hexdigest()) for path, payload in files.items())
 
 
 def digest_tree(root: Path) -> str:
-    """Return the digest of every file under `root` as `digest_files` does, reading one piece at a time."""
+    """Return the digest of all files under `root`, as defined in `digest_files`, reading the files piece by piece."""
     return _digest(_entry(root, relative) for relative in relative_paths(root))
 
 

@@ -1,6 +1,6 @@
-"""The protocol of a place that holds datasets and artifacts, and concurrent requests to a remote place.
+"""The interface of a storage place, and concurrent requests to a remote place.
 
-A place is a local folder, or a prefix of an object store.
+A *place* holds datasets and artifacts. It is a local folder, a prefix in an object store, or a read-only web server.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,28 +22,29 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The content of a small file, with a tag that changes when the content does."""
+    """The content of a small file, with a tag (such as an ETag) that changes when the content changes."""
 
     payload: bytes
     tag: str | None = None
 
 
 class Place(Protocol):
-    """A tree of small files and published folders.
+    """The interface of a place: a tree of small files and published folders.
 
-    Every method raises `Unavailable` with a one-line message if the place cannot be used.
+    A published folder never changes. Every method raises `Unavailable` with a one-line message if the place cannot be
+    used.
     """
 
     @property
     def lists(self) -> bool:
-        """True if the place can list a folder; a web server cannot."""
+        """True if the place can list the files of a folder; a web server cannot."""
 
     @property
     def address(self) -> str:
-        """The address with which `open_place` reopens the place."""
+        """The address from which `open_place` or `open_published` opens this place again."""
 
     def at(self, path: str) -> str:
-        """Return the address of a path."""
+        """Return the full address of a path within this place, for messages."""
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
         """Read a small file.
@@ -51,9 +52,9 @@ class Place(Protocol):
         Raises
         ------
         FileNotFoundError
-            If there is none.
+            If no such file exists.
         Corrupt
-            If it is no file, or holds more than `most` bytes. This is checked before reading.
+            If the path is not a regular file, or the file has more than `most` bytes; then it is not read in full.
         """
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
@@ -63,36 +64,37 @@ class Place(Protocol):
         ----------
         path : str
         payload : bytes
+            The new content of the file.
         over : Stored or None
-            The content that `read` returned; None if it found none. An object store overwrites nothing else, and
-            returns False if the present content differs. A local folder relies on the writers' lock: it replaces the
-            file and returns True.
+            The content to be replaced, as `read` returned it; None if there was no file. An object store replaces only
+            this content; if the present content differs, it writes nothing and returns False. A local folder always
+            replaces the file and returns True, because there a lock excludes other writers.
         """
 
     def names(self, folder: str) -> list[str]:
-        """Return the sorted names of files and folders directly in a folder; empty if the folder does not exist."""
+        """Return the sorted names of the files and folders in a folder; an empty list if the folder does not exist."""
 
     def paths(self, folder: str) -> list[str]:
-        """Return the paths of all files below a folder, relative to it, without hidden names."""
+        """Return the paths of all files at any depth below a folder, relative to the folder, without hidden ones."""
 
     def tags(self, folder: str) -> dict[str, str | None]:
-        """Return the tags of the files directly in a folder by name, as in `read`; a store may omit some.
+        """Return the tag of each file in a folder by name, as `read` would return it; a store may omit some tags.
 
-        It needs one listing, regardless of the size of the folder.
+        The tags are read by one listing of the folder, regardless of the number of files.
         """
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Return whether a published folder exists at this path."""
+        """Return whether a published folder exists at this path; `marker` is the file that is written last."""
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
-        """Read all files of a folder into memory, each once.
+        """Read all files of a folder into memory, each file once; return the contents by relative path.
 
         Raises
         ------
         OSError
-            If not all of them can be read.
+            If the folder does not exist or a file cannot be read.
         Corrupt, Unavailable
-            If there are too many files, or they hold more than `most` bytes. This is checked before reading.
+            If there are too many files, or the files have more than `most` bytes. This is checked before reading.
         """
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
@@ -101,38 +103,40 @@ class Place(Protocol):
         Parameters
         ----------
         staged : Path
-            The folder to publish. A local place requires it on the same file system, and moves it. Hidden files at its
-            top are notes of the writer, which are not copied to an object store.
+            The local folder to publish. A local place moves this folder, which must be on the same file system. An
+            object store copies the files, except hidden files at the top of the folder, which are notes of the writer.
         folder : str
+            The path at which the folder is published.
         marker : str
-            The name of the file, at the top of the folder, that is written last.
+            The name of a file at the top of the folder. This file is written last, and marks the folder as complete.
 
         Returns
         -------
         bool
-            False if the folder already exists; it is then left unchanged.
+            False if a folder already exists at this path; the existing folder is then left unchanged.
         """
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Remove a published folder if it exists; it disappears as a whole before its files are deleted.
+        """Remove a published folder if it exists. The folder disappears as a whole before its files are deleted.
 
-        Other processes may remove it at the same time. Hidden remains of a killed process are removed too.
+        Several processes may remove the same folder at the same time. Hidden files that a killed process left behind
+        are removed too.
         """
 
     def zarr_store(self) -> "Store":
-        """Return a read-only Zarr store of this place."""
+        """Return a read-only Zarr store with the files of this place."""
 
     def reaching(self) -> AbstractContextManager[None]:
-        """Convert failures to reach the place within this context into `Unavailable`."""
+        """Within this context, convert errors of access to the place into `Unavailable`."""
 
 
 def write_and_check(place: Place, path: str, payload: bytes) -> None:
-    """Write a small file, replacing the present one, until it reads back correctly.
+    """Write or replace a small file, read it back, and repeat the write if the content differs.
 
     Raises
     ------
     Unavailable
-        If the place acknowledges the write but does not return the same content.
+        If the place acknowledges the writes but still returns other content.
     """
     for _ in range(_ATTEMPTS + 1):
         try:
@@ -152,7 +156,7 @@ _AT_ONCE = 8  # concurrent requests
 
 
 def each[Result](function: Callable[[str], Result], paths: Iterable[str]) -> list[Result]:
-    """Call a function for each path, several at a time; the first failure stops the calls."""
+    """Call a function for each path, several at a time, and return the results in order; stop at the first failure."""
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         return list(pool.map(function, paths))

@@ -1,4 +1,4 @@
-"""A place in a local folder, and the functions that open a place by its address."""
+"""A storage place in a local folder, and the functions that open any storage place by its address."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
-    """A local folder as a `Place`. Publishing is a sync and one rename."""
+    """A local folder as a `Place`. A folder is published by syncing its files and one rename."""
 
     lists: ClassVar[bool] = True
 
@@ -38,16 +38,16 @@ class LocalPlace:
 
     @property
     def address(self) -> str:
-        """The folder's path."""
+        """The path of the local folder."""
         return str(self.root)
 
     def at(self, path: str) -> str:
-        """Return the address of a path."""
+        """Return the full path of a path within this place."""
         return str(self.root / path)
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a small file; content written during the read has another tag."""
-        address = f"{self.root}/{path}"  # no path object, since thousands of files are read at once
+        """Read a small file, with a tag from before the read, so that a later change always changes the tag."""
+        address = f"{self.root}/{path}"  # a plain string, because creating thousands of Path objects is slow
         try:
             payload, status = read_with_status(address, most=most)
         except FileNotFoundError:
@@ -57,14 +57,14 @@ class LocalPlace:
         return Stored(payload, _tag(status))
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Replace a small file."""
+        """Write or replace a small file, whatever its present content is, and return True."""
         with writing(self.root):
             make_folder((self.root / path).parent)
             write_atomically(self.root / path, payload)
         return True
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
+        """Return the sorted names of the files and folders in a folder."""
         try:
             return sorted(os.listdir(self.root / folder))  # noqa: PTH208 - a path a name takes ten times as long
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class LocalPlace:
             raise _unreadable(self.root / folder, error) from error
 
     def paths(self, folder: str) -> list[str]:
-        """Return the paths below a folder."""
+        """Return the relative paths of all files below a folder, without hidden ones."""
         try:
             found = relative_paths(self.root / folder)
         except FileNotFoundError:
@@ -83,12 +83,12 @@ class LocalPlace:
         return sorted(path for path in found if not is_hidden(path))
 
     def tags(self, folder: str) -> dict[str, str | None]:
-        """Return the tags of the files in a folder."""
+        """Return the tag of each file in a folder, by name."""
         found: dict[str, str | None] = {}
         try:
             with os.scandir(self.root / folder) as entries:
                 for entry in entries:
-                    with suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
+                    with suppress(FileNotFoundError):  # skip a temporary file that was renamed since the listing
                         found[entry.name] = _tag(entry.stat())
         except FileNotFoundError:
             return {}
@@ -97,28 +97,28 @@ class LocalPlace:
         return found
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Return whether the folder exists."""
+        """Return whether a published folder exists at this path."""
         return (self.root / folder).is_dir()
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
-        """Read all files of a folder."""
+        """Read all files of a folder into memory; return the contents by relative path."""
         try:
             return read_tree(self.root / folder, most=most)
         except PermissionError as error:
             raise _unreadable(self.root / folder, error) from error
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
-        """Sync a folder and move it into place."""
+        """Sync a staged folder to the disk and move it to its final path."""
         address = self.root / folder
         with writing(self.root):
             make_folder(address.parent)
             if move_folder(staged, address):
                 return True
-            sync_folder(address.parent)  # the process that moved it there may have been killed before its sync
+            sync_folder(address.parent)  # another process moved the folder here, and may have been killed before a sync
             return False
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Rename a folder to a hidden name, then delete it; other processes may do so at the same time."""
+        """Rename a folder to a hidden name, then delete it. Several processes may do this at the same time."""
         address = self.root / folder
         hidden = address.with_name(f".{address.name}.removed")
         with writing(self.root):
@@ -128,14 +128,14 @@ class LocalPlace:
             shutil.rmtree(hidden, onexc=_unless_gone)
 
     def zarr_store(self) -> "Store":
-        """Return a store of the folder."""
+        """Return a read-only Zarr store with the files of the folder."""
         from zarr.storage import LocalStore
 
         return LocalStore(self.root, read_only=True)
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Do nothing, since reading reports any local file that cannot be read."""
+        """Return a context that does nothing, because the methods of a local place report unreadable files."""
         yield
 
 
@@ -159,17 +159,17 @@ _WEB = ("https://", "http://")
 
 
 def open_place(address: str | Path) -> Place:
-    """Return the place at an address, which is ``s3://bucket/prefix`` or a local folder.
+    """Open the storage place at an address, which is ``s3://bucket/prefix`` or a local folder.
 
     Raises
     ------
     Invalid
-        If the address is another kind of URL.
+        If the address is a URL that does not begin with ``s3://``.
     NotInstalled
-        If the address is an object store, and its client is not installed.
+        If the address is an object store, and the client package for object stores is not installed.
     """
     if isinstance(address, str) and "://" in address:
-        with needing("an object store"):  # imported here, since a folder needs no object store client
+        with needing("an object store"):  # import here, because a local folder needs no object store client
             from dpca.backends.s3 import ObjectPlace
 
         return ObjectPlace(address)
@@ -177,15 +177,17 @@ def open_place(address: str | Path) -> Place:
 
 
 def open_published(address: str | Path) -> Place:
-    """Return the place of a registry, at an address of `open_place` or at ``https://host/path/registry`` (read-only).
+    """Open the storage place of a registry, which may also be a read-only web server (``https://host/path/registry``).
+
+    All addresses of `open_place` are accepted too.
 
     Raises
     ------
     Invalid
-        If the address is another kind of URL.
+        If the address is a URL that does not begin with ``s3://``, ``https://`` or ``http://``.
     """
     if isinstance(address, str) and address.startswith(_WEB):
-        from dpca.backends.web import WebPlace  # imported here, as above
+        from dpca.backends.web import WebPlace  # import here, because a local folder needs no HTTP client
 
         return WebPlace(address)
     return open_place(address)

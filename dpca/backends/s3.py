@@ -1,18 +1,18 @@
-"""A place in an S3-compatible object store, through obstore.
+"""A storage place in an S3-compatible object store, accessed through the library obstore.
 
 Each process that reads or writes takes the endpoint and the credentials from its environment: ``AWS_ACCESS_KEY_ID``,
 ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ``AWS_ALLOW_HTTP``,
-``AWS_TIMEOUT`` ... They are never pickled and never appear in a message. ``datasets/`` below the prefix holds private
-rows; a consumer only needs to list and read ``registry/``.
+``AWS_TIMEOUT`` and others. Credentials are never pickled and never appear in a message. The folder ``datasets/`` below
+the prefix holds private rows. A consumer needs permission to list and read only the folder ``registry/``.
 
-An object appears whole or not at all, and every later read sees it. Writers exclude one another by conditional puts
-(``If-None-Match: *``, ``If-Match``). If a store ignores these conditions, only one guarantee is lost. A publisher
-without its database connection may then replace a newer pointer file by an older one, until the next publishing
-command.
+The store must make an object visible whole or not at all, and every later read must return it. Conditional puts
+(``If-None-Match: *``, ``If-Match``) prevent concurrent writers from overwriting each other. If a store ignores these
+conditions, only one guarantee is lost: a publisher that has lost its database connection may replace a newer pointer
+file by an older one. The next publishing command corrects this.
 
-An acknowledgement of the store is not sufficient. A published folder is listed, and a removed one is searched for,
-before the operation counts as done. Where a listing decides something, each object missing from it is requested
-directly, since a listing may be out of date.
+An acknowledgement of the store is not trusted. A publication is complete only when the published files were found
+again, and a removal only when the removed files were not. A listing may be out of date, so each object that is missing
+from a listing is also requested directly.
 """
 
 import os
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})((?:/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/?")
 _MAX_RETRIES = 8  # a few seconds
-_ATTEMPTS = 3  # at a write or removal that the store acknowledged but did not perform
+_ATTEMPTS = 3  # how often a write or removal is tried that the store acknowledges but does not perform
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 #: Text in an error, its meaning, and the next action.
 _REASONS = (
-    ("169.254.", *_NO_CREDENTIALS),  # the address at which cloud machines find their credentials
+    ("169.254.", *_NO_CREDENTIALS),  # without credentials, the client requests them from this cloud metadata address
     ("Missing AccessKeyId", *_NO_CREDENTIALS),
     ("Missing SecretAccessKey", *_NO_CREDENTIALS),
     ("Config error", "an AWS_* variable has an invalid value", "correct that variable"),
@@ -67,17 +67,17 @@ _SILENT = ("it does not answer", "check AWS_ENDPOINT_URL and the network, and ru
 
 @dataclass(frozen=True, slots=True)
 class ObjectPlace:
-    """A prefix of a bucket; see `dpca.backends.base.Place`. Publishing is many puts, with the marker last.
+    """A prefix in a bucket as a `Place`. A folder is published by one put per file, with the marker file last.
 
     Parameters
     ----------
     address : str
-        ``s3://bucket/prefix``. A pickle holds only the address.
+        ``s3://bucket/prefix``. A pickled `ObjectPlace` contains only this address, no credentials.
 
     Raises
     ------
     Invalid
-        If the address is no such URL, or the endpoint is no URL.
+        If `address` does not have this form, or ``AWS_ENDPOINT_URL`` is not a URL.
     """
 
     lists: ClassVar[bool] = True
@@ -86,11 +86,11 @@ class ObjectPlace:
     _store: S3Store = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Parse the URL, without any request."""
+        """Parse the address and create the client, without sending a request."""
         if not (found := _URL.fullmatch(self.address)):
             raise Invalid(
-                "the URL of a store must be s3://bucket or s3://bucket/prefix, of letters, digits and . _ = -, without "
-                "credentials, which come from the AWS_* variables; correct it"
+                "the URL of a store must be s3://bucket or s3://bucket/prefix, with only letters, digits and . _ = - "
+                "in its names; correct it, and set credentials by the AWS_* variables instead of in the URL"
             )
         _check_endpoint()
         bucket, prefix = found.groups()
@@ -104,57 +104,57 @@ class ObjectPlace:
         object.__setattr__(self, "_store", store)
 
     def __reduce__(self) -> tuple[type["ObjectPlace"], tuple[str]]:
-        """Pickle only the address."""
+        """Pickle only the address, without the client and its credentials."""
         return ObjectPlace, (self.address,)
 
     def at(self, path: str) -> str:
-        """Return the address of a path."""
+        """Return the ``s3://`` URL of a path within this place."""
         return f"{self.address}/{path}"
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a small object and its tag."""
+        """Read a small object and its ETag."""
         with self.reaching():
             found = obstore.get(self._store, path)
             if found.meta["size"] > most:
                 raise Corrupt(
-                    f"{self.at(path)} holds {found.meta['size']} bytes, more than {most}, the limit of a published "
-                    "file; restore it from a copy"
+                    f"{self.at(path)} has {found.meta['size']} bytes, but at most {most} are allowed; restore it from "
+                    "a copy"
                 )
             return Stored(bytes(found.bytes()), found.meta["e_tag"])
 
     def write(self, path: str, payload: bytes, *, over: Stored | None) -> bool:
-        """Put a small object, on condition that the present object is the one in `over`."""
+        """Put a small object if the present object is the one in `over`; otherwise return False."""
         return self._put(path, payload, tag=None if over is None else over.tag)
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
+        """Return the sorted names of the objects and prefixes directly below a prefix."""
         with self.reaching():
             found = obstore.list_with_delimiter(self._store, folder)
         paths = [*found["common_prefixes"], *(entry["path"] for entry in found["objects"])]
         return sorted(PurePosixPath(path).name for path in paths)
 
     def paths(self, folder: str) -> list[str]:
-        """Return the paths of the objects below a prefix."""
+        """Return the relative paths of all objects below a prefix, without hidden ones."""
         found = (path.removeprefix(f"{folder}/") for path in self._paths(folder))
         return sorted(path for path in found if not is_hidden(path))
 
     def tags(self, folder: str) -> dict[str, str | None]:
-        """Return the tags of the objects in a folder."""
+        """Return the ETag of each object directly below a prefix, by name."""
         with self.reaching():
             found = obstore.list_with_delimiter(self._store, folder)
         return {PurePosixPath(entry["path"]).name: entry["e_tag"] for entry in found["objects"]}
 
     def holds(self, folder: str, *, marker: str) -> bool:
-        """Return whether the marker exists."""
+        """Return whether a published folder exists, that is, whether its marker exists."""
         try:
             with self.reaching():
-                obstore.get(self._store, _join(folder, marker))  # a HEAD response has no reason for a failure
+                obstore.get(self._store, _join(folder, marker))  # GET, because a failed HEAD states no reason
         except FileNotFoundError:
             return False
         return True
 
     def read_folder(self, folder: str, *, most: int = MOST_BYTES) -> dict[str, bytes]:
-        """Read all objects below a prefix, several at a time."""
+        """Read all objects below a prefix into memory, several at a time; return the contents by relative path."""
         sizes: dict[str, int] = {}
         with self.reaching():
             for entry in chain.from_iterable(obstore.list(self._store, folder)):
@@ -162,19 +162,19 @@ class ObjectPlace:
                 if len(sizes) > MOST_FILES:
                     break
         if not sizes:
-            raise FileNotFoundError(f"nothing exists at {self.at(folder)}")
+            raise FileNotFoundError(f"no object exists below {self.at(folder)}")
         check_sizes(self.at(folder), sizes.values(), most=most)
         payloads = each(lambda path: self.read(path, most=sizes[path]).payload, sizes)
         return {path.removeprefix(f"{folder}/"): payload for path, payload in zip(sizes, payloads, strict=True)}
 
     def publish(self, staged: Path, folder: str, *, marker: str) -> bool:
-        """Put all files, several at a time, and then the marker.
+        """Put all files of a staged folder, several at a time, and then its marker.
 
         Guarantees
         ----------
-        Of several publishers, one puts the marker. The others have put equal files, or the caller gave each publisher a
-        separate address. On return, the store was seen to hold the marker and every file at its size. If the store lost
-        a file after an equal folder was published, the file is put again.
+        If several processes publish the same folder, exactly one of them puts the marker. Their files must be equal.
+        When this method returns, the store was found to hold the marker and every file with its full size. If the
+        folder was published before and the store has lost a file since, the file is put again.
         """
         shown = [path for path in relative_paths(staged) if path != marker and not path.startswith(".")]
         sizes = {_join(folder, path): (staged / path).stat().st_size for path in shown}
@@ -202,7 +202,7 @@ class ObjectPlace:
         return is_ours
 
     def remove(self, folder: str, *, marker: str) -> None:
-        """Delete the marker, then all other objects, until none is left."""
+        """Delete the marker of a folder, then all of its other objects, and repeat this until no object is left."""
         for _ in range(_ATTEMPTS):
             with self.reaching():
                 obstore.delete(self._store, _join(folder, marker))
@@ -213,20 +213,20 @@ class ObjectPlace:
         raise self._untrue(folder, "acknowledged a removal, but still has files")
 
     def zarr_store(self) -> "Store":
-        """Return a store of the prefix."""
+        """Return a read-only Zarr store with the objects below the prefix."""
         from zarr.storage import ObjectStore
 
         return ObjectStore(self._store, read_only=True)
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Convert client errors into a one-line error; a missing object stays a ``FileNotFoundError``."""
+        """Within this context, convert client errors into `Unavailable`, or ``FileNotFoundError`` without an object."""
         try:
             yield
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise self._unavailable(error) from None
-            raise FileNotFoundError(f"no object of this name exists in {self.address}") from None
+            raise FileNotFoundError(f"the requested object does not exist in {self.address}") from None
         except BaseError as error:
             raise self._unavailable(error) from None
 
@@ -239,7 +239,7 @@ class ObjectPlace:
         return True
 
     def _put_marker(self, path: str, payload: bytes) -> bool:
-        """Put the marker of a folder and read it back; return whether this publisher put it."""
+        """Put the marker of a folder and read it back; return True if this process, and no other, put the marker."""
         is_ours = self._put(path, payload, tag=None)
         for _ in range(_ATTEMPTS):
             found = self._found(path)
@@ -247,19 +247,22 @@ class ObjectPlace:
                 return is_ours
             if found is not None and not is_ours:
                 return False
-            with self.reaching():  # it was lost, or stored only in part
+            with self.reaching():  # put the marker again, because the store lost it or stored only a part
                 obstore.put(self._store, path, payload, use_multipart=False)
         raise self._untrue(path, "acknowledged a write that it did not store")
 
     def _found(self, path: str) -> bytes | None:
-        """Read a small object if it exists."""
+        """Return the content of a small object, or None if the object does not exist."""
         try:
             return self.read(path).payload
         except FileNotFoundError:
             return None
 
     def _missing(self, folder: str, sizes: Mapping[str, int]) -> list[str]:
-        """Return the files that the store lacks at their size; those missing from a listing are requested directly."""
+        """Return the paths that the store does not hold with the expected size.
+
+        An object that a listing shows with another size, or not at all, is also requested directly.
+        """
         with self.reaching():
             listed = {entry["path"]: entry["size"] for entry in chain.from_iterable(obstore.list(self._store, folder))}
         doubtful = [path for path, size in sizes.items() if listed.get(path) != size]
@@ -267,10 +270,10 @@ class ObjectPlace:
         return [path for path, size in found if size != sizes[path]]
 
     def _size(self, path: str) -> int | None:
-        """Return the size of an object; None if it does not exist."""
+        """Return the size of an object in bytes; None if the object does not exist."""
         try:
             with self.reaching():
-                return int(obstore.get(self._store, path).meta["size"])  # a HEAD response has no reason for a failure
+                return int(obstore.get(self._store, path).meta["size"])  # GET, because a failed HEAD states no reason
         except FileNotFoundError:
             return None
 
@@ -288,7 +291,7 @@ class ObjectPlace:
 
 
 def _check_endpoint() -> None:
-    # The client accepts any text as a URL, and fails at the first request.
+    # Check the URL of the endpoint here, because the client accepts any text and fails only at the first request.
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         if (url := os.environ.get(name)) and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[\w./-]*)?", url):
             raise Invalid(f"{name} must be the URL of an S3 service, such as https://s3.example.org:9000; correct it")

@@ -1,4 +1,4 @@
-"""Published artifacts by name and version."""
+"""The registry: published artifacts with names, versions and aliases."""
 
 from dpca.registry.reader import Registry
 

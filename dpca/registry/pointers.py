@@ -1,7 +1,7 @@
 """References to published artifacts, and the pointer file that maps versions and aliases to artifacts.
 
 A reference is ``name``, ``name@3``, ``name@alias`` or ``name@sha256:...``. The pointer file of a name maps each version
-and each alias to an artifact.
+to the digest of an artifact, and each alias to a version.
 """
 
 import hashlib
@@ -58,12 +58,12 @@ class Reference:
 
 
 def check_name(name: str) -> str:
-    """Return a name if artifacts may be published under it.
+    """Return a name unchanged if artifacts may be published under this name.
 
     Raises
     ------
     Invalid
-        If it breaks the rule for names.
+        If the name is not a lower-case letter followed by up to 99 of the characters ``a-z 0-9 . _ -``.
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise Invalid(f"name {name!r} is not allowed; a name is {_NAME_RULE}; choose another")
@@ -71,12 +71,12 @@ def check_name(name: str) -> str:
 
 
 def check_alias(alias: str) -> str:
-    """Return an alias if a version may have it.
+    """Return an alias unchanged if a version may have this alias.
 
     Raises
     ------
     Invalid
-        If it breaks the rule for names, or is the reserved ``latest``.
+        If the alias breaks the rule for names (`check_name`), or is the reserved alias ``latest``.
     """
     if alias == LATEST:
         raise Invalid(f"alias {LATEST!r} is reserved; it always means the highest version; choose another")
@@ -88,12 +88,12 @@ def check_alias(alias: str) -> str:
 FOLDER = "registry/names"
 _FILE = re.compile(rf"({NAME_PATTERN})\.json")
 _DIGEST_BYTES = 32
-MOST_BYTES = 1 << 24  # of a pointer file, enough for 150,000 versions
+MOST_BYTES = 1 << 24  # the size limit of a pointer file, which is enough for 150,000 versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """One version of a name, with its current aliases; `private` is False for a reference result."""
+    """One version of a name, with the current aliases of the version; `private` is False for a reference result."""
 
     name: str
     version: int
@@ -106,15 +106,16 @@ class Resolved:
         return f"{self.name}@{self.version}"
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, since the encoding of thousands of versions is cached
+@dataclass(frozen=True, kw_only=True)  # without slots, because cached_property needs an instance dict
 class Pointer:
-    """The content of one pointer file.
+    """The content of the pointer file of one name.
 
-    It holds every version of a name, its aliases, and the versions that are not private.
+    A pointer file states the digest of every version, the version of every alias, and which versions are reference
+    results without a privacy guarantee.
 
     Notes
     -----
-    The file contains its checksum against damage: one flipped bit could otherwise move an alias.
+    The file contains a checksum of its content, because one flipped bit could otherwise move an alias unnoticed.
     """
 
     name: str
@@ -124,11 +125,11 @@ class Pointer:
 
     @staticmethod
     def path(name: str) -> str:
-        """Return the path of the pointer file of a name in a place."""
+        """Return the path, within a storage place, of the pointer file of a name."""
         return f"{FOLDER}/{name}.json"
 
     def encode(self) -> bytes:
-        """Encode the content of the file."""
+        """Return the bytes of the pointer file, with its checksum."""
         return self._encoded
 
     @cached_property
@@ -138,11 +139,11 @@ class Pointer:
 
     @cached_property
     def members(self) -> Mapping[str, bytes]:
-        """The facts, each in the encoding of `dpca.artifacts.base.canonical_json`."""
+        """The members of `facts`, each encoded separately by `dpca.artifacts.base.canonical_json`."""
         return {name: canonical_json(fact) for name, fact in self.facts().items()}
 
     def facts(self) -> dict[str, Any]:
-        """Return the content of the file without the checksum, as plain JSON values."""
+        """Return the content of the pointer file without the checksum, as plain JSON values."""
         versions = dict(zip(map(str, self.versions), self.versions.values(), strict=True))
         marked = {"not_private": sorted(self.not_private)} if self.not_private else {}
         return {"versions": versions, "aliases": dict(self.aliases), **marked}
@@ -154,11 +155,11 @@ class Pointer:
         Raises
         ------
         Corrupt
-            If it is not in the form of `encode`.
+            If the file does not have exactly the form in which `encode` writes it.
         NotFound
-            If there is none.
+            If the name has no pointer file.
         Unavailable
-            If this user cannot read it.
+            If this user cannot read the file.
         """
         path = cls.path(name)
         try:
@@ -166,12 +167,12 @@ class Pointer:
         except FileNotFoundError:
             if not place.lists:
                 raise NotFound(
-                    f"{name!r} cannot be read at {place.at('registry')}; a web server returns files only by name; "
-                    "correct the name or the URL"
+                    f"the name {name!r} cannot be read at {place.at('registry')}; correct the name or the URL (a web "
+                    "server cannot list the names that exist)"
                 ) from None
             known = _listed(read_names(place))
             raise NotFound(
-                f"{name!r} does not exist in {place.at('registry')}, which has {known}; see dpca registry list"
+                f"the name {name!r} does not exist in {place.at('registry')}, which has {known}; see dpca registry list"
             ) from None
         try:
             pointer = cls.from_facts(name, json.loads(payload))
@@ -179,14 +180,13 @@ class Pointer:
             pointer = None
         if pointer is None or payload != pointer.encode():
             raise Corrupt(
-                f"pointer file {place.at(path)} is damaged; it must list versions and aliases as published; "
-                "`dpca doctor` on the home of the ledger rebuilds it"
+                f"pointer file {place.at(path)} is damaged; run `dpca doctor` on the home of the ledger to rebuild it"
             )
         return pointer
 
     @classmethod
     def from_facts(cls, name: str, content: Any) -> Self | None:
-        """Build the pointer of a name from the result of `facts`; return None for anything else."""
+        """Build the pointer of a name from JSON values in the form of `facts`; return None if they are invalid."""
         try:
             shown = content["versions"]
             versions = dict(zip(map(int, shown), map(str, shown.values()), strict=True))
@@ -207,7 +207,7 @@ class Pointer:
         return cls(name=name, versions=versions, aliases=aliases, not_private=not_private) if sound else None
 
     def resolve(self, reference: Reference) -> Resolved:
-        """Return the version to which a reference resolves."""
+        """Return the version of this name that a reference means; raise `NotFound` if there is no such version."""
         version: int | None = max(self.versions)
         if reference.version is not None:
             version = reference.version if reference.version in self.versions else None
@@ -218,7 +218,7 @@ class Pointer:
         return self._unknown(reference) if version is None else self.row(version)
 
     def row(self, version: int) -> Resolved:
-        """Return one version with its aliases."""
+        """Return one version with its digest and its aliases."""
         aliases: tuple[str, ...] = ()
         if version in self.aliases.values():
             aliases = tuple(sorted(alias for alias, target in self.aliases.items() if target == version))
@@ -237,17 +237,17 @@ class Pointer:
 
 
 def versions_up_to(newest: int) -> str:
-    """Return a phrase with the existing versions of a name."""
+    """Return a phrase with the existing versions of a name, such as ``versions 1 to 5 exist``."""
     return "only version 1 exists" if newest == 1 else f"versions 1 to {newest} exist"
 
 
 def read_names(place: Place) -> Sequence[str]:
-    """Return the published names of a place, sorted."""
+    """Return the names of the pointer files in a storage place, that is, all published names, sorted."""
     return sorted(found[1] for name in place.names(FOLDER) if (found := _FILE.fullmatch(name)))
 
 
 def read_tags(place: Place) -> dict[str, str | None]:
-    """Return the tag of each published name's pointer file."""
+    """Return, for each published name, the tag (such as an ETag) that changes when its pointer file changes."""
     return {found[1]: tag for name, tag in place.tags(FOLDER).items() if (found := _FILE.fullmatch(name))}
 
 

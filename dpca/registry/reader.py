@@ -1,12 +1,13 @@
 """Read access to published artifacts by name, from files alone, without a database or a key.
 
-A name has immutable versions 1, 2, 3, ... and movable aliases. The pointer file of a name maps each version to a
-digest. The publisher (`storage.registry.publishing`) rewrites it; this module only reads it.
+A name has immutable versions 1, 2, 3, ... and movable aliases. The pointer file of a name maps each version to the
+digest of an artifact. Publishing (`storage.registry.publishing`) writes pointer files; this module only reads them.
 
 Examples
 --------
-``Registry.open().load("name@champion").transform(rows)``, or ``Registry.open("s3://bucket/prefix")``, or
-``Registry.open("https://host/registry")``. A reference is one of
+``Registry.open().load("name@champion").transform(rows)`` loads from the home folder. To read from elsewhere, use
+``Registry.open("s3://bucket/prefix")`` or ``Registry.open("https://host/registry")``. These are the forms of a
+reference:
 
 >>> for text in ("news", "news@3", "news@champion", "news@sha256:" + 64 * "0"):
 ...     _ = Reference.parse(text)
@@ -33,22 +34,24 @@ from dpca.registry.trust import Trust, notify_once, pinned
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The published artifacts in the folder ``registry`` of a place.
+    """The published artifacts in the folder ``registry`` of a storage place.
 
     Guarantees
     ----------
-    Every load verifies the digest of all files of the artifact, and returns the verified bytes. With a pinned root key,
-    only content signed by a publisher is accepted, and never an older state than one seen before.
+    Every load checks the digest of all files of the artifact, and uses only the checked bytes. With a pinned root key,
+    only content signed by an authorized publisher is accepted, and never an older state than one seen before.
 
     Attributes
     ----------
     place : Place
-    trust : Trust or None, from a pinned root key; without it signatures are not checked
+        The local folder, object store or web server from which the registry is read.
+    trust : Trust or None
+        The check of signatures by pinned root keys; None if signatures are not checked.
 
     See Also
     --------
     dpca.load : Load one artifact in one call.
-    dpca.Workspace : Move aliases and publish, in the home of the ledger.
+    dpca.Workspace : Publish artifacts and move aliases, in the home folder with the ledger.
 
     Examples
     --------
@@ -76,27 +79,27 @@ class Registry:
     ) -> Self:
         """Open the registry of a home folder, of ``s3://bucket/prefix``, or of ``https://host/path/registry``.
 
-        The default address is ``DPCA_STORE_URL``, or else ``DPCA_HOME`` or the platform's default. A registry on a web
-        server cannot be listed, so artifacts must be loaded by name.
-
         Parameters
         ----------
         address : Path or str, optional
+            The address of the registry. The default is ``DPCA_STORE_URL`` if it is set, or else the home folder. A web
+            server cannot list a registry, so there artifacts can only be loaded by name.
         trust : str or sequence of str, optional
             The public root key of the registry in hex, or several keys that must all have signed the root. By default
-            these are the keys that `dpca registry trust` pinned for this address. Content without a signature under
-            this root is refused.
+            these are the keys that `dpca registry trust` pinned for this address. With a key, content that is not
+            signed under this root is refused.
         require_signature : bool, optional
-            Refuse a registry without a given or pinned key; by default as set in ``DPCA_REQUIRE_SIGNATURE``. If no
-            signature is required, one warning after the first read states that the publisher is unverified. It is not
-            issued for the registry of this home if this user publishes there or nothing is published yet.
+            True to refuse a registry for which no key is given or pinned. The default is ``DPCA_REQUIRE_SIGNATURE``. If
+            False, a registry without a key is accepted, and the first read logs one warning that the publisher is not
+            verified. There is no warning for the registry of this home folder if this user publishes there, or if
+            nothing is published yet.
 
         Raises
         ------
         Invalid
             If `address` or `trust` is malformed.
         Refused
-            If a signature is required, and no key is given or pinned.
+            If a signature is required, but no key is given or pinned.
         """
         place = store() if address is None else open_published(address)
         keys = pinned(place.address) if trust is None else (trust,) if isinstance(trust, str) else tuple(trust)
@@ -104,52 +107,64 @@ class Registry:
             return cls(place, Trust.pinned_to(place, keys))
         if requires_signature() if require_signature is None else require_signature:
             raise Refused(
-                f"no root key is pinned for {place.at('registry')}, and a signature is required; get the key from its "
-                "publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
+                f"no root key is pinned for {place.at('registry')}, and a signature is required; get the root key from "
+                "the publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY"
             )
         if _is_own(place):
             return cls(place)
         return cls(
             place,
             _warning=f"{place.at('registry')} is read without a pinned root key, so its publisher is not verified; get "
-            "the key from its publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY",
+            "the root key from the publisher, and pin it with `dpca registry trust KEY`, or pass trust=KEY",
         )
 
     def names(self) -> Sequence[str]:
-        """All published names, sorted; not available from a web server."""
+        """Return all published names, sorted; raise `Invalid` for a web server, which cannot list names."""
         found = read_names(self.place)
         self._warn()
         return found
 
     def list(self, name: str | None = None, *, newest: int | None = None) -> Sequence[Resolved]:
-        """All versions of all names or of one name, in order; with `newest`, only this many of the newest of each."""
+        """Return the versions of all names, or of one name, in order. With `newest`, return only the newest few.
+
+        Parameters
+        ----------
+        name : str, optional
+            The name whose versions are returned; by default all names.
+        newest : int, optional
+            How many of the newest versions of each name are returned; by default all.
+        """
         return tuple(self._rows(self.names() if name is None else [check_name(name)], newest=newest))
 
     def versions(self, name: str) -> Sequence[Resolved]:
-        """All versions of a name, in order.
+        """Return all versions of a name, in order.
 
         Raises
         ------
-        Corrupt, NotFound, Refused
-            If its pointer file is damaged or missing, or, with a pinned key, as `dpca.registry.trust.Trust.pointer`.
+        Corrupt, NotFound
+            If the pointer file of the name is damaged or missing.
+        Refused
+            If a root key is pinned, and the pointer file fails a check of `dpca.registry.trust.Trust.pointer`.
         """
         return self._versions(name, self._root())
 
     def digests(self, name: str) -> Mapping[int, str]:
-        """Return the digest of every version of a name; raise as `versions`."""
+        """Return the digest of every version of a name, with the same errors as `versions`."""
         return self._pointer(name, self._root()).versions
 
     def resolve(self, reference: str) -> Resolved:
-        """Return the version to which a reference resolves.
+        """Return the name, version and digest of the artifact that a reference means.
 
         Raises
         ------
         Invalid
-            If it is not a reference.
+            If `reference` does not have the form of a reference.
         NotFound
-            If no such name, version, alias or digest was published. The message lists the published ones.
-        Corrupt, Refused
-            With a pinned root key, as `dpca.registry.trust.Trust.pointer`.
+            If the name, version, alias or digest does not exist. The message lists those that exist.
+        Corrupt
+            If the pointer file of the name is damaged.
+        Refused
+            If a root key is pinned, and the pointer file fails a check of `dpca.registry.trust.Trust.pointer`.
         """
         return self._resolve(reference)[0]
 
@@ -164,29 +179,32 @@ class Registry:
         ----------
         reference : str
         kind : type, optional
-            The required kind; any by default.
+            The required class of the artifact; any class by default.
 
         Raises
         ------
         Corrupt
-            If any byte of its files differs from the published ones.
-        Invalid, NotFound
-            As `resolve`, and if the artifact has another kind.
+            If any byte of the artifact's files differs from the published bytes.
+        Invalid
+            If `reference` is malformed, or the artifact is not of the required class.
+        NotFound, Refused
+            In the same cases as `resolve`.
         """
         resolved, artifact = self._read(reference)
         if not isinstance(artifact, kind):
             raise Invalid(
-                f"{resolved} is a {artifact.noun}, and a {kind.noun} is needed; choose one, see `dpca registry list`"
+                f"{resolved} is a {artifact.noun}, but a {kind.noun} is needed; choose another artifact, see `dpca "
+                "registry list`"
             )
         return artifact
 
     def verify(self, reference: str) -> Resolved:
-        """Check every byte of an artifact, and return its version.
+        """Check every byte of an artifact, as `load` does, and return the artifact's name and version.
 
         Raises
         ------
-        Corrupt, Invalid, NotFound
-            As `load`.
+        Corrupt, Invalid, NotFound, Refused
+            In the same cases as `load`.
         """
         return self._read(reference)[0]
 
@@ -196,8 +214,9 @@ class Registry:
         Returns
         -------
         dict
-            ``artifact`` ("name@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of its kind
-            by name, ``lineage`` (the origin of the artifact) and the whole ``manifest``. An undeclared fact is None.
+            ``artifact`` (such as "news@1"), ``private``, ``digest``, ``aliases``, the main facts of the release and of
+            this kind of artifact by name, ``lineage`` (the origin of the artifact) and the whole ``manifest``. An
+            undeclared fact is None.
         """
         return describe(*self._read(reference))
 
@@ -209,13 +228,14 @@ class Registry:
         reference : str
             The artifact to export.
         output : Path or str
-            The file, written atomically; an existing file is replaced. A folder must not exist yet.
+            The path of the exported file or folder. A file is written atomically, and replaces an existing file. A
+            folder must not exist yet.
         format : str
-            A format of the artifact's kind. All kinds have ``npz``, a NumPy archive of the arrays by name. Its
-            ``manifest`` (JSON) holds ``feature_names`` if they were declared. A subspace also has ``onnx`` (a file for
-            any ONNX runtime), ``mlflow`` (the folder of an MLflow Python function, with signature and lineage) and
-            ``sklearn`` (a ``PCA`` in a skops file). These models transform rows of the release's features in float64.
-            They do not include the encoding of raw tables.
+            An export format of the artifact's kind. All kinds can be exported as ``npz``, a NumPy archive of the
+            arrays by name and the ``manifest`` as JSON text. A subspace can also be exported as ``onnx`` (a file for
+            any ONNX runtime), ``mlflow`` (the folder of an MLflow Python function, with signature and lineage) or
+            ``sklearn`` (a ``PCA`` in a skops file). These models transform numeric rows in float64. They do not
+            include the encoding of raw tables.
 
         Raises
         ------
@@ -223,32 +243,36 @@ class Registry:
             If the format is unknown, or the folder of `output` does not exist.
         NotInstalled
             If the format needs a library that is not installed.
-        Corrupt, NotFound
-            As `load`.
+        Corrupt, NotFound, Refused
+            In the same cases as `load`.
         Unavailable
             If `output` cannot be written.
 
         Guarantees
         ----------
-        Equal artifacts give equal bytes in ``npz``. With the same name and version they also do in ``onnx``, and in
-        ``mlflow`` with the same Python version.
+        Equal artifacts give equal bytes in the format ``npz``. If their name and version are equal too, they give equal
+        bytes in ``onnx``, and, with the same Python version, in ``mlflow``.
         """
         output = Path(output)
         resolved, artifact = self._read(reference)
         if format not in artifact.exports:
             raise Invalid(
-                f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)}; choose one"
+                f"format {format!r} is unknown; a {artifact.noun} has {', '.join(artifact.exports)} as formats; "
+                "choose one"
             )
         tags = lineage_tags(artifact, reference=str(resolved), digest=resolved.digest)
         made = artifact.exports[format](artifact, tags)
         try:
             if isinstance(made, bytes):
                 if output.is_dir() or not output.parent.is_dir():
-                    raise Invalid(f"output {output} must be a file in an existing folder; create the folder first")
+                    raise Invalid(
+                        f"output {output} must be a file in an existing folder; create the folder, or choose another "
+                        "path"
+                    )
                 write_atomically(output, made)
             else:
                 if output.exists() or not output.parent.is_dir():
-                    raise Invalid(f"output {output} must be a new folder in an existing folder; choose another")
+                    raise Invalid(f"output {output} must be a new folder in an existing folder; choose another path")
                 write_folder(output, made)
         except OSError as error:
             raise Unavailable(
@@ -275,7 +299,7 @@ class Registry:
         return self._pointer(parsed.name, root).resolve(parsed), root
 
     def _read(self, reference: str) -> tuple[Resolved, Artifact]:
-        """Resolve a reference and read its artifact, with every byte checked."""
+        """Resolve a reference, and read the artifact with all digests and signatures checked."""
         resolved, root = self._resolve(reference)
         if self.trust is not None and root is not None:
             self.trust.check_artifact(self.place, resolved.digest, name=resolved.name, root=root)
@@ -301,19 +325,20 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
     reference : str
         ``name`` (its newest version), ``name@version``, ``name@alias`` or ``name@sha256:digest``.
     registry : Path or str, optional
-        A home folder, ``s3://bucket/prefix`` or ``https://host/path/registry``; by default as `Registry.open`.
+        A home folder, ``s3://bucket/prefix`` or ``https://host/path/registry``. The default is the store or home folder
+        that the environment sets, as for `Registry.open`.
     trust : str or sequence of str, optional
         The public root key of the registry in hex; by default the keys that ``dpca registry trust`` pinned.
 
     Returns
     -------
     Artifact
-        An object of its kind, such as a `PrivateSubspace` with ``transform(rows)``.
+        An object of the artifact's kind, such as a `PrivateSubspace` with the method ``transform(rows)``.
 
     Raises
     ------
     Corrupt, Invalid, NotFound, Refused
-        As `Registry.open` and `Registry.load`.
+        In the same cases as `Registry.open` and `Registry.load`.
 
     Guarantees
     ----------
@@ -321,7 +346,7 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
 
     See Also
     --------
-    Registry : Every version, alias and fact.
+    Registry : Lists and loads every published version, alias and fact.
 
     Examples
     --------
@@ -335,7 +360,7 @@ def load(reference: str, *, registry: Path | str | None = None, trust: str | Seq
 
 
 def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
-    """Return the description of a published artifact for `Registry.show`."""
+    """Return the description of a published artifact for `Registry.show`: its public facts as plain JSON values."""
     manifest = dict(artifact.manifest)
     privacy = manifest.get("privacy", {})
     lineage = {name: manifest.get(name) for name in ("release", "mechanism", "code_version", "parent")}
@@ -359,7 +384,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
 
 
 def _is_own(place: Place) -> bool:
-    """Return whether a place is this home's store, and is still empty or has this user as its publisher."""
+    """Return whether a place is the store of this home, and either is still empty or is published to by this user."""
     try:
         empty = isinstance(place, LocalPlace) and not (place.root / "registry").exists()
         return place.address == store().address and (empty or (key_folder() / PUBLISHERS_KEY).exists())

@@ -1,10 +1,9 @@
-"""Signed files of a registry.
+"""Signed files of a registry: the root, the signed pointers of names, and the signatures of artifacts.
 
-These are its root, the signed pointers of names, and the signatures of artifacts.
-
-*Signed files.* They hold plain JSON statements with Ed25519 signatures, each bound to its role. A signed file is
-``{"signed": statement, "signatures": {public key: signature}}`` in canonical JSON. The signed bytes are a prefix that
-names the role, and the canonical JSON of the statement. So a statement of one role cannot pass for one of another role.
+*Signed files.* A signed file is ``{"signed": statement, "signatures": {public key: signature}}`` in canonical JSON. The
+statement is plain JSON, and the signatures are Ed25519. A file has one of three roles: root, pointer or artifact. What
+is signed is a prefix that names the role, followed by the canonical JSON of the statement. So a statement that was
+signed for one role is not valid for another role.
 
 Examples
 --------
@@ -14,15 +13,17 @@ Examples
 >>> verified(payload, role="artifact").signers == {public_name(key)}
 True
 
-*Root.* It states which keys may publish which names. It is signed by root keys that are stored separately from the
-publishers' keys. Its versions are ``registry/root/1.json``, ``2.json``, ... Each version is signed by a threshold of
-its root keys. From the second version on, it is also signed by a threshold of the previous version's keys. So a
-consumer who trusts one version can trust the later ones. A publisher's key is ``active``, ``retired`` or ``revoked``.
-The earlier signatures of a retired key stay valid; no signature of a revoked key is valid.
+*Root.* The root states which publishers' keys may sign which names. The root itself is signed by root keys, which are
+stored separately from the publishers' keys. Its versions are the files ``registry/root/1.json``, ``2.json``, ... Each
+version must be signed by a threshold of the root keys that it lists. From the second version on, each version must also
+be signed by a threshold of the root keys of the previous version. So a consumer who trusts one version can trust all
+later versions. A publisher's key is ``active``, ``retired`` or ``revoked``. The earlier signatures of a retired key
+stay valid; no signature of a revoked key is valid.
 
-*Signed pointer of a name.* ``registry/signed/NAME.json`` holds the whole content of the pointer file and a number that
-only grows. So a consumer with a pinned root key needs only one intact file, not two. It also holds the digests of the
-pointer file before and after the update, because the publisher writes the signed pointer first.
+*Signed pointer of a name.* ``registry/signed/NAME.json`` repeats the content of the pointer file of the name, so a
+consumer with a pinned root key needs only this one file to be intact. It also has a number that grows with every
+update, and the digests of the pointer file before and after the update. Both digests are needed because the publisher
+writes the signed pointer before the pointer file.
 """
 
 import hashlib
@@ -60,25 +61,26 @@ class Signed:
 
 
 def sign(statement: Mapping[str, Any], *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
-    """Return a signed file as bytes; equal statements and keys give equal bytes."""
+    """Sign a statement, and return the bytes of the signed file; equal statements and keys give equal bytes."""
     return sign_encoded(canonical_json(statement), role=role, keys=keys)
 
 
 def sign_encoded(statement: bytes, *, role: Role, keys: Sequence["Ed25519PrivateKey"]) -> bytes:
-    """Return the signed file of a statement in canonical JSON."""
+    """Sign a statement that is already encoded as canonical JSON, and return the bytes of the signed file."""
     message = _prefix(role) + statement
     signatures = {public_name(key): key.sign(message).hex() for key in keys}
     return canonical_object({"signed": statement, "signatures": canonical_json(signatures)})
 
 
 def verified(payload: bytes, *, role: Role) -> Signed:
-    """Read a signed file, and check each signature with the public key that it names.
+    """Read a signed file, and check each signature with the public key under which it is listed.
+
+    The result states which keys signed. The caller decides whether these keys are trusted.
 
     Raises
     ------
     ValueError
-        If the bytes are not exactly those of `sign`, or any signature is invalid. The caller decides whether the keys
-        are trusted.
+        If the file does not have exactly the form in which `sign` writes it, or if any signature is invalid.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -105,7 +107,7 @@ def verified(payload: bytes, *, role: Role) -> Signed:
 
 
 def public_name(key: "Ed25519PrivateKey") -> str:
-    """Return the public half of a key in hex."""
+    """Return the public half of a private key in hex, which is used as the name of the key."""
     return key.public_key().public_bytes_raw().hex()
 
 
@@ -125,15 +127,16 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """The names that a publisher's key may sign, and the state of the key.
+    """What the root states about a publisher's key: the names that the key may sign, and the state of the key.
 
     Attributes
     ----------
     names : tuple of str
-        Names, or prefixes of names followed by ``*``; ``*`` alone is every name.
+        Names, or prefixes of names followed by ``*``; ``*`` alone means every name.
     state : {"active", "retired", "revoked"}
+        Whether new signatures (only active) and earlier signatures (active, retired) of the key are valid.
     through : mapping of str to int
-        For a retired key, the number of the last pointer of each name that it signed.
+        For a retired key: by name, the number of the last signed pointer of this key that is valid.
     """
 
     names: tuple[str, ...] = ("*",)
@@ -141,20 +144,24 @@ class Publisher:
     through: Mapping[str, int] = field(default_factory=dict)
 
     def covers(self, name: str) -> bool:
-        """Return whether the key may sign a name."""
+        """Return whether the key may sign pointers and artifacts of a name."""
         return any(name.startswith(rule[:-1]) if rule.endswith("*") else name == rule for rule in self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """One version of the root.
+    """One version of a registry's root, which states the publishers' keys that may sign.
 
     Attributes
     ----------
-    version : int, from 1
-    keys : tuple of str, the public halves of the root's keys, in hex
-    threshold : int, how many of them must sign
-    publishers : mapping of a publisher's public key to what it may sign
+    version : int
+        The number of this version, from 1.
+    keys : tuple of str
+        The public halves of the root keys, in hex.
+    threshold : int
+        How many of the root keys must sign this version and the next one.
+    publishers : mapping of str to Publisher
+        By a publisher's public key in hex: what this key may sign.
     """
 
     version: int
@@ -164,11 +171,11 @@ class Root:
 
     @staticmethod
     def path(version: int) -> str:
-        """Return the path of a version in a place."""
+        """Return the path, within a storage place, of a version of the root."""
         return f"{FOLDER}/{version}.json"
 
     def facts(self) -> dict[str, Any]:
-        """Return the statement to be signed."""
+        """Return this root as the plain JSON statement that root keys sign."""
         publishers = {
             key: {
                 "names": list(publisher.names),
@@ -181,12 +188,13 @@ class Root:
 
     @classmethod
     def from_facts(cls, message: Any) -> Self:
-        """Build the root from the result of `facts`.
+        """Build a root from a plain JSON statement, as `facts` returns it.
 
         Raises
         ------
         ValueError
-            If the statement has another form, or is no valid root: a repeated key, or a threshold that cannot be met.
+            If the statement has another form, or is not a valid root, for example because a key is repeated or there
+            are fewer keys than the threshold.
         """
         try:
             publishers = {
@@ -201,9 +209,9 @@ class Root:
             )
             sound = root.facts() == message and root._is_sound()
         except (TypeError, LookupError, AttributeError) as error:
-            raise ValueError(f"no root: {type(error).__name__}") from None
+            raise ValueError(f"the statement is not a valid root: {type(error).__name__}") from None
         if not sound:
-            raise ValueError("no root")
+            raise ValueError("the statement is not a valid root")
         return root
 
     def _is_sound(self) -> bool:
@@ -222,16 +230,27 @@ class Root:
         )
 
     def is_signed_by(self, signers: Collection[str]) -> bool:
-        """Return whether enough root keys are among the signers."""
+        """Return whether the signers include at least the threshold number of root keys."""
         return len(set(self.keys) & set(signers)) >= self.threshold
 
     def check(self, key: str, *, name: str, number: int | None, at: str) -> None:
-        """Check that a key may sign the pointer of a name, or, without a number, an artifact published under it.
+        """Check that a publisher's key may sign a pointer of a name, or an artifact published under the name.
+
+        Parameters
+        ----------
+        key : str
+            The public key in hex that signed.
+        name : str
+            The published name.
+        number : int or None
+            The number of the signed pointer; None if an artifact was signed.
+        at : str
+            The address of the signed file, for the message.
 
         Raises
         ------
         Refused
-            If the key is unknown, revoked, retired before that number, or authorized for other names only.
+            If the key is unknown or revoked, may sign only other names, or was retired before pointer `number`.
         """
         publisher = self.publishers.get(key)
         if publisher is None:
@@ -246,17 +265,17 @@ class Root:
             return
         raise Refused(
             f"{at} is signed by key {key[:_SHOWN]}..., which {reason} in version {self.version} of the root; only "
-            "keys with a delegation from the root may sign; its publisher must run `dpca registry resign`."
+            "keys that the root authorizes may sign; the publisher must run `dpca registry resign`."
         )
 
 
 def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
-    """Read a version of the root and its signers; return None if the version does not exist.
+    """Read a version of the root, and return it with its signers; return None if the version does not exist.
 
     Raises
     ------
     Refused
-        If the file is no root of this version, or is not signed by enough of its root keys.
+        If the file is not a root with this version number, or is not signed by enough of the keys that it lists.
     """
     try:
         payload = place.read(Root.path(version), most=_MOST_BYTES).payload
@@ -269,19 +288,19 @@ def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
             raise ValueError
     except ValueError:
         raise Refused(
-            f"{place.at(Root.path(version))} is not a root with enough signatures of its own keys; it must be as it "
-            "was signed; restore that file from a copy."
+            f"{place.at(Root.path(version))} is not a root with enough signatures of its own keys, so it was changed "
+            "after signing; restore that file from a copy."
         ) from None
     return root, found.signers
 
 
 def first_root(place: Place, keys: Collection[str]) -> Root:
-    """Return the first version signed by all pinned keys, each of them a root key of that version.
+    """Return the lowest version of the root that lists all pinned keys as root keys and is signed by all of them.
 
     Raises
     ------
     Refused
-        If there is none.
+        If the registry has no such version.
     """
     for version in range(1, _MOST_VERSIONS):
         found = read_root(place, version)
@@ -291,18 +310,18 @@ def first_root(place: Place, keys: Collection[str]) -> Root:
             return found[0]
     raise Refused(
         f"{place.at('registry')} has no root signed by the pinned key "
-        f"{', '.join(f'{key[:_SHOWN]}...' for key in keys)}; a registry is trusted through its root; correct the key "
-        "or the address, or request a signed root from its publisher."
+        f"{', '.join(f'{key[:_SHOWN]}...' for key in keys)}; without such a root, the registry cannot be trusted; "
+        "correct the key or the address, or request a signed root from the publisher."
     )
 
 
 def follow(place: Place, root: Root) -> Root:
-    """Read the versions after a trusted one, and return the newest; each must be signed by the previous version's keys.
+    """Read all versions of the root after a trusted one, and return the newest version.
 
     Raises
     ------
     Refused
-        If one of them is not signed by enough keys of the previous version.
+        If a version is not signed by enough root keys of the previous version.
     """
     for version in range(root.version + 1, root.version + _MOST_VERSIONS):
         found = read_root(place, version)
@@ -311,19 +330,22 @@ def follow(place: Place, root: Root) -> Root:
         if not root.is_signed_by(found[1]):
             raise Refused(
                 f"{place.at(Root.path(version))} is not signed by {root.threshold} of the keys of version "
-                f"{root.version}; keys of the previous root must sign each root; restore that file from a copy."
+                f"{root.version}; keys of the previous version must sign each version of the root; restore that file "
+                "from a copy."
             )
         root = found[0]
     return root
 
 
 def newest_root(place: Place) -> Root | None:
-    """Return the newest root in a place, for use by its writers, or None if it has none.
+    """Return the newest root of a registry for use by its own publisher, or None if the registry has no root.
+
+    The chain of versions is not checked: a consumer must use `follow` instead.
 
     Raises
     ------
     Refused
-        As `read_root`.
+        If the file of the newest root is refused by `read_root`.
     """
     versions = [int(match[1]) for name in place.names(FOLDER) if (match := re.fullmatch(r"([1-9]\d{0,8})\.json", name))]
     found = read_root(place, max(versions)) if versions else None
@@ -343,15 +365,20 @@ _MOMENT = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedPointer:
-    """The content of a signed pointer.
+    """The content of the signed pointer of a name.
 
     Attributes
     ----------
     pointer : Pointer
-    number : int, larger than the number of the previous signed pointer of this name
-    now, before : str or None, digests of the pointer file after and before this update
-    expires : str or None, UTC
-    key : str, public key of the publisher that signed it; empty before signing
+        The versions and aliases of the name.
+    number : int
+        The number of this signed pointer, larger than that of any earlier signed pointer of the name.
+    now, before : str or None
+        The digests of the pointer file after and before this update; ``before`` is None for the first update.
+    expires : str or None
+        The time in UTC after which the signed pointer is refused; None if it never expires.
+    key : str
+        The public key of the publisher that signed the pointer; empty before it is signed.
     """
 
     pointer: Pointer
@@ -363,11 +390,11 @@ class SignedPointer:
 
     @staticmethod
     def path(name: str) -> str:
-        """Return the path of the signed pointer of a name in a place."""
+        """Return the path, within a storage place, of the signed pointer of a name."""
         return f"{SIGNED_FOLDER}/{name}.json"
 
     def sign(self, private: "Ed25519PrivateKey") -> bytes:
-        """Return the file as signed bytes."""
+        """Sign this pointer with a publisher's key, and return the bytes of the signed file."""
         own = {name: canonical_json(fact) for name, fact in self._own_facts().items()}
         return sign_encoded(canonical_object({**self.pointer.members, **own}), role="pointer", keys=[private])
 
@@ -377,18 +404,18 @@ class SignedPointer:
 
     @classmethod
     def decode(cls, name: str, payload: bytes) -> Self:
-        """Read the signed pointer of a name and check its signature; the caller decides whether the key is trusted.
+        """Read the signed pointer of a name and check the signature; the caller decides whether the key is trusted.
 
         Raises
         ------
         ValueError
-            If it is anything but one publisher's statement about this name.
+            If the file is not a pointer of this name with exactly one signature, or if the signature is invalid.
         """
         found = verified(payload, role="pointer")
         message: Mapping[str, Any] = found.statement
         pointer = Pointer.from_facts(name, message)
         if pointer is None or len(found.signers) != 1:
-            raise ValueError("no pointer")
+            raise ValueError("the file is not a signed pointer of this name")
         fields = {field: message.get(field) for field in ("number", "now", "before", "expires")}
         made = cls(pointer=pointer, key=next(iter(found.signers)), **fields)  # type: ignore[arg-type]
         sound = (
@@ -401,36 +428,36 @@ class SignedPointer:
             and (made.expires is None or re.fullmatch(_MOMENT, made.expires))
         )
         if not sound:
-            raise ValueError("no pointer")
+            raise ValueError("the file is not a signed pointer of this name")
         if made.expires is not None:
             datetime.fromisoformat(made.expires)
         return made
 
 
 def digest_of(payload: bytes | None) -> str | None:
-    """Return the digest of a pointer file as a signed pointer states it; None without a file."""
+    """Return the digest of the bytes of a pointer file, as a signed pointer states it; None if there is no file."""
     return None if payload is None else hashlib.sha256(payload).hexdigest()
 
 
 def signature_path(digest: str) -> str:
-    """Return the path of the signature of an artifact in a place."""
+    """Return the path, within a storage place, of the signature of an artifact."""
     return f"{SIGNATURES}/{digest}.json"
 
 
 def sign_artifact(digest: str, private: "Ed25519PrivateKey") -> bytes:
-    """Return the signature of an artifact's digest, which covers its manifest and every array."""
+    """Sign an artifact's digest, which covers the manifest and every array; return the bytes of the signed file."""
     return sign({"artifact": digest}, role="artifact", keys=[private])
 
 
 def signer_of_artifact(digest: str, payload: bytes) -> str:
-    """Return the key that signed an artifact.
+    """Check the signature of an artifact, and return the public key that signed.
 
     Raises
     ------
     ValueError
-        If the file is anything but one key's signature of this artifact.
+        If `payload` is not a signed file about this artifact with exactly one valid signature.
     """
     found = verified(payload, role="artifact")
     if found.statement != {"artifact": digest} or len(found.signers) != 1:
-        raise ValueError("no signature of this artifact")
+        raise ValueError("the file is not one key's signature of this artifact")
     return next(iter(found.signers))

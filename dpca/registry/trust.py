@@ -1,10 +1,12 @@
-"""A consumer's trust in a registry, from a pinned root key, and the stored memory of it.
+"""Verification of a registry by pinned root keys, and the memory of the newest state that was seen.
 
-*Memory.* ``DPCA_STATE_FOLDER`` holds the pinned root keys, and the newest root and pointers seen. Entries are only
-replaced by newer ones, under a lock, so several processes can share them. If the folder cannot be written, nothing is
-remembered, and one warning is logged: a rollback to an older state between two processes would then go unnoticed.
+*Memory.* The folder ``DPCA_STATE_FOLDER`` holds the pinned root keys, and the newest root and pointers that this user
+saw. An entry is only replaced by a newer entry, under a lock, so several processes can share the folder. If the folder
+cannot be written, nothing is remembered, and one warning is logged. A registry that returns to an older state would
+then not be detected by a later process.
 
-*Trust.* From a pinned root key, a consumer accepts only pointers and artifacts signed under its root.
+*Trust.* A consumer who has pinned root keys accepts only pointers and artifacts that are signed by a publisher's key
+which the root authorizes.
 
 Examples
 --------
@@ -49,13 +51,17 @@ _shown: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The newest signed pointer of a name that a consumer saw.
+    """The newest signed pointer of a name that this user saw.
 
     Attributes
     ----------
     number : int
-    digest : str, of the signed file
-    complete : bool, whether the pointer file itself was seen in the same state, behind which it must never fall
+        The number of the signed pointer.
+    digest : str
+        The digest of the file of the signed pointer.
+    complete : bool
+        Whether the pointer file was already seen in the state of this signed pointer. If so, an older pointer file is
+        refused later.
     """
 
     number: int
@@ -65,17 +71,17 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The remembered state of one registry under one set of pinned keys."""
+    """The stored memory of the newest root and pointers of one registry, under one set of pinned keys."""
 
     folder: Path
 
     @classmethod
     def of(cls, address: str, keys: Sequence[str]) -> "Memory":
-        """Return the memory of a registry that is trusted by these keys."""
+        """Return the memory of the registry at an address under a set of pinned root keys."""
         return cls(_folder() / _short("\n".join([_one_spelling(address), *sorted(keys)])))
 
     def root(self) -> Root | None:
-        """Return the newest root seen."""
+        """Return the newest root that this user saw, or None if no root was seen yet."""
         found = _read_remembered(self.folder / "root.json")
         try:
             return None if found is None else Root.from_facts(found)
@@ -83,7 +89,7 @@ class Memory:
             raise _damaged(self.folder / "root.json") from None
 
     def note_root(self, root: Root) -> None:
-        """Store a root if it is newer."""
+        """Remember a root if it is newer than the remembered root."""
 
         def is_known() -> bool:
             seen = self.root()
@@ -92,7 +98,7 @@ class Memory:
         self._write("root.json", root.facts(), unless=is_known)
 
     def pointer(self, name: str) -> Seen | None:
-        """Return the newest signed pointer of a name seen."""
+        """Return the newest signed pointer of a name that this user saw, or None if none was seen yet."""
         path = self._path(name)
         found = _read_remembered(path)
         try:
@@ -104,7 +110,7 @@ class Memory:
         return seen
 
     def note_pointer(self, name: str, seen: Seen) -> None:
-        """Store a signed pointer if it is newer."""
+        """Remember a signed pointer of a name if it is newer than the remembered one."""
 
         def is_known() -> bool:
             before = self.pointer(name)
@@ -116,7 +122,7 @@ class Memory:
         return self.folder / f"name-{name}.json"
 
     def _write(self, name: str, facts: Mapping[str, Any], *, unless: Callable[[], bool]) -> None:
-        """Write a file under the lock unless the stored one is as new; warn once if it cannot be written."""
+        """Write a file of the memory under a lock, unless `unless` returns True; warn once if writing fails."""
         try:
             with writing(self.folder):
                 make_folder(self.folder)
@@ -132,7 +138,7 @@ class Memory:
 
 
 def pinned(address: str) -> tuple[str, ...]:
-    """Return the root keys pinned for a registry, for any spelling of its address; empty if none are pinned."""
+    """Return the root keys that are pinned for the registry at an address; empty if no key is pinned."""
     address = _one_spelling(address)
     path = _pin_path(address)
     found = _read_remembered(path)
@@ -144,21 +150,21 @@ def pinned(address: str) -> tuple[str, ...]:
 
 
 def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
-    """Pin the root keys by which a registry is trusted.
+    """Store the root keys by which the registry at an address is verified from now on.
 
     Raises
     ------
     Conflict
         If other keys are already pinned, and `replace` is False.
     Unavailable
-        If the folder cannot be written.
+        If the state folder cannot be written.
     """
     address = _one_spelling(address)
     before = pinned(address)
     if before and set(before) != set(keys) and not replace:
         raise Conflict(
-            f"{address} is already pinned to key {', '.join(before)}; another key means another owner of its root; "
-            "confirm this with its publisher, and use --replace"
+            f"{address} is already pinned to key {', '.join(before)}; another key means that the root has another "
+            "owner; confirm this with the publisher, and use --replace"
         )
     path = _pin_path(address)
     with writing(path.parent):
@@ -167,7 +173,7 @@ def pin(address: str, keys: Sequence[str], *, replace: bool) -> None:
 
 
 def notify_once(text: str) -> None:
-    """Log a warning, once per process."""
+    """Log a warning, but each text only once per process."""
     if text not in _shown:
         _shown.add(text)
         _LOG.warning(text)
@@ -182,10 +188,10 @@ def _pin_path(address: str) -> Path:
 
 
 def _one_spelling(address: str) -> str:
-    """Return the normalized address of a registry.
+    """Return the normalized form of a registry's address.
 
-    Links are resolved, the host is in lower case, and a default port is dropped. Otherwise another spelling would count
-    as another registry, for which no key is pinned.
+    Symbolic links are resolved, the host is converted to lower case, and a default port is removed. Without this, a
+    registry with a pinned key would be accepted unverified if its address were spelled differently.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
@@ -207,7 +213,10 @@ def _read_remembered(path: Path) -> Any:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_STATE_FOLDER") from None
+        raise Unavailable(
+            f"{path} cannot be read ({error.strerror}); correct its permissions, or set DPCA_STATE_FOLDER to another "
+            "folder"
+        ) from None
     except (ValueError, RecursionError):
         raise _damaged(path) from None
     if not isinstance(found, dict):
@@ -217,8 +226,8 @@ def _read_remembered(path: Path) -> Any:
 
 def _damaged(path: Path) -> Corrupt:
     return Corrupt(
-        f"{path} is damaged; it stores the pinned keys and the last seen state; restore it, or remove it and pin the "
-        "key again"
+        f"{path}, which stores pinned keys or the last seen state, is damaged; restore the file, or remove it and pin "
+        "the key again"
     )
 
 
@@ -228,12 +237,12 @@ _MOST_SIGNATURE = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """Verification of one registry by its pinned root keys and the keys to which they delegate.
+    """Verification of one registry by its pinned root keys and the publishers' keys that its root authorizes.
 
     Guarantees
     ----------
-    Everything returned is signed by an authorized key, and is not older than the state that this user saw before under
-    the same pinned keys.
+    Every root and pointer that is returned is signed by an authorized key. None is older than the state that this user
+    saw before under the same pinned keys.
     """
 
     keys: tuple[str, ...]
@@ -241,27 +250,27 @@ class Trust:
 
     @classmethod
     def pinned_to(cls, place: Place, keys: Sequence[str]) -> Self:
-        """Trust a registry by root keys in hex, each of which must have signed its root.
+        """Return the verification of a registry by root keys in hex, all of which must have signed the first root.
 
         Raises
         ------
         Invalid
-            If one is no public key.
+            If there are no keys, or one of them is not a public key in hex.
         """
         if not keys or not all(re.fullmatch(KEY, key) for key in keys):
             raise Invalid(
-                f"{', '.join(map(str, keys)) or 'no key'!r} is not a root key, which has 64 hex digits, as `dpca "
-                "registry root show` prints it; copy the whole key"
+                f"{', '.join(map(str, keys)) or 'no key'!r} is not a root key; a root key has 64 hex digits; copy the "
+                "whole key that `dpca registry root show` prints"
             )
         return cls(keys=tuple(keys), memory=Memory.of(place.address, keys))
 
     def root(self, place: Place) -> Root:
-        """Return the newest root, and remember it.
+        """Return the newest root of the registry, and remember it.
 
         Raises
         ------
         Refused
-            If no chain of signatures leads to the root from the pinned key, or from the newest root seen.
+            If no chain of signatures leads from the pinned keys, or from the newest root seen, to the newest root.
         """
         seen = self.memory.root()
         root = follow(place, first_root(place, self.keys) if seen is None else seen)
@@ -270,26 +279,27 @@ class Trust:
         return root
 
     def pointer(self, place: Place, name: str, *, root: Root) -> Pointer:
-        """Read the pointer of a name.
+        """Read and verify the pointer of a name, and remember it.
 
         Raises
         ------
         Refused
-            If it is unsigned, signed by an unauthorized key, expired, or older than the last one seen.
+            If the pointer is unsigned, signed by an unauthorized key, expired, or older than the last pointer seen.
         Corrupt
-            If the signed pointer or the pointer file differs from the signed content.
+            If the signed pointer is damaged, or the pointer file does not have the signed content.
         NotFound
-            If no pointer of this name exists.
+            If the name has no pointer.
         """
         read: tuple[bytes | None, bytes] | None = None
-        for _ in range(_ATTEMPTS):  # a publisher may write between two reads
-            seen = self.memory.pointer(name)  # first, since a newer one may be remembered meanwhile
+        for _ in range(_ATTEMPTS):  # try again if a publisher wrote between the reads of the two files
+            # Read the memory before the files, because another process may remember a newer pointer in between.
+            seen = self.memory.pointer(name)
             plain, payload = _read(place, Pointer.path(name)), _read(place, SignedPointer.path(name))
             if payload is None:
                 Pointer.read(place, name)
                 raise Refused(
                     f"{place.at(Pointer.path(name))} is not signed, but a root key is pinned for this registry, so "
-                    "every file needs a signature; its publisher must run `dpca registry resign`."
+                    "every file needs a signature; the publisher must run `dpca registry resign`."
                 )
             signed = _decoded(place, name, payload)
             root.check(signed.key, name=name, number=signed.number, at=place.at(SignedPointer.path(name)))
@@ -300,17 +310,17 @@ class Trust:
                 break
             read = plain, payload
         raise Corrupt(
-            f"pointer file {place.at(Pointer.path(name))} differs from the signed one; it was changed, or replaced by "
-            "an older one; `dpca doctor` on the home of the ledger rebuilds it."
+            f"pointer file {place.at(Pointer.path(name))} differs from the signed one, so it was changed or replaced "
+            "by an older file; `dpca doctor` on the home of the ledger rebuilds it."
         )
 
     def check_artifact(self, place: Place, digest: str, *, name: str, root: Root) -> None:
-        """Check that a publisher signed an artifact.
+        """Check that an authorized publisher signed the artifact with this digest, published under this name.
 
         Raises
         ------
         Refused
-            If it has no signature, or one by an unauthorized key.
+            If the artifact has no signature, or was signed by an unauthorized key.
         Corrupt
             If the signature is invalid.
         """
@@ -318,43 +328,44 @@ class Trust:
         payload = _read(place, path, most=_MOST_SIGNATURE)
         if payload is None:
             raise Refused(
-                f"artifact {digest} has no signature at {place.at(path)}; a pinned key requires a signature; its "
-                "publisher must run `dpca registry resign`."
+                f"artifact {digest} has no signature at {place.at(path)}, but a root key is pinned for this registry, "
+                "so every artifact needs a signature; the publisher must run `dpca registry resign`."
             )
         try:
             key = signer_of_artifact(digest, payload)
         except ValueError:
             raise Corrupt(
-                f"{place.at(path)} is not a valid signature of that artifact; it must be as its publisher signed it; "
-                "`dpca registry resign` on the home of the ledger rewrites it."
+                f"{place.at(path)} is not a valid signature of the artifact named by the file; `dpca registry resign` "
+                "on the home of the ledger writes a new signature."
             ) from None
         root.check(key, name=name, number=None, at=place.at(path))
 
     def _compare(
         self, place: Place, signed: SignedPointer, seen: Seen | None, payload: bytes, *, complete: bool
     ) -> None:
-        """Refuse an expired pointer or an older state than one seen before, and remember a newer one."""
+        """Refuse a signed pointer that is expired or older than the one seen before; remember it if it is newer."""
         name, at = signed.pointer.name, place.at(SignedPointer.path(signed.pointer.name))
         if signed.expires is not None and datetime.fromisoformat(signed.expires) < datetime.now(UTC):
             raise Refused(
-                f"{at} expired at {signed.expires}; an expired pointer may hide newer versions; its publisher must "
-                "run `dpca registry resign`."
+                f"{at} expired at {signed.expires}; an expired pointer may hide newer versions; the publisher must run "
+                "`dpca registry resign`."
             )
         digest = str(digest_of(payload))
         if seen is not None and signed.number < seen.number:
             raise Refused(
-                f"{at} has number {signed.number}, but number {seen.number} was seen before; the number never "
-                f"decreases; after a loss its publisher must run `dpca registry resign --above {seen.number}`."
+                f"{at} has number {signed.number}, but number {seen.number} was seen before, and the number never "
+                "decreases; if the registry was restored from an older backup, the publisher must run "
+                f"`dpca registry resign --above {seen.number}`."
             )
         if seen is not None and signed.number == seen.number and digest != seen.digest:
             raise Refused(
-                f"{at} differs from the pointer with number {signed.number} that was seen before; a number is used "
-                "once; its publisher must run `dpca registry resign`."
+                f"{at} differs from the pointer with number {signed.number} that was seen before, but each number is "
+                "used only once; the publisher must run `dpca registry resign`."
             )
         if seen is not None and signed.number == seen.number and seen.complete and not complete:
             raise Refused(
-                f"pointer file {place.at(Pointer.path(name))} is older than the one seen before; a pointer never "
-                "returns to an older state; `dpca doctor` on the home of the ledger rebuilds it."
+                f"pointer file {place.at(Pointer.path(name))} is older than the one seen before, but a pointer file "
+                "never returns to an older state; `dpca doctor` on the home of the ledger rebuilds it."
             )
         if seen is None or (seen.number, seen.complete) < (signed.number, complete):
             self.memory.note_pointer(name, Seen(number=signed.number, digest=digest, complete=complete))
@@ -372,6 +383,6 @@ def _decoded(place: Place, name: str, payload: bytes) -> SignedPointer:
         return SignedPointer.decode(name, payload)
     except ValueError:
         raise Corrupt(
-            f"signed pointer {place.at(SignedPointer.path(name))} is damaged, or has another name; it must be as its "
-            "publisher signed it; `dpca doctor` on the home of the ledger rebuilds it."
+            f"signed pointer {place.at(SignedPointer.path(name))} is damaged, or has another name than its file; "
+            "`dpca doctor` on the home of the ledger rebuilds it."
         ) from None

@@ -1,1 +1,1 @@
-"""Schemas of tables: the names of columns, and the encoding of their values as numbers."""
+"""Schemas of tables, which declare the columns of a table and the encoding of their values as numbers."""

@@ -1,19 +1,20 @@
-"""The canonical text of a value and of an id, equal in every format, type and library.
+"""The canonical text of values and ids, which does not depend on the file format, the column type or the library.
 
-*Casts.* Cells of a table become plain arrays by exact casts: a value that cannot be cast becomes null, and nothing is
-rounded.
+*Casts.* Cells of a table are converted to plain arrays by exact casts. A value that cannot be cast exactly becomes
+null; no value is rounded.
 
-*Values.* Every rule of a schema is decided only on the canonical text, or on the number or day that it represents. So a
-value has the same encoding from CSV, Parquet, a data frame or memory.
+*Values.* The rules of a schema are applied only to the canonical text of a value, or to the number or day that this
+text represents. So a value has the same encoding whether it comes from CSV, Parquet, a data frame or memory.
 
-- Null, NaN, NaT and blank text are missing.
-- Text has no surrounding blanks, and is in the Unicode normal form C.
-- A number is an integer in plain digits, or else the shortest decimal that reads back as the same number in its
-  precision. So 1, 1.0, 1.00 and 1e0 are ``1``, and 0.1 is ``0.1`` also in single precision. Text is a number if it is a
-  decimal number without leading zeros or a leading plus: ``007`` is a code, and not 7.
-- True and false, in any capitalization, are 1 and 0.
-- A date is ``2020-01-05``, and a time of day ``12:30:00``. A date with a time is ``2020-01-05 12:30:00``, in UTC if its
-  time zone is known.
+- Null, NaN, NaT and blank text are missing values.
+- Text is stripped of surrounding blanks, and converted to the Unicode normal form C.
+- A whole number is written in plain digits. Any other number is written as the shortest decimal that reads back as the
+  same number in the number's precision. So 1, 1.0, 1.00 and 1e0 become ``1``, and 0.1 becomes ``0.1`` also in single
+  precision. Text counts as a number if it is a decimal number without leading zeros or a leading plus. So ``007``
+  remains a text, and is not 7.
+- True and false, in any capitalization, become ``1`` and ``0``.
+- A date is written as ``2020-01-05``, a time of day as ``12:30:00``, and a date with a time as ``2020-01-05 12:30:00``,
+  in UTC if the time zone is known.
 
 >>> canonical = Canonical(missing_texts=("-9",))
 >>> canonical.words(pa.array(["1.00", "x", "007", "TRUE", "-9.0", ""])).to_pylist()
@@ -21,14 +22,16 @@ value has the same encoding from CSV, Parquet, a data frame or memory.
 >>> canonical.words(pa.array([1.0, 1e16, 0.1, -9.0], pa.float32())).to_pylist()
 ['1', '10000000000000000', '0.1', None]
 
-*Ids of individuals and items.* One rule holds for every format, option and schema.
+*Ids of individuals and items.* The same rules apply to every format, option and schema.
 
 - Surrounding blanks are not part of an id.
 - A whole number becomes its decimal digits: 7, 7.0, ``7.0`` and a decimal 7.00 are the id ``7``, and -0.0 is ``0``.
-- All other texts stay distinct: ``07``, ``+7``, ``7e0``, capital letters, and letters that only look alike.
-- Null, NaN, blank text, and the texts that NumPy and pandas write for a missing value (`NO_ID`) are no id.
-- A number that is not whole is no id, nor is a float beyond the range in which its type represents every whole number.
-- True and False, dates, bytes and lists are not accepted as ids.
+- All other texts are different ids if they differ at all: ``07``, ``+7`` and ``7e0`` are three ids other than ``7``.
+  Capital letters, and letters that only look alike, also make different ids.
+- Null, NaN, blank text, and the texts that NumPy and pandas write for a missing value (`NO_ID`) count as "no id".
+- A number that is not whole counts as "no id". So does a float so large that its type no longer represents every whole
+  number.
+- Columns of booleans, dates, bytes or lists are refused as ids.
 
 >>> id_cells(pa.array([" 7", "7.0", "07", "", "7.5"])).to_pylist()
 ['7', '7', '07', None, '7.5']
@@ -54,7 +57,7 @@ from numpy.typing import NDArray
 
 from dpca.errors import BadSource
 
-_EXACT = 1 << 53  # float64 represents every integer up to here
+_EXACT = 1 << 53  # float64 represents every integer up to this one exactly
 _PLAIN = (pa.Bool8Type, pa.JsonType, pa.FixedShapeTensorType)
 """Extension types whose storage has the same meaning as the type."""
 #: Patterns of the text of a number of each type.
@@ -65,7 +68,7 @@ _NUMERALS = {
 
 
 def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast cells exactly; a value that cannot be cast becomes null."""
+    """Cast the cells of a column to a type exactly; a value that cannot be cast exactly becomes null."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     array = _valid_text(array)
@@ -74,9 +77,9 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would parse some of these, or return ticks
+    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would cast bytes as text and times as ticks
         raise refusal
-    if pa.types.is_decimal(array.type):  # as text, because only this cast rounds correctly
+    if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds only that cast correctly
         array = array.cast(pa.string())
         array = array if kind == pa.float64() else pc.replace_substring_regex(array, r"\.0*$", "")
     elif pa.types.is_string_view(array.type):
@@ -90,16 +93,16 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast to int64 or float64 in one pass; values that cannot be cast become null."""
+    """Cast cells to int64 or float64 in one pass; a value that cannot be cast exactly becomes null."""
     if is_text(array.type):
         text = pc.ascii_trim_whitespace(array)
         fits = pc.match_substring_regex(text, _NUMERALS[kind])
         return pc.if_else(fits, text, pa.scalar(None, text.type)).cast(kind)
     if pa.types.is_float16(array.type):
-        array = array.cast(pa.float32())  # exact; Arrow cannot compare half floats
+        array = array.cast(pa.float32())  # an exact cast, needed because Arrow cannot compare half-precision floats
     found = array.cast(kind, safe=False)
     if pa.types.is_integer(array.type) and pa.types.is_integer(kind):
-        fits = pc.greater_equal(found, 0)  # only uint64 is wider
+        fits = pc.greater_equal(found, 0)  # only uint64 can overflow int64, and then the result is negative
     else:
         number = pc.abs(array.cast(pa.float64(), safe=False))
         fits = pc.and_(pc.equal(found.cast(array.type, safe=False), array), pc.less_equal(number, _EXACT))
@@ -107,12 +110,14 @@ def _cast_what_fits(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return one array of plain cells, with chunks joined, dictionaries decoded, and text trimmed."""
+    """Return a column as one plain array, with chunks joined, dictionaries decoded, and text stripped of blanks."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if isinstance(array, pa.ExtensionArray):
-        if not isinstance(array.type, _PLAIN):  # such as a period, whose numbers have a unit
-            raise BadSource(f"it holds {array.type.extension_name}; convert it to text, numbers or dates")
+        if not isinstance(array.type, _PLAIN):  # for example pandas periods, which are stored as bare numbers
+            raise BadSource(
+                f"it holds {array.type.extension_name}, which is not supported; convert it to text, numbers or dates"
+            )
         array = array.storage
     if pa.types.is_run_end_encoded(array.type):
         array = pc.run_end_decode(array)
@@ -125,7 +130,7 @@ def plain_cells(array: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _valid_text(array: pa.Array) -> pa.Array:
-    """Replace text that is not valid UTF-8, which a columnar file may contain, by null."""
+    """Replace text by null if it is not valid UTF-8, because a columnar file may contain such text."""
     if not is_text(array.type):
         return array
     try:
@@ -144,24 +149,24 @@ def _decoded(word: bytes) -> str | None:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether cells of this type are text."""
+    """Return whether an Arrow type is a type of text."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Return whether cells of this type are bytes."""
+    """Return whether an Arrow type is a type of bytes."""
     types = pa.types
     kinds = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
     return any(each(kind) for each in kinds)
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether cells of this type are numbers."""
+    """Return whether an Arrow type is an integer, floating-point or decimal type."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 _INTEGER = r"^(0|-?[1-9][0-9]{0,75})$"
-_LARGEST = 1e76  # integers up to here are exact, as in Arrow's widest decimal
+_LARGEST = 1e76  # whole numbers up to this one are written in plain digits, as Arrow's widest decimal holds them
 _NUMERAL = r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _ANY_NUMERAL = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _MOMENT = r"(([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?"
@@ -172,7 +177,7 @@ _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_
 
 
 def word_of(text: str, *, decimal: str = ".") -> str:
-    """Return the canonical form of a text with this decimal mark."""
+    """Return the canonical text of a text value; `decimal` is the decimal mark of numbers in the text."""
     text = unicodedata.normalize("NFC", text.strip())
     if text.lower() in ("true", "false"):
         return _TRUE if text.lower() == "true" else _FALSE
@@ -197,24 +202,26 @@ def _number_word(numeral: str) -> str:
 
 
 def array_of(values: Sequence[Any], *, decimal: str) -> pa.Array:
-    """Return Python objects of mixed types as an Arrow array of dates or lists if all are such, else of texts.
+    """Convert Python objects of mixed types to an Arrow array.
 
-    Arrow's inference rounds mixtures of numbers, and crashes on some other mixtures.
+    The array has timestamps if all values are dates, lists if all values are lists, and texts otherwise. Arrow's own
+    type inference is not used, because it rounds mixtures of numbers and crashes on some other mixtures.
 
     Parameters
     ----------
     values : sequence
+        The objects. Each must be a text, number, boolean, date, time, list of numbers or missing value.
     decimal : str
-        The decimal mark of numbers when they are written as text.
+        The decimal mark with which numbers are written as text.
 
     Raises
     ------
     TypeError
-        If a value is no text, number, boolean, date, list of numbers or missing value.
+        If a value has another type.
     """
     given = [None if _is_missing(value) else value for value in values]
     kinds = {type(value) for value in given if value is not None}
-    if kinds and all(issubclass(kind, date | np.datetime64) for kind in kinds):  # a datetime is a date
+    if kinds and all(issubclass(kind, date | np.datetime64) for kind in kinds):  # datetime is a subclass of date
         moments = [None if value is None else _moment(value) for value in given]
         is_instant = any(isinstance(value, datetime) and value.tzinfo is not None for value in given)
         return pa.array(moments, pa.timestamp("us", "UTC" if is_instant else None))
@@ -242,7 +249,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def _moment(value: Any) -> datetime:
-    """Return a date of any type as a naive datetime, in UTC if its time zone is known."""
+    """Convert a date or datetime of any type to a naive datetime, in UTC if the value has a time zone."""
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[us]").item()
     if not isinstance(value, datetime):
@@ -266,46 +273,47 @@ def _text_of(value: Any, decimal: str) -> str:
 
 @dataclass(frozen=True)
 class Canonical:
-    """The canonical values of plain cells (`dpca.schemas.canonical.plain_cells`) under one schema.
+    """Conversion of plain cells (see `plain_cells`) to canonical texts, numbers and days, by the rules of one schema.
 
     Parameters
     ----------
     decimal : str
-        The decimal mark in text.
+        The decimal mark of numbers in text.
     missing_texts : tuple of str
-        The texts that mean a missing value; every other spelling of the same number or day does so too.
+        The texts that mean a missing value. Other spellings of the same number or day also mean a missing value.
     """
 
     decimal: str = "."
     missing_texts: tuple[str, ...] = ()
 
     def words(self, cells: pa.Array) -> pa.Array:
-        """Return the canonical texts of cells; null for a missing value.
+        """Return the canonical text of each cell; null for a missing value.
 
         Raises
         ------
         BadSource
-            If the cells have a type without a canonical text, such as lists, durations or binary data.
+            If the cells are of a type that has no canonical text, such as lists, durations or bytes.
         """
         words = self._words(cells)
         return pc.if_else(pc.is_in(words, value_set=self._missing), pa.scalar(None, pa.string()), words)
 
     def places(self, cells: pa.Array, listed: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the index of each cell among listed values (-1 for other values), and a mask of missing cells.
+        """Return the index of each cell's value in a list of values (-1 if not listed), and a mask of missing cells.
 
         Raises
         ------
         BadSource
-            As `words`.
+            If the cells are of a type that has no canonical text, such as lists, durations or bytes.
         """
         words, values = self.words(cells), [word_of(text, decimal=self.decimal) for text in listed]
         places = pc.index_in(words, value_set=pa.array(values, pa.string())).fill_null(-1)
         return places.to_numpy(zero_copy_only=False).astype(np.int64), _is_null(words)
 
     def numbers(self, cells: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return cells as numbers, and a mask of missing cells; text that is no number becomes NaN or infinity.
+        """Convert cells to numbers, and return them with a mask of missing cells.
 
-        Leading zeros and a leading plus are ignored here: ``+007`` is 7.
+        Text that is not a finite number becomes NaN or infinity. Unlike in canonical text, leading zeros and a leading
+        plus are allowed: ``+007`` is 7.
 
         Raises
         ------
@@ -317,28 +325,29 @@ class Canonical:
             words = self._words(cells.take(pa.array(rest)))
             numbers[rest[_is_in(words, [_TRUE])]], numbers[rest[_is_in(words, [_FALSE])]] = 1.0, 0.0
             missing[rest] = _is_in(words, self._missing)
-        return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # turns -0 into 0
+        return numbers + 0.0, missing | np.isin(numbers, self._missing_numbers)  # adding 0.0 turns -0.0 into 0.0
 
     def days(
         self, cells: pa.Array, formats: Sequence[str], *, timezone: str | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return cells as days since 1970, and a mask of missing cells; text that matches no format becomes NaN.
+        """Convert cells to days since 1970-01-01, and return them with a mask of missing cells.
 
-        The time of day is ignored. Numbers are read as text, such as 20200105 by ``%Y%m%d``. A value with a time zone
-        is converted to its day in `timezone`. Without `timezone`, a timestamp uses the day in UTC, and text the day in
-        its stated zone.
+        Text that matches none of the formats becomes NaN. Numbers are parsed as text, for example 20200105 by
+        ``%Y%m%d``. The time of day is ignored. A value with a time zone is first converted to `timezone`. If `timezone`
+        is None, the day of a timestamp is the day in UTC, and the day of a text is the day in the zone that the text
+        states.
 
         Raises
         ------
         BadSource
-            If the cells have a type without a canonical text.
+            If the cells are of a type that has no canonical text, such as lists, durations or bytes.
         """
         missing, kind = _is_null(cells), cells.type
         if timezone is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
             cells = pc.local_timestamp(cells.cast(pa.timestamp(kind.unit, timezone)))
             kind = cells.type
         ends = [_day(text, (*formats, _ISO), decimal=self.decimal) for text in self.missing_texts]
-        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # in UTC if another zone is stated
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):  # Arrow stores timestamps with a time zone in UTC
             per_day = 1 if pa.types.is_date32(kind) else _A_DAY["ms" if pa.types.is_date64(kind) else kind.unit]
             counts = cells.cast(pa.int32()).cast(pa.int64()) if pa.types.is_date32(kind) else cells.cast(pa.int64())
             days = np.floor_divide(counts.fill_null(0).to_numpy(), per_day).astype(np.float64)
@@ -361,19 +370,19 @@ class Canonical:
         return numbers[np.isfinite(numbers)]
 
     def _numbers(self, cells: pa.Array) -> NDArray[np.float64]:
-        """Return cells as numbers; text that is no number becomes NaN or infinity."""
+        """Convert cells to numbers; text that is not a finite number becomes NaN or infinity."""
         kind = cells.type
         if pa.types.is_boolean(kind):
             cells = cells.cast(pa.uint8())
         if pa.types.is_floating(kind):
             return _own_width(cells)
         if pa.types.is_decimal(kind):
-            return _filled(cells.cast(pa.string()))  # rounds correctly, unlike Arrow's cast to float64
+            return _filled(cells.cast(pa.string()))  # cast through text, because a direct cast rounds incorrectly
         if not (is_text(kind) or pa.types.is_null(kind)):
             if not is_number(cells.type):
                 raise BadSource(
-                    f"it holds {kind}; a number must be stored as a number or as text; convert it, or declare another "
-                    "kind"
+                    f"it holds {kind}; a numeric column must be stored as numbers or as text; convert it, or declare "
+                    "another kind of column"
                 )
             return _filled(cells)
         if self.decimal != "." and is_text(kind):
@@ -386,7 +395,7 @@ class Canonical:
             return _filled(pc.if_else(fits, pc.utf8_ltrim(cells, characters="+"), pa.scalar(None, cells.type)))
 
     def _words(self, cells: pa.Array) -> pa.Array:
-        """Return the canonical texts of cells, including those that mean a missing value."""
+        """Return the canonical text of each cell, also of cells whose text means a missing value."""
         kind = cells.type
         if is_text(kind):
             return _of_texts(cells, decimal=self.decimal)
@@ -402,7 +411,8 @@ class Canonical:
             return _of_texts(pc.strftime(cells.cast(pa.timestamp(kind.unit)), format=f"{_ISO} %H:%M:%S"))
         if not is_number(kind):
             raise BadSource(
-                f"it holds {kind}; a word must be stored as text or as a number; convert it, or declare another kind"
+                f"it holds {kind}; the values must be stored as text, numbers, booleans or dates; convert it, or "
+                "declare another kind of column"
             )
         coded = pc.if_else(pa.array(_is_null(cells)), pa.scalar(None, kind), cells).dictionary_encode()
         if pa.types.is_float16(kind):
@@ -413,7 +423,10 @@ class Canonical:
 
 
 def _of_texts(texts: pa.Array, *, decimal: str = ".") -> pa.Array:
-    """Return the canonical forms of texts; each distinct text is handled once, in Python only if it may change."""
+    """Return the canonical texts of text cells.
+
+    For speed, each distinct text is converted once, and only texts that may change are converted in Python.
+    """
     coded = texts.dictionary_encode()
     words = pc.utf8_normalize(coded.dictionary, form="NFC")
     numeral = _NUMERAL.replace(r"\.", re.escape(decimal))
@@ -424,7 +437,10 @@ def _of_texts(texts: pa.Array, *, decimal: str = ".") -> pa.Array:
 
 
 def _own_width(cells: pa.Array) -> NDArray[np.float64]:
-    """Return floating-point numbers as the float64 nearest to their shortest decimals; null becomes NaN."""
+    """Convert floats of any precision to the float64 nearest to their shortest decimal; null becomes NaN.
+
+    So 0.1 in single precision becomes 0.1, and not 0.10000000149.
+    """
     if pa.types.is_float64(cells.type):
         return _filled(cells)
     numbers = cells.to_numpy(zero_copy_only=False)
@@ -436,12 +452,12 @@ def _own_width(cells: pa.Array) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def _halves() -> NDArray[np.float64]:
-    """Return the shortest decimals of all half-precision numbers, indexed by their bits."""
+    """Return, for each half-precision number, the float64 nearest to its shortest decimal, indexed by its 16 bits."""
     return np.array([float(str(number)) for number in np.arange(1 << 16, dtype=np.uint16).view(np.float16)])
 
 
 def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | None = None) -> float:
-    """Parse a text as days since 1970; unlike Arrow's parser, Python's refuses the 31st of February."""
+    """Parse a text as days since 1970-01-01, by Python's parser, because Arrow's accepts the 31st of February."""
     word = word_of(text, decimal=decimal)
     for one in dict.fromkeys((text, word, word.partition(" ")[0] if re.fullmatch(_MOMENT, word) else word)):
         for form in formats:
@@ -451,7 +467,7 @@ def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | No
                     day = day.astimezone(zone)
             except (ValueError, OverflowError):
                 continue
-            if not one.isdigit() or day.strftime(form) == one:  # otherwise a number has lost a leading zero
+            if not one.isdigit() or day.strftime(form) == one:  # refuse digits that lost a leading zero as a number
                 return float(day.toordinal() - _EPOCH)
     return float("nan")
 
@@ -466,7 +482,7 @@ def _is_in(words: pa.Array, listed: Any) -> NDArray[np.bool_]:
 
 
 def _filled(cells: pa.Array) -> NDArray[np.float64]:
-    """Return cells as float64, with NaN for null."""
+    """Return cells as a float64 array, with NaN for null."""
     return np.array(cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
@@ -478,12 +494,12 @@ _EXACT_IDS = {pa.float16(): 1 << 11, pa.float32(): 1 << 24, pa.float64(): 1 << 5
 
 
 def id_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type, int64 or string, that `id_cells` returns for ids stored as `kind`.
+    """Return the Arrow type, int64 or string, to which `id_cells` converts ids that are stored as type `kind`.
 
     Raises
     ------
     BadSource
-        If values of this type cannot be ids.
+        If values of type `kind` cannot be ids.
     """
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
@@ -492,25 +508,28 @@ def id_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and kind != pa.uint64()):
         return pa.int64()
     if is_text(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or kind == pa.uint64():
-        return pa.string()  # holds ids that int64 cannot
+        return pa.string()  # because these types can hold ids that int64 cannot
     raise BadSource(f"ids are stored as {kind}; ids must be whole numbers or text; convert them")
 
 
 def id_cells(array: pa.Array | pa.ChunkedArray, *, missing: Sequence[str] = NO_ID, decimal: str = ".") -> pa.Array:
-    """Return ids as int64, or as text if the type can hold other ids; null for no id.
+    """Convert a column of ids to int64, or to text if the column's type can hold ids that int64 cannot.
+
+    A cell that holds no id, such as a missing value, becomes null.
 
     Parameters
     ----------
     array : Arrow array
+        The column of ids.
     missing : sequence of str
-        The texts that are no id.
+        The texts that count as "no id".
     decimal : str
-        The decimal mark in text.
+        The decimal mark of numbers in text.
 
     Raises
     ------
     BadSource
-        If values of this type cannot be ids.
+        If values of the column's type cannot be ids.
     """
     wanted, cells = id_type(array.type), plain_cells(array)
     if pa.types.is_floating(cells.type):

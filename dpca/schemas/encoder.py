@@ -1,4 +1,4 @@
-"""The encoding of raw tables by a declared schema: one row of numbers per raw row, equal on every machine.
+"""The encoding of raw tables by a declared schema: one row of numbers per raw row, the same on every machine.
 
 >>> encoder = Encoder.of({"columns": [
 ...     {"name": "age", "kind": "numeric", "range": [0, 100]},
@@ -30,7 +30,7 @@ from dpca.schemas.kinds import Boolean, Categorical, Column, Date, Drop, Id, Num
 from dpca.schemas.schema import Schema
 
 _EPOCH = date(1970, 1, 1).toordinal()
-_SQUARES_WELL = 1e150  # the squares of up to 65536 such numbers have a finite sum
+_SQUARES_WELL = 1e150  # up to 65536 numbers of this size can be squared and summed without overflow
 _NO_VALUE = "has a missing value; the schema refuses such rows"
 _NO_NUMBER = "has a value that is not a finite number; correct or drop it"
 _NO_DATE = "has a value that no declared format reads as a date; correct or drop it"
@@ -40,7 +40,7 @@ _LENGTH = "has a list whose length differs from the declared length; correct or 
 
 
 class Fault(NamedTuple):
-    """A mask of the rows that break a rule, the rule (without any value), and the column."""
+    """A broken rule of the schema: a mask of the rows that break it, the reason (without any value), and the column."""
 
     rows: NDArray[np.bool_]
     reason: str
@@ -54,25 +54,25 @@ class Encoder:
     Guarantees
     ----------
     An encoded row depends, bit for bit, only on the raw row and the schema. It does not depend on the order of columns,
-    the file format, or the other rows. Its L2 norm is at most `norm_at_most`, up to rounding.
+    the file format, or other rows. The L2 norm of an encoded row is at most `norm_at_most`, up to rounding.
     """
 
     schema: Schema
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the encoder of a schema in plain JSON values, as stated in an artifact.
+        """Return the encoder for a schema that is given as plain JSON values, as an artifact's manifest states it.
 
         Raises
         ------
         Invalid
-            If the values are no schema.
+            If the values are not a schema that this version supports.
         """
         return cls(_schema_of(json.dumps(facts, sort_keys=True)))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The names of the features, in order."""
+        """The names of the features, in the order of an encoded row."""
         return self.schema.feature_names
 
     @property
@@ -82,17 +82,17 @@ class Encoder:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that become features."""
+        """The columns of the schema that become features: all except dropped columns and the column of ids."""
         return tuple(column for column in self.schema.columns if not isinstance(column, Id | Drop))
 
     def transform(self, rows: Any) -> NDArray[np.float64]:
-        """Encode a raw table.
+        """Encode a raw table as a matrix of features.
 
         Parameters
         ----------
         rows : Arrow table, or data frame of pandas or polars
-            Raw columns, matched by name in any order. Dropped columns and the column of ids of individuals may be
-            absent.
+            The raw table. Columns are matched by name, in any order. The columns that the schema drops, and the column
+            with the ids of individuals, may be absent.
 
         Returns
         -------
@@ -101,8 +101,8 @@ class Encoder:
         Raises
         ------
         Invalid
-            If a column is missing, unknown or of another type, or the schema refuses a row. The message is one line,
-            without any value.
+            If a column is missing, unknown or of the wrong type, or if the schema refuses a row. The message is one
+            line, and contains no value of a row.
         """
         labels = None if is_annotated(rows) else column_labels(rows)
         if labels is None:
@@ -118,7 +118,7 @@ class Encoder:
                 for at, name in enumerate(names)
             }
             if len(arrays) < len(names):
-                raise Invalid("two columns have the same name; rename one")
+                raise Invalid("two columns have the same name; rename one of them")
             rows = pa.table(arrays)
         rows = flat_table(rows)
         self.match(rows.column_names, needs_unit=False)
@@ -135,9 +135,9 @@ class Encoder:
         return found
 
     def _arrow(self, name: str, column: Any) -> Any:
-        """Return a column of a data frame as an Arrow array; objects of mixed types become texts."""
+        """Convert a column of a data frame to an Arrow array; objects of mixed types are converted to text."""
         kind = getattr(column, "dtype", None)
-        if type(kind).__name__ == "SparseDtype":  # Arrow cannot read this type
+        if type(kind).__name__ == "SparseDtype":  # Arrow cannot convert a sparse column of pandas
             column = column.sparse.to_dense()
         try:
             if hasattr(column, "to_arrow"):
@@ -149,15 +149,26 @@ class Encoder:
         try:
             return array_of(list(column), decimal=self.schema.text.decimal)
         except (TypeError, ValueError, OverflowError):
-            raise Invalid(f"column {name!r} holds objects that are not text, numbers or dates; convert it") from None
+            raise Invalid(
+                f"column {name!r} holds objects that are not text, numbers or dates; convert it first"
+            ) from None
 
     def match(self, found: Sequence[str], *, needs_unit: bool, drop_others: bool = False) -> None:
-        """Check that a table with these columns can be encoded.
+        """Check that a table with these column names can be encoded.
+
+        Parameters
+        ----------
+        found : sequence of str
+            The names of the table's columns.
+        needs_unit : bool
+            Whether the column with the ids of individuals must be present.
+        drop_others : bool
+            True to ignore columns that the schema does not list, even if the schema refuses such columns.
 
         Raises
         ------
         Invalid
-            If a column is missing, or the table has a column that the schema neither lists nor drops.
+            If a column is missing, or if the table has a column that the schema neither lists nor drops.
         """
         unit = self.schema.unit
         wanted = [column.name for column in self.columns] + ([unit] if unit is not None and needs_unit else [])
@@ -166,17 +177,17 @@ class Encoder:
         match_names(known, wanted, noun="schema", drop_others=drop_others or self.schema.unlisted == "drop")
 
     def dropped(self, found: Sequence[str]) -> set[str | None]:
-        """Return the columns of a table that the schema drops, including fields of dropped structs."""
+        """Return those of the given column names that the schema drops, including the fields of dropped structs."""
         names = [column.name for column in self.schema.columns if isinstance(column, Drop)]
         return {name for name in found if any(name == one or name.startswith(f"{one}.") for one in names)}
 
     def encode(self, table: Mapping[str, pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np.float64], list[Fault]]:
-        """Encode columns by name; return the numbers, and the rows that break a rule of the schema.
+        """Encode a table of raw columns; return the matrix of features, and all faults (rows that break a rule).
 
         Raises
         ------
         BadSource
-            If a column has a type that its kind does not accept.
+            If a column has a type that the declared kind of column does not accept.
         """
         faults: list[Fault] = []
         parts = []
@@ -187,14 +198,14 @@ class Encoder:
                 parts.append(_ENCODERS[type(column)](column, cells, canonical, faults))
             except BadSource as error:
                 raise BadSource(f"column {column.name!r}: {error}") from None
-            except pa.ArrowException:  # a type that Arrow cannot convert
+            except pa.ArrowException:  # Arrow cannot convert the type of the column
                 kind, wanted = table[column.name].type, type(column).__name__.lower()
                 raise BadSource(f"column {column.name!r}: it holds {kind}, which is not {wanted}; convert it") from None
         return np.concatenate(parts, axis=1), faults
 
 
 def flat_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return a table in which the fields of each struct are separate columns, such as ``a.b`` for field b of a."""
+    """Replace each struct column of a table by one column per field, such as ``a.b`` for field b of struct a."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     while any(pa.types.is_struct(field.type) for field in table.schema):
@@ -260,13 +271,13 @@ def _vector(column: Vector, cells: pa.Array, canonical: Canonical, faults: list[
     if pa.types.is_null(kind):
         cells = cells.cast(pa.list_(pa.float64()))
     elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise BadSource(f"it holds {kind}; a vector must be a list of numbers, as in Parquet; convert it")
+        raise BadSource(f"it holds {kind}; a vector column must hold lists of numbers; convert it")
     absent = cells.is_null().to_numpy(zero_copy_only=False)
     whole = ~absent & (pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False) == column.length)
     numbers = np.full((len(cells), column.length), np.nan)
     items = cells.filter(pa.array(whole)).flatten()
     if not (is_number(items.type) or pa.types.is_null(items.type)):
-        raise BadSource(f"it holds {kind}; a vector must be a list of numbers, as in Parquet; convert it")
+        raise BadSource(f"it holds {kind}; a vector column must hold lists of numbers; convert it")
     numbers[whole] = Canonical().numbers(items)[0].reshape(-1, column.length)
     _refuse(faults, ~absent & ~whole, _LENGTH, column)
     missing = absent | (whole & np.isnan(numbers).any(axis=1))
@@ -307,7 +318,11 @@ def _scaled(
     faults: list[Fault],
     column: Column,
 ) -> NDArray[np.float64]:
-    """Clip numbers to their range and scale them; NaN and infinity become the low end, to be overwritten later."""
+    """Clip numbers to their declared range and scale them.
+
+    NaN and infinity are replaced by the low end of the range. This value is not used: it is overwritten by the rule for
+    missing values, or the row is refused.
+    """
     low, high = ends
     numbers = np.where(np.isfinite(numbers), numbers, low)
     if outside == "refuse":
@@ -334,7 +349,7 @@ def _with_missing(
     faults: list[Fault],
     scaled: Callable[[Any], float] | None,
 ) -> NDArray[np.float64]:
-    """Set the features of rows with a missing value, by the column's rule."""
+    """Set the features of rows with a missing value, by the rule that the schema declares for the column."""
     if isinstance(column.missing, Value):
         if scaled is not None:
             numbers[missing] = scaled(column.missing.value)

@@ -1,19 +1,21 @@
 """Matching of data frame columns by name, and checks of numeric rows in memory.
 
-Columns of a table are matched by name with the required ones, so that no order of columns gives wrong numbers. Only
-NumPy is imported, because loading an artifact imports this module.
+The columns of a table are matched by name with the required columns. So a table with another order of columns never
+gives wrong numbers. This module imports only NumPy, because it is imported whenever an artifact is loaded.
 
 >>> match_names(["b", "a"], ["a", "b"], noun="release").tolist()
 [1, 0]
 >>> match_names(["a", "b"], ["a", "b"], noun="release") is None
 True
 
-Columns of data frames and tables are found through the interface that the libraries share; none of them is imported.
+Columns are read through the attributes that pandas, polars, Arrow and AnnData share, so none of these libraries is
+imported.
 
-An index numbers or names rows, so it is no feature. Arrow and Parquet state the columns of a stored index. In other
-formats only the name of a column indicates an index, and such a column is refused unless it is declared.
+The index of a data frame numbers or names the rows, so it is not a feature. The metadata of Arrow and Parquet state
+which columns are a stored index. In other formats, only the name of a column suggests that it is an index. A column
+with such a name is refused unless it is declared.
 
-Rows in memory are checked for content that `numpy.asarray` drops silently: masks, units, dates, categories.
+Rows in memory are checked for information that `numpy.asarray` would drop silently: masks, units, dates, categories.
 
 >>> plain_rows(np.ma.masked_array([[1.0, 2.0]], mask=[[False, True]]), missing=True)
 array([[ 1., nan]])
@@ -33,7 +35,7 @@ from dpca.errors import Invalid
 def match_names(
     found: Sequence[str], wanted: Sequence[str], *, noun: str, drop_others: bool = False
 ) -> NDArray[np.intp] | None:
-    """Return the position of each required column among the found ones; None if both lists are equal.
+    """Return the position of each required column in a table; None if the table has exactly these columns in order.
 
     Parameters
     ----------
@@ -42,19 +44,19 @@ def match_names(
     wanted : sequence of str
         The public names of the required columns.
     noun : str
-        The noun for the object that requires the columns, for messages.
+        The word for the object that requires the columns in messages, such as "schema".
     drop_others : bool
         True to leave out columns that are not required; False to refuse them.
 
     Raises
     ------
     Invalid
-        If a required column is missing, another one is present, or a name occurs twice and so is ambiguous.
+        If a required column is missing, if a column is present that is not required, or if a name occurs twice.
 
     Notes
     -----
-    A message names a found column only if no required column is missing. Otherwise the first line of the table may be a
-    row, not a header.
+    If a required column is missing, the message names no column of the table. The reason: the table's first line may be
+    a row of private values instead of a header.
     """
     if len(found) == len(wanted) and all(one == other for one, other in zip(found, wanted, strict=True)):
         return None
@@ -79,9 +81,9 @@ def match_names(
 
 
 def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the part of a schema, in plain JSON values, that determines the meaning of its features.
+    """Return the part of a schema, as plain JSON values, that determines how values become features.
 
-    The text format, and columns without features, are not part of it.
+    This part excludes the format of CSV text, and the columns that do not become features.
     """
     if facts is None:
         return None
@@ -90,7 +92,7 @@ def meaning(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def changed_columns(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return the names of columns that two schemas declare differently, or that only one of them declares."""
+    """Return the names of the columns that two schemas declare differently, or that only one of them declares."""
     one, other = ({column["name"]: column for column in meaning(facts)["columns"]} for facts in (saved, found))  # type: ignore[index]
     return [name for name in {**one, **other} if one.get(name) != other.get(name)]
 
@@ -106,22 +108,25 @@ _INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
 def feature_columns(
     found: Sequence[str], *, index: Sequence[str] = (), named: Sequence[str] = (), drop_others: bool = False
 ) -> list[str]:
-    """Return the columns of a table that may be features, in their order.
+    """Return the columns of a table that may be features, in the order of the table, without the index.
 
     Parameters
     ----------
     found : sequence of str
+        The names of the table's columns.
     index : sequence of str
-        The columns that the table's metadata call its index; they are left out.
+        The columns that the table's metadata describe as its index. They are left out.
     named : sequence of str
-        The columns that are declared by name; they are kept.
+        The columns that a schema or a list of feature names declares. They are returned even if their name is typical
+        of an index.
     drop_others : bool
-        True to leave out a column with the name of an index; False to refuse it.
+        What to do with an undeclared column whose name is typical of an index: True to leave it out, False to refuse
+        it.
 
     Raises
     ------
     Invalid
-        If a column has the name of an index, and no declaration states its meaning.
+        If an undeclared column has a name that is typical of an index, and `drop_others` is False.
     """
     kept, known, stored = [], set(named), set(index)
     for at, name in enumerate(found):
@@ -138,18 +143,18 @@ def feature_columns(
 
 
 def index_columns(schema: Any) -> tuple[str, ...]:
-    """Return the columns of an Arrow schema that its metadata call the index of a data frame."""
+    """Return the columns of an Arrow schema that its metadata describe as the index of a data frame."""
     declared = (schema.pandas_metadata or {}).get("index_columns", ())
-    return tuple(name for name in declared if isinstance(name, str))  # a range index is no column
+    return tuple(name for name in declared if isinstance(name, str))  # a range index is a dict, and not stored
 
 
 def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = False) -> Any:
-    """Return a frame or table without the columns of a stored index; return anything else unchanged.
+    """Return a data frame or table without the columns of a stored index; return anything else unchanged.
 
     Raises
     ------
     Invalid
-        As `feature_columns`.
+        If an undeclared column has a name that is typical of an index (see `feature_columns`).
     """
     labels = list(rows.columns) if hasattr(rows, "to_dask_array") and hasattr(rows, "columns") else column_labels(rows)
     if labels is None or is_annotated(rows):
@@ -161,7 +166,7 @@ def without_index(rows: Any, *, named: Sequence[str] = (), drop_others: bool = F
 
 
 def column_labels(rows: Any) -> list[Any] | None:
-    """Return the column labels of a frame, a table or an AnnData object; None for anything else."""
+    """Return the column labels of a data frame, an Arrow table or an AnnData object; None for anything else."""
     if is_annotated(rows):
         return list(rows.var_names)
     if hasattr(rows, "column_names"):  # an Arrow table
@@ -172,12 +177,12 @@ def column_labels(rows: Any) -> list[Any] | None:
 
 
 def is_annotated(rows: Any) -> bool:
-    """Return whether rows are an AnnData object, a matrix with separate names."""
+    """Return whether rows are an AnnData object, that is, a matrix with names of rows and columns."""
     return hasattr(rows, "var_names") and hasattr(rows, "X")
 
 
 def column_at(rows: Any, labels: Sequence[Any], at: int) -> Any:
-    """Return one column of a frame or table, by position if labels may repeat."""
+    """Return the column at position `at` of a data frame or table, also if several columns have the same label."""
     if hasattr(rows, "iloc"):
         return rows.iloc[:, at]
     return rows.column(at) if hasattr(rows, "column_names") else rows[labels[at]]
@@ -191,22 +196,24 @@ _RULE = "declare it in a schema and pass the output of its encoder (see `dpca sc
 
 
 def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
-    """Return rows that lose no information when they become float64.
+    """Check that rows lose no information when they are converted to float64, and return them.
 
     Parameters
     ----------
     rows : array-like, scipy sparse, data frame, Arrow table, AnnData or Dask collection
-        For lazy rows (AnnData, Dask) only the types are checked here; check their pieces when they are computed.
+        The rows. The values of lazy rows (AnnData, Dask) are not checked here, only their types. The caller must check
+        each piece of lazy rows when it is computed.
     name : str
-        The name of the rows in messages.
+        The name of the rows in error messages.
     missing : bool
-        True if NaN is a missing entry. Masked entries then become NaN; otherwise they are refused.
+        True if missing entries are allowed and represented by NaN; masked entries are then replaced by NaN. If False,
+        masked entries are refused.
 
     Raises
     ------
     Invalid
-        If a column holds dates, durations or categories. If values are masked, have a unit, or are integers that
-        float64 cannot represent.
+        If a column holds dates, durations or categories. Also if values are masked, have a physical unit, or are
+        integers that float64 cannot represent.
     """
     if is_annotated(rows):
         return rows
@@ -217,11 +224,9 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
     kind = getattr(getattr(rows, "dtype", None), "kind", "f")
     if kind in "mMV":
         raise Invalid(f"{name} holds {rows.dtype}, which needs a rule to become a number; {_RULE}")
-    unit = getattr(rows, "units", getattr(rows, "unit", None))  # the attributes of astropy, pint and unyt
+    unit = getattr(rows, "units", getattr(rows, "unit", None))  # arrays of astropy, pint and unyt have such a unit
     if unit is not None:
-        raise Invalid(
-            f"{name} has the unit {unit}, which a release does not store; pass plain numbers in a declared unit"
-        )
+        raise Invalid(f"{name} has the unit {unit}, but a release stores no units; pass plain numbers without a unit")
     if np.ma.isMaskedArray(rows):
         if missing:
             return np.ma.filled(rows.astype(np.float64), np.nan)
@@ -236,10 +241,13 @@ def plain_rows(rows: Any, *, name: str = "rows", missing: bool = False) -> Any:
 
 
 def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
-    """Check the column types of a frame; densify sparse columns unless all are sparse with fill value 0."""
+    """Check the column types of a data frame, and make sparse columns dense.
+
+    A frame in which all columns are sparse with fill value 0 stays sparse.
+    """
     kinds = dict(_types(frame))
     if len(kinds) < len(frame.columns):
-        return frame  # readers refuse repeated names
+        return frame  # with repeated names, which the caller refuses later
     for column, kind in kinds.items():
         if _NO_NUMBERS.match(kind):
             raise Invalid(f"column {column!r} of {name} holds {kind}, which needs a rule to become a number; {_RULE}")
@@ -255,15 +263,16 @@ def _plain_frame(frame: Any, name: str, *, missing: bool) -> Any:
     if missing and any(frame.dtypes[column].fill_value == 0 for column in filled):
         raise Invalid(
             f"column {filled[0]!r} of {name} is sparse with 0 for entries that are not stored, which may be ratings "
-            "or missing; pass a scipy sparse array of the ratings, or a dense frame with NaN for missing ones"
+            "or missing ratings; pass a scipy sparse array of the ratings, or a dense frame with NaN for missing "
+            "ratings"
         )
     if len(filled) == len(kinds) and all(frame.dtypes[column].fill_value == 0 for column in filled):
-        return frame  # scikit-learn keeps it sparse
+        return frame  # scikit-learn converts such a frame to a sparse matrix
     return frame.assign(**{column: frame[column].sparse.to_dense() for column in filled})
 
 
 def _types(frame: Any) -> Iterable[tuple[str, str]]:
-    """Yield the column names of a frame or table with the names of their types."""
+    """Yield the name of each column of a data frame or table, with the name of its type."""
     if hasattr(frame, "column_names"):
         return ((field.name, str(field.type)) for field in frame.schema)
     kinds = getattr(frame, "dtypes", None)
@@ -273,12 +282,15 @@ def _types(frame: Any) -> Iterable[tuple[str, str]]:
 
 
 def _plain_list(rows: Any) -> Any:
-    """Return a list of rows as an array if its types matter; return anything that is no array unchanged."""
+    """Convert a list of rows to an array if it holds masks, integers, dates or objects, which have to be checked.
+
+    A list of floats, or of rows of unequal length, is returned unchanged.
+    """
     if any(map(np.ma.isMaskedArray, rows)):
         return np.ma.stack(rows)
     try:
         array = np.asarray(rows)
-    except (TypeError, ValueError):  # a ragged list, which readers refuse
+    except (TypeError, ValueError):  # the rows of the list have unequal lengths, which the caller refuses later
         return rows
     return array if array.dtype.kind in "mMViuO" else rows
 

@@ -1,6 +1,6 @@
-"""The kinds of columns that a schema may declare, with their accepted values and their features.
+"""The kinds of columns that a schema may declare. Each kind defines the accepted values and the resulting features.
 
-All declarations are public: ranges, lists of values and rules are chosen from public knowledge, never from the rows.
+All declarations are public: ranges, lists of values and rules must be chosen from public knowledge, never from rows.
 
 >>> age = Numeric(name="age", range=(0, 120), missing="category")
 >>> age.features(), age.largest_square()
@@ -22,7 +22,7 @@ MISSING, OTHER = "(missing)", "(other)"
 
 def _one_line(text: str) -> str:
     if "\n" in text or "\r" in text or text != text.strip():
-        raise ValueError("must be one line without surrounding blanks")
+        raise ValueError("must be one line of text without surrounding blanks")
     return text
 
 
@@ -39,7 +39,7 @@ def _day_format(text: str) -> str:
     except ValueError:
         found = None
     if found != day:
-        raise ValueError("must write year, month and day, such as %d.%m.%Y")
+        raise ValueError("must be a date format with year, month and day, such as %d.%m.%Y")
     return text
 
 
@@ -71,31 +71,31 @@ DayFormat = Annotated[str, AfterValidator(_day_format)]
 Words = Annotated[tuple[Word, ...], Field(min_length=1, max_length=MAX_WIDTH), AfterValidator(_distinct)]
 Outside = Annotated[
     Literal["clip", "refuse"],
-    Field(description="Whether values outside the range are clipped to it, or their rows are refused."),
+    Field(description="What to do with a value outside the range: clip it to the range, or refuse the row."),
 ]
 Scale = Literal["unit", "symmetric", "none"]
 
 
 class Declared(BaseModel):
-    """A part of a schema: nothing in it is guessed, and an unknown key is refused."""
+    """Base class of all parts of a schema; values are never converted to another type, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 class Value[T](Declared):
-    """A public value that replaces a missing one."""
+    """A public value that replaces missing values."""
 
     value: T
 
 
 class Column(Declared):
-    """One column of a table."""
+    """The declaration of one column of a table."""
 
     name: Name
     """The name in the header; `a.b` is field b of struct a. Without a header: the name to assign."""
 
     def features(self) -> tuple[str, ...]:
-        """Return the names of the features of the column."""
+        """Return the names of the features that the column becomes."""
         return ()
 
     def largest_square(self) -> float:
@@ -117,7 +117,7 @@ class _Encoded(Column):
 
 
 class Numeric(_Encoded):
-    """A number in a public range, scaled by that range."""
+    """A column of numbers with a public range, by which the numbers are scaled."""
 
     kind: Literal["numeric"] = "numeric"
     range: tuple[FiniteFloat, FiniteFloat]
@@ -132,18 +132,21 @@ class Numeric(_Encoded):
     def _check(self) -> Self:
         low, high = self.range
         if not (low < high and math.isfinite(high - low)):
-            raise ValueError("the range must go from the lowest to the highest value")
+            raise ValueError("the range must go from a lower to a higher number")
         if isinstance(self.missing, Value) and not low <= self.missing.value <= high:
-            raise ValueError("the value for missing entries must be in the range")
+            raise ValueError("the value that replaces missing entries must be in the range")
         return self
 
     def largest_square(self) -> float:
-        """Return 1, or, for unscaled values, the square of the range's larger end (1 or more with a category)."""
+        """Return the largest square of the feature: 1 if scaled, or else the larger square of the two range ends.
+
+        If missing values get a category of their own, the result is at least 1.
+        """
         return 1.0 if self.scale != "none" else max(*(end * end for end in self.range), float(self._has_missing()))
 
 
 class Date(_Encoded):
-    """A date in a public range, whose days are scaled by that range; the time of day is ignored."""
+    """A column of dates with a public range, by which the days are scaled; the time of day is ignored."""
 
     kind: Literal["date"] = "date"
     range: tuple[date, date]
@@ -162,14 +165,14 @@ class Date(_Encoded):
     def _check(self) -> Self:
         first, last = self.range
         if not first < last:
-            raise ValueError("the range must go from the first to the last day")
+            raise ValueError("the range must go from an earlier to a later day")
         if isinstance(self.missing, Value) and not first <= self.missing.value <= last:
-            raise ValueError("the date for missing entries must be in the range")
+            raise ValueError("the date that replaces missing entries must be in the range")
         return self
 
 
 class Boolean(_Encoded):
-    """Yes or no, encoded as 1 and 0."""
+    """A column of yes or no, encoded as 1 and 0."""
 
     kind: Literal["boolean"] = "boolean"
     when_true: Words = ("true", "1")
@@ -187,7 +190,7 @@ class Boolean(_Encoded):
 
 
 class Categorical(_Encoded):
-    """One of a public list of values. Each listed value is a feature: 1 if the row has this value, else 0."""
+    """A column whose values are in a public list. Each listed value becomes a feature: 1 if the row has it, else 0."""
 
     kind: Literal["categorical"] = "categorical"
     values: Words
@@ -200,17 +203,17 @@ class Categorical(_Encoded):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if isinstance(self.missing, Value) and self.missing.value not in self.values:
-            raise ValueError("the value for missing entries must be listed")
+            raise ValueError("the value that replaces missing entries must be listed among the values")
         return self
 
     def features(self) -> tuple[str, ...]:
-        """Return one name per listed value, and the names of the additional categories."""
+        """Return one feature name per listed value, and the names of the categories for other and missing values."""
         more = [OTHER] * (self.others == "category") + [MISSING] * self._has_missing()
         return tuple(f"{self.name}={value}" for value in [*self.values, *more])
 
 
 class Vector(_Encoded):
-    """A fixed-length list of numbers in each row, such as an embedding: Parquet `list<float>` or `fixed_size_list`."""
+    """A column of lists of numbers, all of the same length, such as embeddings (`list<float>` in Parquet)."""
 
     kind: Literal["vector"] = "vector"
     length: Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -228,20 +231,24 @@ class Vector(_Encoded):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.range is None) == (self.norm is None):
-            raise ValueError("declare either a range for each number or a norm")
+            raise ValueError("declare either a range for each number or a norm, but not both")
         if self.range is not None and not (
             self.range[0] < self.range[1] and math.isfinite(self.range[1] - self.range[0])
         ):
-            raise ValueError("the range must go from the lowest to the highest value")
+            raise ValueError("the range must go from a lower to a higher number")
         return self
 
     def features(self) -> tuple[str, ...]:
-        """Return one name per number."""
+        """Return one feature name per number of the list, and the name of the category for missing values if any."""
         numbers = tuple(f"{self.name}[{at}]" for at in range(self.length))
         return (*numbers, *([f"{self.name}={MISSING}"] if self._has_missing() else []))
 
     def largest_square(self) -> float:
-        """Return 1 for a norm; for a range, the sum of squares if all numbers are at its larger end."""
+        """Return the largest sum of squares of the features.
+
+        The result is 1 if a norm is declared. For a range, the sum is largest if all numbers are at the end of the
+        range with the larger square.
+        """
         if self.range is None:
             return 1.0
         end = 1.0 if self.scale != "none" else max(end * end for end in self.range)
@@ -249,13 +256,13 @@ class Vector(_Encoded):
 
 
 class Id(Column):
-    """The id of the individual behind each row, an integer or text. All rows with one id are one record. No feature."""
+    """The ids of individuals, integers or text. The column becomes no feature. All rows with one id are one record."""
 
     kind: Literal["id"] = "id"
 
 
 class Drop(Column):
-    """A column that is not read, and may be absent from a file with a header."""
+    """A column that is ignored. It may be absent from a file that has a header."""
 
     kind: Literal["drop"] = "drop"
 

@@ -1,13 +1,14 @@
 """Declared schemas of tables.
 
-A schema states the format of a table and its columns. Everything in it is public. It is read from a plain YAML
-document, without repeated keys, references or objects of a programming language.
+A schema declares the format and the columns of a table. All of its content is public. A schema is read from a YAML or
+JSON document. Repeated keys, references and language-specific objects are not allowed in the document.
 
 >>> schema = Schema.parse({"columns": [{"name": "age", "kind": "numeric", "range": [0, 120]}]})
 >>> schema.feature_names, schema.norm_at_most
 (('age',), 1.0)
 
-A draft uses only the names and types of columns, never values; it marks the places that need public knowledge.
+A draft of a schema is derived only from the names and types of columns, never from values. The draft marks each place
+where public knowledge must be filled in.
 
 >>> print(draft([("age", None)], text=Text()).splitlines()[-1])
     kind: TO_DECLARE  # public knowledge: numeric, categorical, boolean, date, id or drop
@@ -33,27 +34,33 @@ from dpca.schemas.canonical import is_number, word_of
 from dpca.schemas.kinds import KINDS, MAX_WIDTH, MISSING_RULES, AnyColumn, Boolean, Categorical, Declared, Id, Word
 
 _INTEGERS = 1 << 63
-_LONGEST_INTEGER = 100  # characters, in any notation
+_LONGEST_INTEGER = 100  # the maximum number of characters of an integer in YAML
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A safe loader that refuses features of YAML that a human reader might miss."""
+    """A safe YAML loader that also refuses repeated keys, references and huge integers, which readers may overlook."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise Invalid(f"{self._here()} repeats a part by reference (*); write it in full")
+            raise Invalid(
+                f"{self._here()} repeats a part by reference (*), which is not allowed; write this part in full"
+            )
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - as the base has it
         keys = [key.value for key, _ in node.value]
         if len(set(map(str, keys))) < len(keys):
-            raise Invalid(f"line {node.start_mark.line + 1} begins a mapping that has a key twice; remove one")
+            raise Invalid(
+                f"line {node.start_mark.line + 1} begins a mapping that has a key twice; remove one of the two"
+            )
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        is_long = len(node.value) > _LONGEST_INTEGER  # base 60 takes time quadratic in the length
+        is_long = len(node.value) > _LONGEST_INTEGER  # YAML's base-60 integers take quadratic time
         if is_long or not -_INTEGERS <= super().construct_yaml_int(node) < _INTEGERS:
-            raise Invalid(f"line {node.start_mark.line + 1} has an integer of more than 64 bits; correct it")
+            raise Invalid(
+                f"line {node.start_mark.line + 1} has an integer of more than 64 bits, which is not allowed; correct it"
+            )
         return super().construct_yaml_int(node)
 
     def _here(self) -> str:
@@ -61,18 +68,18 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
-_Loader.add_implicit_resolver(  # YAML 1.1 reads 1e6 as text
+_Loader.add_implicit_resolver(  # read 1e6 as a number, although YAML 1.1 defines it as text
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text as a plain document; JSON is valid YAML.
+    """Parse YAML text, which may also be JSON, into plain values.
 
     Raises
     ------
     Invalid
-        If it is no plain document.
+        If the text is not YAML, or uses a feature of YAML that is not allowed here.
     """
     try:
         return yaml.load(text, _Loader)
@@ -107,13 +114,13 @@ def _text_codec(name: str) -> str:
 
 def _sign(sign: str) -> str:
     if not sign.isascii() or not (sign.isprintable() or sign == "\t") or sign.isalnum() or sign in " .+-":
-        raise ValueError("must be one ASCII character that does not occur in numbers")
+        raise ValueError("must be one ASCII character that does not occur in words or numbers")
     return sign
 
 
 def _delimiter(sign: str) -> str:
     if sign != DOUBLE_COLON and len(sign) != 1:
-        raise ValueError("must be one ASCII character that does not occur in numbers, or ::")
+        raise ValueError("must be one ASCII character that does not occur in words or numbers, or ::")
     return sign if sign == DOUBLE_COLON else _sign(sign)
 
 
@@ -143,7 +150,7 @@ class Text(Declared):
 
 
 class Schema(Declared):
-    """The declared schema of a table. Everything in it is public: choose it without looking at the rows."""
+    """The declared schema of a table. All of it is public, so choose every declaration without looking at the rows."""
 
     version: Literal[1] = 1
     """The version of the schema format."""
@@ -159,12 +166,12 @@ class Schema(Declared):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len({column.name for column in self.columns}) < len(self.columns):
-            raise ValueError("two columns have the same name")
+            raise ValueError("two columns have the same name; rename or remove one of them")
         if sum(isinstance(column, Id) for column in self.columns) > 1:
-            raise ValueError("at most one column can be the id of the individual")
+            raise ValueError("at most one column can be the id of the individual; declare the others as another kind")
         width = sum(len(column.features()) for column in self.columns)
         if not 1 <= width <= MAX_WIDTH:
-            raise ValueError(f"the columns become {width} features; declare 1 to {MAX_WIDTH}")
+            raise ValueError(f"the columns become {width} features; declare columns for 1 to {MAX_WIDTH} features")
         if len(set(self.feature_names)) < width:
             raise ValueError("two features would have the same name; rename a column or a value")
         for column in self.columns:
@@ -172,7 +179,10 @@ class Schema(Declared):
         return self
 
     def _check_values(self, column: AnyColumn) -> None:
-        """Refuse listed texts whose canonical value (`dpca.schemas.canonical`) repeats or means a missing value."""
+        """Refuse a column that lists two texts with the same canonical value, or a text that means a missing value.
+
+        `dpca.schemas.canonical` defines the canonical value of a text.
+        """
         if isinstance(column, Categorical):
             parts = [[text] for text in column.values]
         elif isinstance(column, Boolean):
@@ -187,17 +197,19 @@ class Schema(Declared):
                 other = seen.get(word, missing.get(word))
                 if other is not None:
                     rule = "a missing text" if word in missing else "another listed value"
-                    raise ValueError(f"column {column.name!r} lists {text!r}, which is {other!r}, {rule}; remove one")
+                    raise ValueError(
+                        f"column {column.name!r} lists {text!r}, which is the same as {other!r}, {rule}; remove one"
+                    )
             seen |= words
 
     @classmethod
     def parse(cls, document: Any) -> Self:
-        """Check a document from YAML or JSON, and return its schema.
+        """Build a schema from the parsed values of a YAML or JSON document.
 
         Raises
         ------
         Invalid
-            If it is no schema. The message names the place and the rule in one line.
+            If the document is not a valid schema. The message names the place in the document and the broken rule.
         """
         if (place := _undeclared(document)) is not None:
             raise Invalid(f"{place} is still {TO_DECLARE}; declare it from public knowledge, never from the rows")
@@ -212,7 +224,7 @@ class Schema(Declared):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The names of the features, in order."""
+        """The names of the features into which a row is encoded, in order."""
         return tuple(name for column in self.columns for name in column.features())
 
     @property
@@ -222,21 +234,21 @@ class Schema(Declared):
 
     @property
     def unit(self) -> str | None:
-        """The column with the id of the individual behind each row."""
+        """The name of the column with the ids of individuals; None if the schema has no such column."""
         return next((column.name for column in self.columns if isinstance(column, Id)), None)
 
     def facts(self) -> dict[str, Any]:
-        """Return the schema as plain JSON values, with every rule stated."""
+        """Return the schema as plain JSON values, including the rules that are set by default."""
         return dict(self.model_dump(mode="json", exclude_none=False))
 
 
 def written_text(**values: Any) -> Text:
-    """Return the format of a text; None selects the default of an option.
+    """Return the format of CSV or TSV text from options, such as ``delimiter=";"``; None selects an option's default.
 
     Raises
     ------
     Invalid
-        If a value is not allowed.
+        If an option has a value that is not allowed.
     """
     given = {name: value for name, value in values.items() if value is not None}
     try:
@@ -246,7 +258,7 @@ def written_text(**values: Any) -> Text:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of schema files, for editors."""
+    """Return the JSON Schema of schema files, with which editors can check and complete such files."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **Schema.model_json_schema(),
@@ -260,7 +272,8 @@ def read_schema(path: str | Path) -> Schema:
     Raises
     ------
     Invalid
-        If it cannot be read, or is no schema. The message is one line with the place and the rule.
+        If the file cannot be read or is not a valid schema. The message names, in one line, the place in the file and
+        the broken rule.
     """
     document = _document(Path(path))
     try:
@@ -270,9 +283,10 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | None, str]]]:
-    """Return the usable part of a schema, and all its faults as (column or None, rule).
+    """Read a schema file that may have faults. Return the usable part of the schema, and a list of all faults.
 
-    The usable part drops columns with a wrong declaration. It is None if nothing can be used.
+    In the usable part, columns with a wrong declaration are declared as dropped. It is None if no part is usable. A
+    fault is a pair of the column's name (None if the fault is outside the columns) and the broken rule.
 
     Raises
     ------
@@ -305,7 +319,10 @@ def schema_faults(path: str | Path) -> tuple[Schema | None, list[tuple[str | Non
 
 
 def _dropping(document: Any, positions: Collection[Any]) -> Any:
-    """Return a document in which the columns at these positions, if they have names, are declared as dropped."""
+    """Return a copy of a schema document in which the columns at these positions are declared as dropped.
+
+    Columns without a name remain unchanged.
+    """
     columns = [
         {"name": column["name"], "kind": "drop"}
         if at in positions and isinstance(column, Mapping) and isinstance(column.get("name"), str)
@@ -316,15 +333,17 @@ def _dropping(document: Any, positions: Collection[Any]) -> Any:
 
 
 def _document(path: Path) -> Any:
-    """Read the document of a schema file."""
+    """Read a schema file, and return the parsed values of its document."""
     pass
 
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # checks and reads the same file
+        # Open the path once, so that the file whose type is checked is the file that is read.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             content = file.read(_MOST_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
         if content is None or len(content) > _MOST_BYTES:
             raise Invalid(
-                f"schema {path} holds more than {_MOST_BYTES} bytes, or is not a file; list public values, not rows"
+                f"schema {path} holds more than {_MOST_BYTES} bytes, or is not a file; give a file that lists public "
+                "values, not rows"
             )
         text = content.decode("utf-8-sig")
     except OSError as error:
@@ -345,7 +364,7 @@ def _plain(value: object) -> str:
 
 
 def _undeclared(document: Any) -> str | None:
-    """Return the first place of a draft that was not filled in."""
+    """Return a phrase for the first place of a schema draft that was not filled in; None if all were."""
     columns = document.get("columns") if isinstance(document, Mapping) else None
     for at, column in enumerate(columns if isinstance(columns, list) else ()):
         for key in _undeclared_keys(column):
@@ -354,7 +373,7 @@ def _undeclared(document: Any) -> str | None:
 
 
 def _undeclared_keys(column: Any) -> list[str]:
-    """Return the keys of a column of a draft that were not filled in."""
+    """Return the keys in a column of a schema draft that were not filled in."""
     if not isinstance(column, Mapping):
         return []
     return [
@@ -365,7 +384,7 @@ def _undeclared_keys(column: Any) -> list[str]:
 
 
 def _in_one_line(error: ValidationError, document: Any) -> str:
-    """Return the place and the rule of the first fault, without the value."""
+    """Return a one-line message with the place and the broken rule of the first fault, without the faulty value."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     at, key, rule = _place_and_rule(first)
     column = "" if at is None else f"column {_column_at(document, at)}"
@@ -374,7 +393,7 @@ def _in_one_line(error: ValidationError, document: Any) -> str:
 
 
 def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
-    """Return a fault's column (None for the whole document), its key (empty if it has none) and its rule."""
+    """Return the position of a faulty column (None if outside the columns), the faulty key (or "") and the rule."""
     column, kind, parts = None, "", list(error["loc"])
     if parts[:1] == ["columns"] and len(parts) > 1 and isinstance(parts[1], int):
         column, parts = int(parts[1]), parts[2:]
@@ -389,7 +408,7 @@ def _place_and_rule(error: Any) -> tuple[int | None, str, str]:
 
 
 def _column_at(document: Any, at: int) -> str:
-    """Return the quoted name of a column, or its number."""
+    """Return the quoted name of the column at a position, or the column's number from 1 if it has no name."""
     name = _name_at(document, at)
     return str(at + 1) if name is None else repr(name)
 
@@ -401,20 +420,21 @@ def _name_at(document: Any, at: int) -> str | None:
 
 
 _HEAD = """\
-# A schema, see `dpca dataset ingest --table-schema`. All of it is public and is part of each release: declare it from
-# what is publicly known, never from the rows. Fill in each {word}; `dpca schema json` describes all declarations.
+# This file is a schema for `dpca dataset ingest --table-schema`. Every release publishes it.
+# Declare everything from public knowledge, never from the rows.
+# Replace each {word} by a declaration; `dpca schema json` describes all possible declarations.
 version: 1
 """
 
 
 def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | None) -> str:
-    """Return a draft of a schema as YAML.
+    """Return a draft of a schema as YAML text.
 
     Parameters
     ----------
     columns : sequence of (str, Arrow type or None)
-        Names, with types if the format has them. CSV and TSV have none, and inferring a type would require reading
-        values.
+        The name of each column, with its type if the file format states types. CSV and TSV state none, and types are
+        not inferred, because that would require reading values.
     text : Text or None
         The format of CSV or TSV text; None for Parquet.
     """
@@ -422,10 +442,12 @@ def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | Non
     if text is not None:
         if text.header:
             lines.append("# The first line of the file was read as column names; if it is a row, use --no-header.")
-        lines.append("text:  # how the file is written")
+        lines.append("text:  # the format of the CSV or TSV file")
         lines += [f"  {name}: {json.dumps(value)}" for name, value in text.model_dump().items()]
-        lines.append('missing_texts: [""]  # public: the texts that mean a missing value, such as "?" or "NA"')
-    lines.append("unlisted: refuse  # columns that are not listed: refuse or drop")
+        lines.append(
+            'missing_texts: [""]  # public knowledge: the texts that mean a missing value, such as "?" or "NA"'
+        )
+    lines.append("unlisted: refuse  # what to do with columns that are not listed: refuse or drop")
     lines.append("columns:")
     for name, kind in columns:
         lines.append(f"  - name: {json.dumps(name, ensure_ascii=False)}")
@@ -434,34 +456,34 @@ def draft(columns: Sequence[tuple[str, pa.DataType | None]], *, text: Text | Non
 
 
 def _column(kind: pa.DataType | None) -> Iterator[str]:
-    """Yield the declaration of a column, as far as its type determines it."""
+    """Yield the YAML lines that declare a column in a draft, as far as the column's type determines the declaration."""
     ends = f"range: [{TO_DECLARE}, {TO_DECLARE}]  # public knowledge: "
-    missing = "missing: refuse  # or category, or a public value: {value: ...}"
+    missing = "missing: refuse  # other rules for missing values: category, or a public value as {value: ...}"
     if kind is None or pa.types.is_null(kind):
         yield f"kind: {TO_DECLARE}  # public knowledge: numeric, categorical, boolean, date, id or drop"
     elif pa.types.is_boolean(kind):
         yield "kind: boolean"
         yield missing
     elif is_number(kind):
-        yield "kind: numeric  # or categorical, boolean, id, drop"
+        yield "kind: numeric  # other possible kinds: categorical, boolean, id, drop"
         yield f"{ends}the lowest and the highest allowed value"
         yield missing
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        yield "kind: date  # or drop"
-        yield f"{ends}the first and the last allowed day, as 1900-01-01"
+        yield "kind: date  # other possible kinds: drop"
+        yield f"{ends}the first and the last allowed day, such as 1900-01-01"
         if getattr(kind, "tz", None) is not None:
-            yield "timezone: UTC  # the time zone of the days, such as Europe/Berlin"
+            yield "timezone: UTC  # the time zone in which a timestamp is converted to a day, such as Europe/Berlin"
         yield missing
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         length = kind.list_size if pa.types.is_fixed_size_list(kind) else TO_DECLARE
-        yield "kind: vector  # or drop"
-        yield f"length: {length}" + ("" if length != TO_DECLARE else "  # public knowledge: number of entries")
-        yield f"{ends}of each number; or, instead, norm: the largest L2 norm"
-        yield "missing: refuse  # or category, or zero"
+        yield "kind: vector  # other possible kinds: drop"
+        yield f"length: {length}" + ("" if length != TO_DECLARE else "  # public knowledge: the length of every list")
+        yield f"{ends}the range of each number; or replace this line by norm: the largest L2 norm of a list"
+        yield "missing: refuse  # other rules for missing values: category, zero"
     elif pa.types.is_dictionary(kind):
-        yield "kind: categorical  # or id, drop"
+        yield "kind: categorical  # other possible kinds: id, drop"
         yield f"values: [{TO_DECLARE}]  # public knowledge: all allowed values"
-        yield f"others: {TO_DECLARE}  # category, zero or refuse"
-        yield "missing: refuse  # or category, zero, or a listed value: {value: ...}"
+        yield f"others: {TO_DECLARE}  # the rule for values that are not listed: category, zero or refuse"
+        yield "missing: refuse  # other rules for missing values: category, zero, or a listed value as {value: ...}"
     else:
         yield f"kind: {TO_DECLARE}  # public knowledge: categorical, id, date, boolean, numeric or drop"

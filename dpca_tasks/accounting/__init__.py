@@ -1,1 +1,1 @@
-"""Privacy accounting shared by the numerical core and the ledger."""
+"""Privacy accounting (events, calibration, prices, budgets), used by the mechanisms and by the ledger."""

@@ -1,11 +1,12 @@
-"""Calibration of noise multipliers and score ranges to (epsilon, delta), never rounded down.
+"""Calibration of noise to (epsilon, delta); rounding never gives less noise than the guarantee requires.
 
-*Gaussian noise.* A release of noise multiplier z has ``mu = 1/z``. Squares of mu add up, even when each release depends
-on earlier answers. Budgets are kept in whole units of mu squared. A total of u units is (epsilon, delta)-DP exactly
-when ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018, Theorem 8). Both
-sides are computed to 30 digits, and to 60 where 30 do not decide, so no comparison depends on rounding. A multiplier is
-the least one whose charge fits the requested units of the budget. So a request for the whole budget succeeds and uses
-it up.
+*Gaussian noise.* A Gaussian release with the noise multiplier z (std over sensitivity) is mu-GDP for ``mu = 1/z``. In
+composition the ``mu^2`` add up, even when each release depends on earlier answers. Budgets and charges are therefore
+whole numbers of *units* of ``mu^2``; `UNITS` units are a ``mu^2`` of 1. A total with this mu is (epsilon, delta)-DP
+exactly when ``Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta`` (Balle and Wang 2018, Theorem 8).
+Both sides are computed to 30 digits, or to 60 digits if 30 do not decide the comparison. So no comparison depends on
+rounding. The calibrated multiplier is the least multiplier whose charge is at most the requested number of units. So a
+request for the whole budget succeeds, and spends the whole budget.
 
 >>> units_of(4.0) == 2**52
 True
@@ -14,26 +15,29 @@ True
 >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 6)
 4.224679
 
-*Shares of noise.* The sum of several discrete Gaussian shares on the integers has the guarantee of a Gaussian of
-slightly smaller variance.
+*Shares of noise.* Several sites may each add discrete Gaussian noise on the integers, a share of the total noise. The
+sum of these shares has the guarantee of continuous Gaussian noise of slightly smaller variance.
 
 >>> round(shares_mu(sensitivity=5.0, shares=1, squared_scale=36), 4)
 1.118
 >>> shares_squared_scale(sensitivity=1000.0, shares=7, mu=0.25) * 7 >= (1000.0 / 0.25) ** 2
 True
 
-*Pure mechanisms.* The multipliers of Laplace and Wishart noise are reciprocals of epsilon, rounded up.
+*Pure mechanisms.* The noise multipliers of Laplace and Wishart noise are proportional to ``1 / epsilon``, rounded up.
 
-*Exponential mechanisms.* A draw has density proportional to ``exp(score / scale)``. Suppose that one record moves all
-scores at once, by amounts within an interval of length ``r scale``. Then the privacy loss lies in an interval of length
-r that contains 0. Such a *bounded range* r is epsilon-DP for ``r <= epsilon``, and more precisely:
+*Exponential mechanisms.* The mechanism draws an output with density proportional to ``exp(score / scale)``. Suppose
+that a change of one record changes the scores of all outputs by amounts within one interval of length ``r scale``. Then
+the privacy loss lies in an interval of length r that contains 0. The draw is said to have the *bounded range* r. It is
+epsilon-DP for ``r <= epsilon``. More precisely:
 
-- *One draw.* By convexity the worst law of a loss in ``[t - r, t]`` is supported on the two ends of the interval. Its
-  likelihood ratio has mean 1. The worst t is ``(epsilon + r) / 2``. So a draw is (epsilon, delta)-DP exactly when
-  ``r <= epsilon`` or ``(1 - e^((epsilon - r) / 2))^2 <= delta (1 - e^-r)``.
-- *Renyi divergence.* For the loss L under the law of the other neighbour, ``K(a) = log E e^(a L)`` vanishes at 0 and 1.
-  ``K''`` is the variance of a law on an interval of length r, at most ``r^2 / 4``. So ``K(a) <= a (a - 1) r^2 / 8``
-  for ``a > 1``: a draw is ``r^2 / 8``-zCDP. Divergences of adaptively chosen draws add up.
+- *One draw.* By convexity, the worst distribution of a loss in ``[t - r, t]`` is supported on both ends of the
+  interval. The mean likelihood ratio is 1, which fixes the two probabilities. The worst t is ``(epsilon + r) / 2``. So
+  a draw is (epsilon, delta)-DP exactly when ``r <= epsilon`` or
+  ``(1 - e^((epsilon - r) / 2))^2 <= delta (1 - e^-r)``.
+- *Renyi divergence.* Let L be the loss under the output distribution of the other neighbor. Then
+  ``K(a) = log E e^(a L)`` is 0 at ``a = 0`` and at ``a = 1``. The second derivative ``K''`` is the variance of a
+  distribution on an interval of length r, so it is at most ``r^2 / 4``. Hence ``K(a) <= a (a - 1) r^2 / 8`` for
+  ``a > 1``: a draw is ``r^2 / 8``-zCDP. The divergences of adaptively chosen draws add up.
 
 >>> round(largest_range(epsilon=1.0, delta=1e-3), 4)
 1.0517
@@ -44,8 +48,8 @@ References
 ----------
 Balle and Wang (2018), Improving the Gaussian mechanism for differential privacy. McSherry and Talwar (2007), Mechanism
 design via differential privacy. Dong, Durfee and Rogers (2020), Optimal differential privacy composition for
-exponential mechanisms. Cesar and Rogers (2021), Bounding, concentrating, and truncating: the bound on the divergence.
-Canonne, Kamath and Steinke (2020), Proposition 12: from divergence to delta.
+exponential mechanisms. Cesar and Rogers (2021), Bounding, concentrating, and truncating (the bound on the divergence).
+Canonne, Kamath and Steinke (2020), Proposition 12 (the conversion of a divergence to delta).
 """
 
 import math
@@ -67,19 +71,19 @@ UNITS = 2**56
 """Units that represent a mu squared of 1."""
 
 _DIGITS, _MORE_DIGITS = 30, 60
-_ROUNDING = 1e-26  # of a term to 30 digits, per unit of its condition number: ten thousand times the actual loss
-_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # within these limits floats resolve both sides of the condition
+_ROUNDING = 1e-26  # bound on the relative error of a 30-digit term per unit of condition number, 10^4 times the actual
+_LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # within these limits float64 evaluates the DP condition well
 _HALF_ROOT = math.sqrt(0.5)
 _MOST_STEPS, _SETTLED = 60, 1e-13
 
 
 def units_of(noise_multiplier: float, count: int = 1) -> int:
-    """Return the charge in units, rounded up, of ``count`` releases with a noise multiplier."""
+    """Return the total mu squared of ``count`` Gaussian releases with a noise multiplier, in `UNITS`, rounded up."""
     return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
 
 
 def multiplier_of(units: int, *, releases: int = 1) -> float:
-    """Return the smallest float multiplier for which ``releases`` releases are charged at most ``units``."""
+    """Return the least noise multiplier with which ``releases`` Gaussian releases cost at most ``units`` together."""
     square = Fraction(releases * UNITS, units)
     multiplier = math.nextafter(math.sqrt(square), 0.0)
     while Fraction(multiplier) ** 2 < square:
@@ -88,7 +92,7 @@ def multiplier_of(units: int, *, releases: int = 1) -> float:
 
 
 def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
-    """Return whether a total of units, possibly fractional, is (epsilon, delta)-DP."""
+    """Return whether Gaussian releases are (epsilon, delta)-DP, given their total mu squared in `UNITS`."""
     import mpmath
 
     if units <= 0:
@@ -97,7 +101,7 @@ def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
         mu, loss = _mu(units), mpmath.mpf(epsilon)
         left, right = _terms(mu, epsilon=loss)
         excess = left - right - delta
-        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # a tail at x contributes x^2, e^epsilon contributes epsilon
+        condition = 1 + loss + (mu / 2 + loss / mu) ** 2  # condition numbers: x^2 of a tail at x, epsilon of e^epsilon
         if abs(excess) > _ROUNDING * condition * (left + right + delta):
             return bool(excess <= 0)
     with mpmath.workdps(_MORE_DIGITS):
@@ -106,7 +110,7 @@ def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
 
 @lru_cache(maxsize=256)
 def largest_units(epsilon: float, delta: float) -> int:
-    """Return the largest total of units that is (epsilon, delta)-DP; 0 when delta is not positive."""
+    """Return the largest total mu squared, in `UNITS`, that is (epsilon, delta)-DP; 0 if delta is not positive."""
     if not delta > 0:
         return 0
     guess = _nearer_units(_rough_mu(epsilon, delta), epsilon=epsilon, delta=delta)
@@ -123,7 +127,10 @@ def largest_units(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=256)
 def smallest_epsilon(units: int, delta: float) -> float:
-    """Return the epsilon of a total of units at delta, rounded up; infinity if delta is not positive."""
+    """Return the epsilon at delta of Gaussian releases with a total mu squared of ``units``, rounded up.
+
+    The result is infinity if delta is not positive.
+    """
     if units <= 0:
         return 0.0
     if not delta > 0:
@@ -147,11 +154,15 @@ def smallest_epsilon(units: int, delta: float) -> float:
 
 
 def epsilon_at_most(noise_multiplier: float, *, delta: float, releases: int) -> float:
-    """Return an epsilon that releases of a multiplier satisfy at delta: a float estimate, increased until it holds."""
+    """Return an epsilon that some Gaussian releases with the same noise multiplier satisfy together at delta.
+
+    A float estimate is increased until the exact condition holds, so the result may exceed the least such epsilon by a
+    few ulps.
+    """
     from dp_accounting import get_epsilon_gaussian  # slow to import
 
     units = releases * UNITS / Fraction(noise_multiplier) ** 2
-    with np.errstate(all="ignore"):  # the search passes through overflow
+    with np.errstate(all="ignore"):  # the search for epsilon evaluates numbers that overflow
         epsilon = float(get_epsilon_gaussian(noise_multiplier / math.sqrt(releases), delta))
     step = math.ulp(epsilon)
     while not is_private(units, epsilon=epsilon, delta=delta):
@@ -161,11 +172,13 @@ def epsilon_at_most(noise_multiplier: float, *, delta: float, releases: int) -> 
 
 
 def float_epsilons(squares: NDArray[np.float64], deltas: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the epsilons of many mu squared at their deltas, to a few ulps of 1 + epsilon; NaN where floats fail.
+    """Return, for each pair of a mu squared and a delta, the epsilon of mu-GDP at this delta, computed in float64.
+
+    The error is a few ulps of ``1 + epsilon``. The result is NaN where float64 cannot resolve the condition.
 
     Notes
     -----
-    Newton's method is applied to the logarithm of delta, which is concave in epsilon. It starts from above at
+    Newton's method is applied to the logarithm of delta, which is concave in epsilon. It starts at
     ``mu^2 / 2 + mu sqrt(2 ln (1 / delta))``, which is never less than the root. Hence no iterate is less than the root.
     """
     with np.errstate(all="ignore"):
@@ -192,15 +205,15 @@ def _normal_tail(bound: float) -> float:
 
 
 def _rough_epsilon(units: int, delta: float) -> float:
-    """Return an epsilon that is accurate to a few digits, for arguments where floats fail."""
+    """Return the epsilon at delta for a mu squared of ``units``, to a few digits; used where `float_epsilons` fails."""
     from dp_accounting import get_epsilon_gaussian
 
-    with np.errstate(all="ignore"):  # the search passes through overflow
+    with np.errstate(all="ignore"):  # the search for epsilon evaluates numbers that overflow
         return float(get_epsilon_gaussian(math.sqrt(UNITS / units), delta))
 
 
 def _rough_mu(epsilon: float, delta: float) -> float:
-    """Return a mu that is accurate to a few digits."""
+    """Return the mu for which mu-GDP is (epsilon, delta)-DP, to a few digits."""
     low, high = _LEAST_FLOAT_MU, 2.0 * math.sqrt(_LARGEST_FLOAT_EPSILON)
     while epsilon < _LARGEST_FLOAT_EPSILON and high - low > 1e-12 * high:
         middle = math.sqrt(low * high)
@@ -221,13 +234,16 @@ def _mu(units: int | Fraction) -> Any:
 
 
 def _excess(mu: Any, *, epsilon: Any, delta: float) -> Any:
-    """Return by how much the delta of a mu at an epsilon exceeds ``delta``."""
+    """Return by how much the delta of mu-GDP at an epsilon exceeds the argument ``delta``."""
     left, right = _terms(mu, epsilon=epsilon)
     return left - right - delta
 
 
 def _terms(mu: Any, *, epsilon: Any) -> tuple[Any, Any]:
-    """Return the two terms whose difference is the delta of a mu at an epsilon."""
+    """Return ``Phi(mu/2 - epsilon/mu)`` and ``e^epsilon Phi(-mu/2 - epsilon/mu)``.
+
+    Their difference is the delta of mu-GDP at epsilon.
+    """
     import mpmath
 
     likely, other = (mpmath.erfc((epsilon / mu + half) / mpmath.sqrt(2)) / 2 for half in (-mu / 2, mu / 2))
@@ -235,7 +251,10 @@ def _terms(mu: Any, *, epsilon: Any) -> tuple[Any, Any]:
 
 
 def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
-    """Take one Newton step from a mu accurate to a few digits; the slope is ``phi(mu/2 - epsilon/mu)``."""
+    """Improve an approximate mu by one Newton step, and return its square in `UNITS`.
+
+    The derivative of delta with respect to mu is ``phi(mu/2 - epsilon/mu)``.
+    """
     import mpmath
 
     with mpmath.workdps(_DIGITS):
@@ -246,9 +265,10 @@ def _nearer_units(mu: float, *, epsilon: float, delta: float) -> int:
 
 
 def _nearer_epsilon(epsilon: float, *, units: int, delta: float) -> float:
-    """Take one Newton step from an epsilon; the slope is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``.
+    """Improve an approximate epsilon by one Newton step, and round it up.
 
-    The result, rounded up, is usually large enough already; the search that follows decides.
+    The derivative of delta with respect to epsilon is ``-e^epsilon Phi(-mu/2 - epsilon/mu)``. The result usually
+    satisfies the exact condition; the caller checks this.
     """
     import mpmath
 
@@ -276,12 +296,14 @@ def gaussian_noise_multiplier(
     releases : int
         The number of releases; each may depend on earlier answers.
     share : Fraction
-        The part of mu^2 that these releases take. The shares of all releases under one guarantee may add up to 1.
+        The part of the guarantee's total mu squared that these releases take. Other releases under the same guarantee
+        may take the remaining parts, up to a sum of 1.
 
     Returns
     -------
     float
-        The least float ``z`` with ``releases / z**2 <= floor(share * largest_units(...)) / UNITS`` in exact arithmetic.
+        The least float ``z`` for which ``releases / z**2 <= floor(share * largest_units(epsilon, delta)) / UNITS`` in
+        exact arithmetic.
 
     Raises
     ------
@@ -293,16 +315,20 @@ def gaussian_noise_multiplier(
     largest = largest_units(epsilon, delta)
     if largest == 0:
         raise InvalidInput(
-            f"epsilon={epsilon} at delta={delta} must allow a noise multiplier of at most 2**28; use a larger epsilon"
+            f"epsilon={epsilon} at delta={delta} would require a noise multiplier above 2**28, the limit; use a larger "
+            "epsilon"
         )
     units = math.floor(share * largest)
     if not (0 < share <= 1 and units > 0):
-        raise InvalidInput(f"share={share} must be in (0, 1] and leave a charge; use a larger epsilon or share")
+        raise InvalidInput(
+            f"share={share} must be in (0, 1] and large enough for a charge of at least one unit; use a larger epsilon "
+            "or share"
+        )
     return multiplier_of(units, releases=releases)
 
 
 def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1) -> float:
-    """Return the epsilon at delta of Gaussian releases of one multiplier, rounded up."""
+    """Return the epsilon at delta of ``releases`` Gaussian releases with the same noise multiplier, rounded up."""
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= _SMALLEST):
         raise InvalidInput(
             f"noise_multiplier={noise_multiplier} must be finite and at least {_SMALLEST}; "
@@ -314,19 +340,19 @@ def gaussian_epsilon(*, noise_multiplier: float, delta: float, releases: int = 1
 
 
 def check_guarantee(*, epsilon: float = 1.0, delta: float = 0.5) -> None:
-    """Check that epsilon and delta are in their domains."""
+    """Raise `InvalidInput` unless epsilon is positive and not too large, and delta is between 0 and 1."""
     if not 0 < epsilon <= _LARGEST_EPSILON:
         raise InvalidInput(
             f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}; choose how much privacy to spend"
         )
     if not 0 < delta < 1:
-        raise InvalidInput(f"delta={delta} must be in (0, 1); choose one below 1 over the number of records")
+        raise InvalidInput(f"delta={delta} must be in (0, 1); choose a delta below 1 / (number of records)")
 
 
 def check_count(name: str, value: int) -> None:
-    """Check that a value is a positive whole number."""
+    """Raise `InvalidInput` unless a value is a positive int; ``name`` names the argument in the message."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name}={value!r} must be a positive int; pass how many are planned")
+        raise InvalidInput(f"{name}={value!r} must be a positive int; pass the planned number")
 
 
 ROUNDING = 16.0
@@ -335,86 +361,103 @@ _UP = 1.0 + 2.0**-48
 
 
 def shares_mu(*, sensitivity: float, shares: int, squared_scale: float, least_weight: float = 1.0) -> float:
-    r"""Return mu, rounded up, such that the sum of integers and of H discrete Gaussian shares is mu-GDP.
+    r"""Return the mu, rounded up, for which an integer sum plus H discrete Gaussian noise shares is mu-GDP.
 
     Parameters
     ----------
     sensitivity : float, steps
-        How far one record moves the integers, in the l2 norm of isometric coordinates: the norm after each coordinate
-        is divided by its weight.
+        Delta: how far one record moves the vector of integers, in the L2 norm after each coordinate is divided by its
+        weight.
     shares : int
-        The number H of honest shares, unknown to every other party.
+        H: the number of noise shares from honest sites, which no other party knows.
     squared_scale : float
-        The parameter ``s^2`` of a share where the weight is 1; a coordinate of weight w has ``w^2 s^2``.
+        ``s^2``: the parameter of the discrete Gaussian of one share in a coordinate of weight 1. In a coordinate of
+        weight w the parameter is ``w^2 s^2``.
     least_weight : float
-        The least weight of a coordinate, at most 1.
+        ``w_min``: the least weight of a coordinate, at most 1.
 
     Notes
     -----
-    Proof. (1) For a shift c, ``sum over integers k of exp(-(k - c)^2 / (2 r^2))`` is the same for all c up to a factor
-    ``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation. For r = 4 this factor is below ``1 + 1e-136``. (2) Round a real y
-    at random to the integer x with probability proportional to ``exp(-(x - y)^2 / (2 r^2))``. Up to the factor of (1),
-    this turns ``N(m, V - r^2)``, m an integer, into the discrete Gaussian of parameter V around m: integrate the
-    product of both densities over y. (3) H discrete Gaussians of parameter ``w^2 s^2`` add up to one of ``H w^2 s^2``,
-    up to a factor ``1 +- tau`` with ``tau = 10 sum_{k < H} exp(-2 pi^2 w^2 s^2 k / (k + 1))``. It is below ``1e-67 H``
-    where ``s w >= 4`` (Kairouz, Liu and Steinke, 2021). (4) Hence the sum is post-processing of Gaussians of variance
-    ``H w^2 s^2 - 16`` around the same integers. After division by its weight each coordinate has variance at least
-    ``H s^2 - 16 / w_min^2``, and the shift has norm at most Delta. This is a Gaussian release of
-    ``mu = Delta / sqrt(H s^2 - 16 / w_min^2)``. The factors change the probability of any event of p coordinates by
-    less than ``1e-66 p H``; for every delta above 1e-40, mu is rounded up by far more.
+    Proof.
+
+    1. For any shift c, ``sum over integers k of exp(-(k - c)^2 / (2 r^2))`` is the same up to a factor
+       ``1 + 4 exp(-2 pi^2 r^2)``, by Poisson summation. For r = 4 this factor is below ``1 + 1e-136``.
+    2. Round a real y at random to the integer x with probability proportional to ``exp(-(x - y)^2 / (2 r^2))``. Let m
+       be an integer. Up to the factor of step 1, this rounding turns ``N(m, V - r^2)`` into the discrete Gaussian of
+       parameter V around m. To see this, integrate the product of both densities over y.
+    3. The sum of H discrete Gaussians of parameter ``w^2 s^2`` is a discrete Gaussian of parameter ``H w^2 s^2``, up to
+       a factor ``1 +- tau`` with ``tau = 10 sum_{k < H} exp(-2 pi^2 w^2 s^2 k / (k + 1))``. For ``s w >= 4``, tau is
+       below ``1e-67 H`` (Kairouz, Liu and Steinke, 2021).
+    4. Hence the noisy sum is post-processing (the rounding of step 2 with r = 4) of Gaussians with variance
+       ``H w^2 s^2 - 16`` around the same integers. After division by the weight, each coordinate has a variance of at
+       least ``H s^2 - 16 / w_min^2``, and one record moves the vector by at most Delta. This is a Gaussian release with
+       ``mu = Delta / sqrt(H s^2 - 16 / w_min^2)``.
+
+    The factors of steps 1 and 3 change the probability of any event of p coordinates by less than ``1e-66 p H``. For
+    every delta above 1e-40, the rounding of mu covers far more than this.
     """
     _check(shares, least_weight)
     own = squared_scale * least_weight**2
     if own < ROUNDING or shares * own <= ROUNDING:
         raise InvalidInput(
-            f"squared_scale={squared_scale} must be at least 16 / least_weight^2, and above it for one share: a sum of "
-            "smaller shares is not discrete Gaussian; use a finer grid or more noise."
+            f"squared_scale={squared_scale} must be at least 16 / least_weight^2 (for one share, larger than that), "
+            "because a sum of smaller shares is not discrete Gaussian; use a finer grid or more noise."
         )
     return sensitivity / math.sqrt(shares * squared_scale - ROUNDING / least_weight**2) * _UP
 
 
 def shares_squared_scale(*, sensitivity: float, shares: int, mu: float, least_weight: float = 1.0) -> int:
-    """Return the least even ``s^2`` for which H shares are mu-GDP; it is even so that half of it is an integer too.
+    """Return the least even parameter ``s^2`` of discrete Gaussian noise shares whose sum makes an integer sum mu-GDP.
+
+    ``s^2`` is even so that ``s^2 / 2`` is an integer too.
 
     Parameters
     ----------
     sensitivity, shares, least_weight
         As for `shares_mu`.
     mu : float
-        The guarantee of the sum.
+        The mu-GDP guarantee of the noisy sum.
     """
     _check(shares, least_weight)
     if not (mu > 0 and math.isfinite(mu)):
-        raise InvalidInput(f"mu={mu!r} must be positive and finite; 0.27 is about epsilon 1 at delta 1e-5.")
+        raise InvalidInput(
+            f"mu={mu!r} must be positive and finite; choose it by the guarantee (0.27 is epsilon 1 at delta 1e-5)."
+        )
     rounding = ROUNDING / least_weight**2
     needed = ((sensitivity / mu) ** 2 * _UP + rounding) / shares
     scale = 2 * math.ceil(max(needed, rounding) / 2)
     terms = {"sensitivity": sensitivity, "shares": shares, "least_weight": least_weight}
     while shares * scale <= rounding or shares_mu(**terms, squared_scale=scale) > mu:  # type: ignore[arg-type]
-        scale += 2 * max(1, scale >> 49)  # beyond 2^50, a step large enough to change a float
+        scale += 2 * max(1, scale >> 49)  # above 2^50, increase by more than 2 so that float(scale) changes
     return scale
 
 
 def _check(shares: int, least_weight: float) -> None:
     if shares < 1:
-        raise InvalidInput(f"shares={shares} must be at least 1: the noise of one honest site must remain unknown.")
+        raise InvalidInput(
+            f"shares={shares} must be at least 1, because the noise of at least one honest site must remain unknown; "
+            "add a site, or tolerate fewer colluders."
+        )
     if not 0 < least_weight <= 1:
-        raise InvalidInput(f"least_weight={least_weight!r} must be above 0 and at most 1; it is a share of a norm.")
+        raise InvalidInput(
+            f"least_weight={least_weight!r} must be above 0 and at most 1; pass the least weight over the largest."
+        )
 
 
-_LARGEST_MULTIPLIER = 2**28  # beyond it a release costs less than one unit
+_LARGEST_MULTIPLIER = 2**28  # a release with a larger multiplier would cost less than one unit of mu squared
 
 
 def laplace_noise_multiplier(*, epsilon: float) -> float:
-    """Return the epsilon-DP Laplace scale over L1 sensitivity: ``1 / epsilon``, rounded up."""
+    """Return the noise multiplier of epsilon-DP Laplace noise (scale over L1 sensitivity): 1 / epsilon, rounded up."""
     check_guarantee(epsilon=epsilon)
     return _reciprocal_up(epsilon, 1)
 
 
 def wishart_noise_multiplier(*, epsilon: float) -> float:
-    """Return the scale c of symmetrised Wishart noise over sensitivity: ``1 / (2 epsilon)``, rounded up.
+    """Return the noise multiplier of epsilon-DP symmetrized Wishart noise: ``1 / (2 epsilon)``, rounded up.
 
-    The sensitivity is in the nuclear norm: 1 for a record added, removed or emptied, 2 for a replaced record.
+    The multiplier is the scale c of the Wishart distribution over the sensitivity. The sensitivity is in the nuclear
+    norm: 1 for a record added, removed or emptied, and 2 for a replaced record.
     """
     check_guarantee(epsilon=epsilon)
     return _reciprocal_up(epsilon, 2)
@@ -423,7 +466,9 @@ def wishart_noise_multiplier(*, epsilon: float) -> float:
 def _reciprocal_up(epsilon: float, factor: int) -> float:
     value = factor * Fraction(epsilon)
     if value * _LARGEST_MULTIPLIER < 1:
-        raise InvalidInput(f"epsilon={epsilon} must allow a noise multiplier of at most 2**28; use a larger epsilon")
+        raise InvalidInput(
+            f"epsilon={epsilon} would require a noise multiplier above 2**28, the limit; use a larger epsilon"
+        )
     return float_up(1 / value)
 
 
@@ -434,42 +479,49 @@ _ORDERS = tuple(1.0 + 2.0 ** (step / 8) for step in range(-80, 321))
 
 @cache
 def largest_range(*, epsilon: float, delta: float, draws: int = 1) -> float:
-    """Return the largest range of each of several draws that together satisfy a guarantee.
+    """Return the largest bounded range r of each draw of an exponential mechanism for a guarantee of all draws.
+
+    The module docstring defines the bounded range of a draw.
 
     Parameters
     ----------
     epsilon, delta : float
-        The guarantee of all draws together; delta 0 is pure.
+        The guarantee of all draws together; delta 0 means pure epsilon-DP.
     draws : int
-        The number of draws; each may depend on earlier ones.
+        The number of draws; each may depend on earlier draws.
 
     Returns
     -------
     float
-        The better of two bounds. In the first, every draw is (epsilon, delta) / draws-DP by the exact condition. In the
-        second, the draws together are ``draws r^2 / 8``-zCDP, converted at the best of many orders. Rounded down: the
-        condition was checked with 60 digits for the returned number.
+        The larger of two values of r, rounded down. For the first, every draw is (epsilon / draws, delta / draws)-DP by
+        the exact condition. For the second, all draws together are ``draws r^2 / 8``-zCDP, converted to (epsilon,
+        delta) at the best of many Renyi orders. The condition was checked with 60 digits for the returned number.
 
     Raises
     ------
     InvalidInput
-        If an argument is outside its domain, or the range would be below 2**-28.
+        If an argument is not allowed, or if r would be below 2**-28.
     """
     if not (0 < epsilon <= _LARGEST_EPSILON and 0 <= delta < 1 and draws >= 1):
         raise InvalidInput(
-            f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}, delta={delta} in [0, 1) and "
-            f"draws={draws} at least 1; choose how much privacy to spend."
+            f"epsilon={epsilon} must be positive and at most {_LARGEST_EPSILON:g}, delta={delta} must be in [0, 1) and "
+            f"draws={draws} must be at least 1; correct the argument that breaks its rule."
         )
     found = _one_by_one(epsilon, delta, draws)
     if delta > 0 and draws > 1:
         found = max(found, _together(epsilon, delta, draws))
     if found < _LEAST_RANGE:
-        raise InvalidInput(f"epsilon={epsilon} must allow a range of at least 2**-28 per draw; use a larger epsilon.")
+        raise InvalidInput(
+            f"epsilon={epsilon} must allow a bounded range of at least 2**-28 per draw; use a larger epsilon."
+        )
     return found
 
 
 def _one_by_one(epsilon: float, delta: float, draws: int) -> float:
-    """Solve the exact condition of one draw, a quadratic equation in ``e^(r / 2)``, for its share of the guarantee."""
+    """Return the largest range r for which each draw alone is (epsilon / draws, delta / draws)-DP, rounded down.
+
+    The exact condition of one draw is a quadratic equation in ``e^(r / 2)``.
+    """
     from mpmath import mp
 
     with mp.workdps(_RANGE_DIGITS):
@@ -484,7 +536,10 @@ def _one_by_one(epsilon: float, delta: float, draws: int) -> float:
 
 
 def _together(epsilon: float, delta: float, draws: int) -> float:
-    """Solve the conversion of the draws' total divergence at the order that allows the largest range."""
+    """Return the largest range r for which the zCDP bound of all draws together implies the guarantee, rounded down.
+
+    The conversion from zCDP to (epsilon, delta) uses the Renyi order that allows the largest r.
+    """
     from mpmath import mp
 
     with mp.workdps(_RANGE_DIGITS):
@@ -499,7 +554,7 @@ def _together(epsilon: float, delta: float, draws: int) -> float:
 
 
 def _down(root: "mpf", holds: "Callable[[mpf], bool]") -> float:
-    """Return the largest float at or below a root for which a condition holds."""
+    """Return the largest float that is at most an approximate root and satisfies a condition."""
     from mpmath import mp
 
     found = float(root)

@@ -1,16 +1,17 @@
-r"""Lower and upper bounds of the true epsilon of an event, from distributions of the privacy loss.
+r"""Proved lower and upper bounds of the true epsilon of an event, from distributions of the privacy loss.
 
-The privacy loss of one step is a distribution that can be rounded to any grid, with a bound on the rounding error.
+The privacy loss of one step is a random variable. Its distribution is rounded to a grid, with a bound on the rounding
+error.
 
 >>> loss = step_loss((("laplace", 1.0), ("noise_multiplier", 2.0)), tail=1e-9, adds=False)
 >>> loss.low, loss.high, loss.atoms[1]
 (-0.5, 0.5, (0.5, 0.5))
 
-The epsilon of an event at a delta is bounded from below and from above, on finer grids until both bounds agree.
+Epsilon at a given delta is bounded from below and from above. The grid is refined until both bounds are as close as
+requested, or until the grid has a maximum number of points.
 
-An accountant that rounds losses up on one grid states an upper bound. Its distance from the truth depends on the grid:
-over a factor of ten for thousands of steps of little loss. Here both ends are proved. The grid is refined until they
-are as close as requested, or a stated limit is reached.
+Usual accountants round losses up on one fixed grid, and so give only an upper bound. For thousands of steps with small
+losses, this bound can exceed the true epsilon by more than a factor of ten.
 
 >>> from dpca_tasks.accounting.events import gaussian, poisson_sampled, self_composed
 >>> steps = self_composed(poisson_sampled(gaussian(1.0), 0.01), 100)
@@ -20,28 +21,33 @@ are as close as requested, or a stated limit is reached.
 
 Notes
 -----
-Let Y be the sum of the losses ``log dP/dQ`` of all steps under P. Then
-``delta(epsilon) = P(Y = inf) + E (1 - e^(epsilon - Y))_+``. Each of n steps is rounded to the nearest point of a grid
-of step h. The n rounding errors are independent, each in an interval of length h. So their sum differs from its mean by
-more than ``t = h sqrt(n / 2 ln(1 / eta))`` with probability at most eta to either side (Hoeffding). Here t grows with
-``sqrt n``, not with n. The integrand of the expectation above is nondecreasing in Y and lies in [0, 1]. Let R be the
-sum of the rounded losses less the mean of the errors. Then
+*Bounds from rounded losses.* P and Q are the output distributions for two neighbors. Let Y be the sum of the losses
+``log dP/dQ`` of all n steps, under P. Then ``delta(epsilon) = P(Y = inf) + E (1 - e^(epsilon - Y))_+``. The loss of
+each step is rounded to the nearest point of a grid with spacing h. The n rounding errors are independent, and each lies
+in an interval of length h. By Hoeffding's inequality, the sum of the errors exceeds its mean by more than
+``t = h sqrt(n / 2 ln(1 / eta))`` with probability at most eta. The same holds for falling below the mean. Here t grows
+with ``sqrt n``, not with n. The integrand of the expectation above is nondecreasing in Y and lies in [0, 1]. Let R be
+the sum of the rounded losses minus the mean of the errors. Then
 
     delta_R(epsilon + t) - eta <= delta_Y(epsilon) <= delta_R(epsilon - t) + eta.
 
-*The mean of an error.* On a cell [a, b] around c, ``E (c - Y) 1_[a, b]`` is ``Int F - h (F(a) + F(b)) / 2``, F the
-distribution function. Where the density is monotone, Int F lies between ``h F(c)`` and ``h (F(a) + F(b)) / 2``. So this
-part of the error lies between 0 and ``h (2 F(c) - F(a) - F(b)) / 2``. In the few cells around a turning point of the
-density it is at most ``h / 2`` times the cell's mass. Some cells have the weakest such bounds; where rates are small,
-they hold most of the mass. For these cells the integral is bounded by sums of F over a few hundred parts, whatever the
-density. Losses of probability above 0 (Laplace, pure events) are rounded separately.
+*The mean of a rounding error.* Consider a grid point c with the cell [a, b] of losses that are rounded to c. Let F be
+the distribution function of the loss. The contribution of the cell to the mean error is
+``E (c - Y) 1_[a, b] = Int F - h (F(a) + F(b)) / 2``, with the integral over the cell. If the density is monotone in the
+cell, ``Int F`` lies between ``h F(c)`` and ``h (F(a) + F(b)) / 2``. So the contribution lies between 0 and
+``h (2 F(c) - F(a) - F(b)) / 2``. In the few cells where the density may turn, the contribution is at most ``h / 2``
+times the probability of the cell. For the cells with the weakest of these bounds, ``Int F`` is bounded instead by sums
+of F over a few hundred parts of the cell, which holds for any density. At small sampling rates, these cells contain
+most of the probability. Losses that have a positive probability (Laplace, pure events) are rounded separately.
 
-*The rest.* Two kinds of losses are left out: those beyond the range of a step, and sums beyond the window of the
-Fourier transform (by Chernoff's bound on the rounded law). Each has mass at most `_SPARE` delta, which is added to eta.
-For the floating-point error of the transform, ``2^-48`` a step is added, over a hundred times what tests against closed
-forms show. Neighbours differ by one record more or less. Both directions are composed, each with its dominating pair,
-and the larger epsilon is the answer (Zhu, Dong and Wang 2022). Replaced records are handled through the empty record:
-`dpca_tasks.accounting.subsampled.through_empty_record`.
+*Other errors.* Two kinds of losses are left out: losses of a step outside the range of its grid, and sums outside the
+window of the Fourier transform (bounded by Chernoff's inequality). Each kind has a probability of at most `_SPARE`
+delta, which is added to eta. For the floating-point error of the transform, ``2^-48`` per step is added to eta. This is
+more than a hundred times the error that tests against closed forms show.
+
+*Neighbors.* Neighbors differ by one record that is added or removed. Both directions are computed, each with its
+dominating pair of distributions, and the larger epsilon is returned (Zhu, Dong and Wang 2022). For a replaced record
+see `dpca_tasks.accounting.subsampled.through_empty_record`.
 
 References
 ----------
@@ -57,7 +63,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-import scipy  # its submodules load when they are used
+import scipy  # the submodules of scipy are imported when they are first used
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
@@ -66,16 +72,17 @@ from dpca_tasks.accounting.events import Parts, Relation, float_down, float_up, 
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.errors import InvalidInput
 
-_CELLS, _PARTS = 64, 256  # number of cells whose errors are least known, and of parts of each such cell
+_CELLS, _PARTS = 64, 256  # number of cells whose rounding error is bounded by parts, and number of parts per cell
 
 type Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rounded:
-    """A loss rounded to a grid.
+    """The distribution of one step's privacy loss, rounded to a grid.
 
-    It has points, their masses and the mass ``beyond`` at infinity. ``errors`` are the bounds of the mean rounding
+    ``points`` are the grid points, of which the first is number ``first``, and ``masses`` are their probabilities.
+    ``beyond`` is the probability of an infinite loss. ``errors`` are a lower and an upper bound of the mean rounding
     error.
     """
 
@@ -88,11 +95,11 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLoss:
-    """Distribution of one step's loss ``log dP/dQ`` under P.
+    """The distribution of one step's privacy loss ``log dP/dQ`` under P.
 
-    The losses lie between ``low`` and ``high`` except for a stated tail. ``below`` is the distribution function of the
-    part that has a density, ``atoms`` are losses with their probabilities, and ``beyond`` is the probability of an
-    infinite loss.
+    Finite losses lie between ``low`` and ``high``, except for a small tail. ``atoms`` are pairs of a loss and its
+    positive probability. ``below`` is the distribution function of the remaining losses, which have a density.
+    ``beyond`` is the probability of an infinite loss.
     """
 
     low: float
@@ -102,7 +109,10 @@ class StepLoss:
     beyond: float = 0.0
 
     def rounded(self, step: float) -> Rounded:
-        """Round to the nearest multiples of a step; losses outside ``low`` to ``high`` go to the points at the ends."""
+        """Round the loss to the nearest point of a grid with spacing ``step``.
+
+        Losses outside ``low`` to ``high`` are rounded to the first or the last point.
+        """
         first, last = math.floor(self.low / step), math.ceil(self.high / step)
         halves = self.below(np.arange(2 * first - 1, 2 * last + 2, dtype=np.float64) * (0.5 * step))
         halves[0], halves[-1] = 0.0, float(self.below(np.array([math.inf]))[0])
@@ -111,7 +121,7 @@ class StepLoss:
         bends = 2 * centres - edges[:-1] - edges[1:]
         turns = np.zeros(bends.size, bool)
         turns[1:] = np.sign(bends[1:]) != np.sign(bends[:-1])
-        turns |= np.roll(turns, -1)  # and the preceding cell
+        turns |= np.roll(turns, -1)  # the density may also turn in the preceding cell
         turns[[0, -1]] = True
         least, most = np.minimum(bends, 0.0), np.maximum(bends, 0.0)
         least[turns], most[turns] = -masses[turns], masses[turns]
@@ -129,10 +139,10 @@ class StepLoss:
     def _errors(
         self, cells: NDArray[np.int64], step: float, low: NDArray[np.float64], high: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Bound the mean errors of some cells, in halves of a step, by sums over parts of the cells.
+        """Return lower and upper bounds of the mean rounding error in some cells, in units of half a step.
 
-        No density is needed: the distribution function F never falls, so on each part ``Int F`` lies between the values
-        at its ends.
+        The integral of the distribution function F over a cell is bounded by sums over parts of the cell. F never
+        decreases, so on each part it lies between its values at both ends of the part. No density is needed.
         """
         inside = (np.arange(1, _PARTS) / _PARTS - 0.5) * step
         values = self.below(cells[:, None] * step + inside)
@@ -142,16 +152,17 @@ class StepLoss:
 
 
 def step_loss(kind: tuple[tuple[str, float], ...], *, tail: float, adds: bool) -> StepLoss:
-    """Return the loss distribution of one step.
+    """Return the privacy loss distribution of one step.
 
     Parameters
     ----------
     kind : tuple of (name, number) pairs
-        First the name of an event and its sampling rate, then its numbers.
+        The step. The first pair is the name of the event and the sampling rate. The other pairs are the parameters of
+        the event, such as ``("noise_multiplier", 2.0)``.
     tail : float
-        The largest mass that may lie outside ``low`` to ``high``.
+        The largest probability of losses outside ``low`` to ``high``.
     adds : bool
-        True if Q has the additional record, False if P has it.
+        True if the record is in the dataset of Q, False if it is in the dataset of P.
     """
     (name, rate), numbers = kind[0], dict(kind[1:])
     match name:
@@ -161,16 +172,18 @@ def step_loss(kind: tuple[tuple[str, float], ...], *, tail: float, adds: bool) -
             return _sampled(_gaussian(numbers["noise_multiplier"]), rate, tail=tail, adds=adds)
         case "laplace":
             return _sampled(_laplace(numbers["noise_multiplier"]), rate, tail=tail, adds=adds)
-    raise InvalidInput(f"the loss of a {name!r} event is not known; build events with dpca_tasks.accounting.events")
+    raise InvalidInput(
+        f"the privacy loss of a {name!r} event is not known; build events with dpca_tasks.accounting.events"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Noise:
-    """Additive noise along the record's shift by 1: its distribution, and the places of given log ratios."""
+    """Additive noise on one number that a record shifts by 1: the distribution, and the log ratio of both densities."""
 
     below: Function
-    place: Function  # of a log ratio of the shifted density over the original one
-    largest: float  # log ratio; infinite if unbounded
+    place: Function  # maps a log ratio (shifted density over original density) to the point x that has this ratio
+    largest: float  # the largest log ratio; infinite if it is unbounded
     quantile: Callable[[float], float]
     ratio: Callable[[float], float]
 
@@ -201,22 +214,23 @@ def _laplace(scale: float) -> _Noise:
 
 
 def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss:
-    """Return the loss of additive noise on a Poisson sample.
+    """Return the privacy loss distribution of additive noise on a Poisson sample with sampling rate q.
 
-    With the record the output follows the mixture ``(1 - q) N + q N(. - 1)``, without the record it follows N. The log
-    of their ratio is ``L = log(1 - q + q e^l)``, where l is the log ratio of the noise; both rise with the place x. The
-    loss is L under the mixture, or -L under N when the record is added.
+    Let N be the distribution of the noise. Without the record, the output has the distribution N. With the record, it
+    has the mixture ``(1 - q) N + q N(. - 1)``. Let l be the log ratio of the densities of ``N(. - 1)`` and N at an
+    output x. The log ratio of the mixture and N is ``L = log(1 - q + q e^l)``. Both l and L increase with x. The loss
+    is L under the mixture, or, if ``adds``, -L under N.
     """
 
     def of_ratio(ratio: float) -> float:
         return math.log1p(rate * math.expm1(ratio)) if rate < 1 else ratio
 
     def mass_below(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mass of P below a place."""
+        """Return the probability under P of an output below x."""
         return noise.below(x) if adds else (1 - rate) * noise.below(x) + rate * noise.below(x - 1)
 
     def place(loss: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the place at which L has a given value."""
+        """Return the output x at which the log ratio L has a given value."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratio = np.log1p(np.maximum(np.expm1(loss) / rate, -1.0)) if rate < 1 else loss
         return noise.place(ratio)
@@ -228,7 +242,7 @@ def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss
     atoms: tuple[tuple[float, float], ...] = ()
     inside = (-math.inf, math.inf)
     if math.isfinite(noise.largest):
-        inside = (0.0, 1.0)  # the ratio changes between these places only
+        inside = (0.0, 1.0)  # the log ratio of Laplace noise is constant outside this interval of outputs
         left = float(mass_below(np.array([0.0]))[0])
         right = 1 - float(mass_below(np.array([1.0]))[0])
         atoms = ((-high, right), (-low, left)) if adds else ((low, left), (high, right))
@@ -243,7 +257,10 @@ def _sampled(noise: _Noise, rate: float, *, tail: float, adds: bool) -> StepLoss
 
 
 def _approximate(epsilon: float, delta: float) -> StepLoss:
-    """Return the loss of the worst (epsilon, delta) mechanism: randomised response with an observable failure."""
+    """Return the privacy loss distribution of the worst (epsilon, delta)-DP mechanism.
+
+    This mechanism is randomized response that fails, observably, with probability delta.
+    """
     flip = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
     return StepLoss(
         low=-epsilon,
@@ -259,21 +276,21 @@ WITHIN = 0.02
 LARGEST_TRANSFORM = 1 << 23
 """Points of the finest grid, which takes a second or two."""
 
-_FIRST_POINTS = 1 << 11  # of the first grid, over the range of the narrowest step
+_FIRST_POINTS = 1 << 11  # number of points of the first grid in the loss range of the step with the smallest range
 _SPARE = 2.0**-12  # fraction of delta
 _THINNED = 1 << 15  # points
-_FLOATS = 2.0**-48  # floating-point error of the transform, per step
-_LEAST_LEFT = 2.0**-8  # fraction of delta; with less left, a bracket would have no upper end
-_FARTHEST = 64.0  # largest half epsilon that is searched
-_REPEATS = 3  # repetitions after which half of an epsilon no longer falls
+_FLOATS = 2.0**-48  # bound on the floating-point error of the Fourier transform, per step
+_LEAST_LEFT = 2.0**-8  # fraction of delta that other parts must leave, since otherwise a bracket has no upper end
+_FARTHEST = 64.0  # the largest value at which `_half_epsilon` searches
+_REPEATS = 3  # how often `_half_epsilon` repeats its last step; more repetitions no longer decrease the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpsilonBracket:
-    """Lower and upper bound of the true epsilon.
+    """A proved lower bound and a proved upper bound of the true epsilon of an event at a delta.
 
-    Both bounds are proved; state the upper one, as "at most". Both are 0 where delta alone covers the event. ``agrees``
-    is true if they are as near as requested; otherwise the finest allowed grid was reached.
+    Where only one number is reported, report the upper bound. Both bounds are 0 if delta alone covers the event.
+    ``agrees`` is True if the bounds are as close as requested, and False if the finest allowed grid did not suffice.
     """
 
     lower: float
@@ -282,53 +299,58 @@ class EpsilonBracket:
 
 
 def epsilon_bracket(event: events.Event, *, delta: float, within: float = WITHIN) -> EpsilonBracket:
-    """Bracket the epsilon of an event at a delta, for one record added or removed.
+    """Bound the true epsilon of an event at a delta from below and above, for one record added or removed.
 
     Parameters
     ----------
     event : Event
-        An event of `dpca_tasks.accounting.events`: Gaussian, Laplace, samples of these, (epsilon, delta), or composed.
+        An event of `dpca_tasks.accounting.events`: Gaussian or Laplace noise, also on samples, an (epsilon, delta)
+        mechanism, or a composition of these.
     delta : float
     within : float
-        The refinement stops where ``upper <= (1 + within) lower``, where upper is 0, or at `LARGEST_TRANSFORM` points.
+        The requested relative distance of the bounds. The grid is refined until ``upper <= (1 + within) lower``, until
+        upper is 0, or until the grid has `LARGEST_TRANSFORM` points.
 
     Returns
     -------
     EpsilonBracket
-        For Gaussian events alone, both ends are the closed form. A part known only as (epsilon, delta) counts as the
-        worst mechanism with that guarantee. A tick of a stream has no charge; the bracket is for its noise. An
-        answer without noise has (inf, inf).
+        If all parts are unsampled Gaussian noise, both bounds follow from the closed form. A part that is known only by
+        its (epsilon, delta) counts as the worst mechanism with this guarantee. A tick of a stream counts by its own
+        noise, although the ledger charges the stream instead. An answer without noise has infinite bounds.
     """
     if not (0 < delta < 1 and 0 < within < 1):
-        raise InvalidInput(f"delta={delta} and within={within} must be in (0, 1); pass numbers in this range")
+        raise InvalidInput(
+            f"delta={delta} and within={within} must both be in (0, 1); pass numbers strictly between 0 and 1"
+        )
     if not events.is_private(event):
         return EpsilonBracket(lower=math.inf, upper=math.inf, agrees=True)
     return _bracket(_parts(event), delta, within)
 
 
 def epsilon_of_event(event: events.Event, *, delta: float, relation: Relation) -> float:
-    """Return the epsilon to report for a release: an upper bound at a delta, computed from its complete event.
+    """Return the epsilon to report for a release: a proved upper bound at a delta.
 
     Parameters
     ----------
     event : Event
-        The event of every step of the release.
+        The complete event of the release, with all of its steps.
     delta : float
         The requested delta; 0 for a pure event.
     relation : Relation
-        The relation for which the event's noise multipliers are stated.
+        The neighboring relation for which the noise multipliers in the event are stated.
 
     Returns
     -------
     float
-        Infinity if the event has no epsilon at delta, 0 if delta alone covers it.
+        The bound. It is infinity if the event has no epsilon at delta, and 0 if delta alone covers the event.
 
     Notes
     -----
-    The result is the smaller of two bounds. The first is `own_price`, exact where parts known as (epsilon, delta) take
-    all of delta. The second is the upper end of `epsilon_bracket`. The bracket of samples is for emptied records alone.
-    Where records are replaced it gives ``(2 e, (1 + e^e) d)`` for the Gaussians of the event, as in
-    `dpca_tasks.accounting.prices.loss_epsilon`, and the epsilons of the other parts are added.
+    The result is the smaller of two bounds. The first bound is `own_price`. It is exact if the parts that are known
+    only by (epsilon, delta) take all of delta. The second bound is the upper end of `epsilon_bracket`. For samples, the
+    bracket holds only for added, removed or emptied records. So if samples are taken and records are replaced, the
+    bracket is applied to the Gaussian parts alone. A bound (e, d) for an emptied record gives ``(2 e, (1 + e^e) d)``
+    for a replaced record, as in `dpca_tasks.accounting.prices.loss_epsilon`. The epsilons of the other parts are added.
     """
     if not events.is_private(event):
         return math.inf
@@ -337,7 +359,7 @@ def epsilon_of_event(event: events.Event, *, delta: float, relation: Relation) -
     epsilon, failures = own_price(parts, delta=delta, replaced=replaced)
     own = float_up(Fraction(epsilon)) if math.isfinite(epsilon) and failures <= delta else math.inf
     if not (parts.sampled or parts.approximate):
-        return own  # exact
+        return own
     others = sum(count * Fraction(loss) for (loss, _), count in parts.approximate.items())
     left = float_down(Fraction(delta) - sum(count * Fraction(lost) for (_, lost), count in parts.approximate.items()))
     if not left > _LEAST_LEFT * delta:
@@ -349,10 +371,10 @@ def epsilon_of_event(event: events.Event, *, delta: float, relation: Relation) -
 
 
 def _half_epsilon(parts: Parts, *, delta: float) -> float:
-    """Return an e with ``(1 + e^e) d(e) <= delta`` for the Gaussians of an event, sampled or not, or infinity.
+    """Return a small e with ``(1 + e^e) d(e) <= delta``, where d(e) is the delta at e of the event's Gaussian parts.
 
-    If the event has an epsilon ``f <= e`` at ``delta / (1 + e^e)``, then f satisfies the condition too, and the search
-    can continue from f.
+    The Gaussian parts may be sampled. If they have an epsilon ``f <= e`` at ``delta / (1 + e^e)``, then f satisfies the
+    condition too, and the search continues from f. The result is infinity if no e up to `_FARTHEST` is found.
     """
     gaussians = [events.self_composed(events.gaussian(z), count) for z, count in parts.gaussians.items()]
     for (rate, z), count in parts.sampled.items():
@@ -373,7 +395,7 @@ def _half_epsilon(parts: Parts, *, delta: float) -> float:
 
 
 def _parts(event: events.Event) -> tuple[tuple[tuple[tuple[str, float], ...], int], ...]:
-    """Return the distinct steps of an event, as sorted pairs of names and numbers, with their counts."""
+    """Return the distinct steps of an event in the form that `step_loss` takes, each with its count."""
     counted: Counter[tuple[tuple[str, float], ...]] = Counter()
     for step, count in events.leaves(event):
         leaf = events.shown_event(step)
@@ -409,7 +431,11 @@ def _direction(
     adds: bool,
     covered: float = -math.inf,
 ) -> tuple[float, float]:
-    """Bracket the epsilon of one direction on finer and finer grids, or until the other direction covers it."""
+    """Return lower and upper bounds of epsilon for one direction: a record added, or a record removed.
+
+    The grid is refined until the bounds are close enough, or until the upper bound is at most ``covered``, the upper
+    bound of the other direction.
+    """
     count = sum(times for _, times in steps)
     losses = [(step_loss(kind, tail=_SPARE * delta / count, adds=adds), times) for kind, times in steps]
     lower, upper = 0.0, math.inf
@@ -428,13 +454,13 @@ def _direction(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Composed:
-    """Distribution of the sum of rounded losses, with a bound on its distance from the true distribution."""
+    """The distribution of the sum of all steps' rounded losses, with a bound on its distance from the true sum."""
 
     points: NDArray[np.float64]
     masses: NDArray[np.float64]
-    beyond: float  # the mass at infinity
-    shifts: tuple[float, float]  # least and largest shift of the true sum
-    reach: float  # t
+    beyond: float  # the probability of an infinite loss
+    shifts: tuple[float, float]  # bounds on the mean of the true sum minus the mean of the rounded sum
+    reach: float  # the deviation t of the module docstring
     eta: float
 
     @property
@@ -447,7 +473,7 @@ class _Composed:
 
     @classmethod
     def of(cls, losses: Sequence[tuple[StepLoss, int]], step: float, *, delta: float) -> "_Composed":
-        """Compose the losses on a grid of a given step."""
+        """Compose the losses of all steps on a grid with spacing ``step``, by a Fourier transform."""
         count = sum(times for _, times in losses)
         rounded = [(loss.rounded(step), times) for loss, times in losses]
         least, most = (sum(times * grid.errors[end] for grid, times in rounded) for end in (0, 1))
@@ -477,22 +503,21 @@ class _Composed:
         )
 
     def ends(self, delta: float) -> tuple[float, float]:
-        """Return the lower and the upper bound of the epsilon of the true sum."""
+        """Return the lower and the upper bound of the epsilon at delta of the true sum of losses."""
         low = self._epsilon(delta + self.eta) + self.shifts[0] - self.reach
         high = self._epsilon(delta - self.eta) + self.shifts[1] + self.reach
         return max(0.0, low), max(0.0, high)
 
     def _epsilon(self, delta: float) -> float:
-        """Return the epsilon of the rounded sum at a delta; it may be negative."""
+        """Return the epsilon at delta of the rounded sum of losses; the result may be negative."""
         left = delta - self.beyond
         if not left > 0:
             return math.inf
         fall = math.exp(self.points[0] - self.points[1])
         above = np.cumsum(self.masses[::-1])[::-1]
-        weighted = scipy.signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[
-            ::-1
-        ]  # by exp(this point - larger point)
-        at = int(np.searchsorted(weighted - above, -left))  # the first point at which delta is at most what is left
+        # At point i: the masses of all points j >= i, weighted by exp(point i - point j).
+        weighted = scipy.signal.lfilter([1.0], [1.0, -fall], self.masses[::-1])[::-1]
+        at = int(np.searchsorted(weighted - above, -left))  # the first point whose delta is at most `left`
         if at == 0:
             return -math.inf
         if at == self.size:
@@ -502,7 +527,10 @@ class _Composed:
 
 
 def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int]], mass: float, sign: float) -> float:
-    """Return a bound that the sum of all steps exceeds on one side with at most a given probability (Chernoff)."""
+    """Return a Chernoff bound that the sum of all losses exceeds with probability at most ``mass``.
+
+    With ``sign=-1``, the sum falls below the returned bound with at most this probability.
+    """
     scale = max(float(np.abs(points).max()) for points, _, _ in laws)
 
     def bound(exponent: float, laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int]]) -> float:
@@ -519,6 +547,9 @@ def _farthest(laws: Sequence[tuple[NDArray[np.float64], NDArray[np.float64], int
 
 
 def _thinned(points: NDArray[np.float64], masses: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Return a law on fewer points, used only to choose the exponent of a bound that holds for any exponent."""
+    """Merge the points of a distribution into fewer points.
+
+    The merged distribution is used only to choose the exponent of a Chernoff bound, which is valid for any exponent.
+    """
     starts = np.arange(0, points.size, -(-points.size // _THINNED))
     return points[starts], np.add.reduceat(masses, starts)

@@ -1,9 +1,11 @@
-"""Expected overlaps of noisy directions with the true ones, from the strengths of all components.
+"""Expected overlaps of released directions with the true components, from the strengths of all components.
 
-A release finds k orthonormal directions. The overlap of component j is the sum of the squared products of these
-directions with the component. It is 1 if the component is found, and all overlaps sum to k. Strengths are in records at
-the clip norm, in any order. All formulas are for isotropic noise in the limit of many features; with 20 features they
-are accurate to a few hundredths.
+The components are the eigenvectors of the second moment of the records, and the strengths are its eigenvalues. A
+release finds k orthonormal directions. The overlap of a component is the sum of its squared inner products with these k
+directions. The overlap is 1 if the directions span the component, and the overlaps of all components sum to k.
+Strengths are in squared clip norms, in any order: a record at the clip norm along a component adds 1 to its strength.
+All formulas are for isotropic noise in the limit of many features. With 20 features they are accurate to a few
+hundredths.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> overlaps_with_matrix(strengths, n_components=1, noise_std=3.0)[0].round(3)
@@ -18,11 +20,12 @@ Kent, Ganeiber and Mardia (2018) for the equation of a Bingham distribution's co
 
 Notes
 -----
-With many features, matrices, draws and noised directions have closed forms. With few features they are simulated,
-because single releases vary. Iterated products are always simulated, on the declared spectrum. The noise of a product
-is isotropic, so in the mean iterations on any matrix behave as on the diagonal matrix of the same strengths, which is
-public. Truncation to few features depends on the eigenvectors: it is simulated for two extremes, each component in one
-feature, and components spread evenly over all features. All draws come from one fixed public seed.
+With many features, overlaps come from closed forms for a noisy matrix, for random draws of directions and for
+directions with added noise. With few features these three mechanisms are simulated, because single releases vary.
+Iterated noisy products are always simulated. The noise of a product is isotropic, so the mean result depends only on
+the strengths. The simulation therefore uses the diagonal matrix of the declared strengths, which is public. The effect
+of truncation to few features also depends on the eigenvectors. Truncation is simulated for two extremes: each component
+in one feature, and components spread evenly over all features. All simulations use one fixed public seed.
 
 >>> strengths = np.array([300.0, 60.0] + [1.0] * 398)
 >>> run = Iterations(n_components=1, steps=8, noise_std=3.0, width=4)
@@ -47,26 +50,28 @@ from dpca_tasks.threads import one_thread
 type Vector = NDArray[np.float64]
 type Selfenergy = Callable[[complex], complex]
 
-_EXACT, _BINS = 160, 240  # strengths that are treated individually, and bins of the others
-_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # heights of the contour above the axis, over the size of the noise
+_EXACT, _BINS = 160, 240  # the 160 largest eigenvalues are used exactly; at most 240 bins average the others
+_HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the integration points, divided by noise_std * sqrt(d)
 _ITERATIONS = 30
 
 
 def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
-    """Return the overlaps of the k leading eigenvectors of a matrix plus symmetric noise.
+    """Return the overlaps of a matrix's eigenvectors with the k leading eigenvectors of the matrix plus noise.
 
-    The resolvent of the sum equals the resolvent of the matrix at a point shifted by the self-energy of the noise. Its
-    integral along the vertical line through a is the projector on eigenvalues above a. The point a is chosen so that
-    this projector has rank k.
+    The mean resolvent of the noisy matrix equals the resolvent of the exact matrix at a shifted point. The shift is the
+    self-energy of the noise. The integral of the resolvent along the vertical line through a real number a gives the
+    projector on the noisy matrix's eigenvectors with eigenvalues above a. The number a is chosen so that this projector
+    has rank k.
 
     Parameters
     ----------
     strengths : array of shape (d,)
-        Eigenvalues of the matrix.
+        Eigenvalues of the exact matrix.
     noise_std : float
-        The std of the noise off the diagonal.
+        The std of the symmetric noise off the diagonal, in the units of ``strengths``.
     wishart : bool
-        Whether the noise is a difference of two Wishart matrices; otherwise its eigenvalues fill a semicircle.
+        Whether the noise is a difference of two Wishart matrices. Otherwise the eigenvalues of the noise follow the
+        semicircle law.
     """
     order = len(strengths)
     if noise_std <= 0.0:
@@ -90,13 +95,13 @@ def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: flo
 
 
 SMALL = 100
-"""Number of features up to which noisy matrices are simulated: releases vary there."""
+"""The number of features up to which noisy matrices are simulated, because single releases vary."""
 
 
 def overlaps_with_small_matrix(
     strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False
 ) -> list[Vector]:
-    """Return what `overlaps_with_matrix` returns in the mean, for several draws of the noise."""
+    """Simulate the overlaps of `overlaps_with_matrix`; return one array of overlaps for each draw of the noise."""
     order = len(strengths)
 
     def draw(rng: np.random.Generator) -> Vector:
@@ -114,19 +119,20 @@ def overlaps_with_small_matrix(
 
 
 DRAWN = 300
-"""Number of features up to which draws are simulated; each draw decomposes a matrix of this order."""
+"""The number of features up to which drawn directions are simulated; each draw decomposes a matrix of this order."""
 
 
 def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -> list[Vector]:
-    """Return the overlaps of directions drawn one by one with density ``exp(v^T S v / scale)``, for each simulation.
+    """Return the overlaps of directions drawn by the exponential mechanism, one array for each simulation.
 
-    In the eigenbasis of S, the squared coordinates of a draw are ``1 / (b + 2 l_i)`` in the mean. Here l are the
-    distances of the eigenvalues from the largest one, divided by the scale, and b is such that the means sum to 1. Up
-    to `DRAWN` features the mechanism's own sampler draws from the diagonal matrix, with public keys. With more features
-    the means are computed: a draw removes the part of a component that it found, with the strength of this part.
+    The mechanism draws k directions v one by one, with density ``exp(v^T S v / scale)`` for the second moment S. Up to
+    `DRAWN` features, the sampler of the mechanism itself draws for the diagonal matrix of the strengths, with public
+    keys. With more features the mean overlaps are computed. The squared coordinate i of a draw in the eigenbasis of S
+    has mean ``1 / (b + 2 l_i)``. Here ``l_i`` is the distance of eigenvalue i from the largest eigenvalue, divided by
+    the scale, and b makes the means sum to 1. After each draw, each strength is reduced by the part already found.
     """
     if len(strengths) <= DRAWN:
-        sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # the scale is given, not the epsilon
+        sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # epsilon has no effect on `draw`
 
         def draw(rng: np.random.Generator) -> Vector:
             key = subkey(rng.bytes(32), label="forecast", info=b"")
@@ -134,17 +140,20 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
             return np.asarray((rows**2).sum(axis=0))
 
         return draws_of(draw, len(strengths) ** 2 * n_components // 20)
-    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # remaining and found part of each component
+    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # for each component: the part not found, and found
     for _ in range(n_components):
         drawn = _mean_squares(strengths * kept, scale)
         found += kept * drawn
         kept *= 1.0 - drawn
-    between = found * (1.0 - found)  # distributes the rest of k among partly found components
+    between = found * (1.0 - found)  # weights for raising the overlaps of partly found components, so that all sum to k
     return [np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))]
 
 
 def _mean_squares(values: Vector, scale: float) -> Vector:
-    """Return the mean squared coordinates of a draw in the eigenbasis of a matrix with these eigenvalues."""
+    """Return the mean squared coordinates of a drawn unit vector v in the eigenbasis of a matrix.
+
+    The matrix M has the eigenvalues ``values``, and v has density ``exp(v^T M v / scale)``.
+    """
     from scipy.optimize import brentq  # slow to import
 
     below = 2.0 * (values.max() - values) / scale
@@ -152,14 +161,14 @@ def _mean_squares(values: Vector, scale: float) -> Vector:
 
 
 def overlaps_with_noised(strengths: Vector, *, n_components: int, kept: float) -> list[Vector]:
-    """Return the overlaps of exact directions plus noise, orthonormalised, for each simulation.
+    """Return the overlaps of exact directions plus noise, orthonormalised, one array for each simulation.
 
-    Up to `SMALL` features the noise is simulated. With more features the mean is computed.
+    Up to `SMALL` features the noise is simulated. With more features the list holds the mean overlaps alone.
 
     Parameters
     ----------
     kept : float
-        The share of a noised direction's squared length that is the direction itself; 0 for noise alone.
+        The share of the exact direction in a noised direction's squared length; 0 for noise alone.
     """
     exact, order = _leading(strengths, n_components), len(strengths)
     if order > SMALL:
@@ -173,14 +182,17 @@ def overlaps_with_noised(strengths: Vector, *, n_components: int, kept: float) -
 
 
 def overlaps_with_rounds(strengths: Vector, last: LastRound, *, n_components: int) -> list[Vector]:
-    """Return the overlaps of the k leading directions with the components, for each simulation.
+    """Return the overlaps of the k leading directions of a release in rounds, one array for each simulation.
 
     Notes
     -----
-    After the last map the noise is even, so `overlaps_with_matrix` gives the overlap o of component i with the leading
-    directions. A direction that is mapped back by ``1 / t_i`` has the overlap ``(o / t_i^2) / (o / t_i^2 + 1 - o)``.
-    All directions are taken that are as strong after the map as the weakest of the k, which may be more than k. Between
-    them the noise has standard deviation ``s / (t_i t_j)``, and it mixes them: the mixture is simulated.
+    The last round measures the moment after a public map that multiplies component i by the factor ``t_i``. The noise
+    of the mapped moment is isotropic, with standard deviation s. So `overlaps_with_matrix` gives the overlap o of
+    component i with the leading directions of the mapped moment. After the map is undone, this overlap becomes
+    ``(o / t_i^2) / (o / t_i^2 + 1 - o)``. The leading directions are all those whose mapped strength is at least the
+    least mapped strength among the k leading and all shrunk components. These may be more than k directions. The noise
+    between directions i and j has the standard deviation ``s / (t_i t_j)`` after the map is undone. Its effect, which
+    mixes these directions, is simulated.
     """
     squares, order = last.factors**2, len(strengths)
     mapped, ranks = squares * strengths, np.argsort(-strengths, kind="stable")
@@ -214,7 +226,10 @@ def _leading(strengths: Vector, n_components: int) -> Vector:
 
 
 def _binned(strengths: Vector) -> tuple[Vector, Vector, NDArray[np.intp]]:
-    """Return strengths with the smaller ones averaged in bins, the size of each bin, and the bin of each strength."""
+    """Average the smaller strengths in bins; return each bin's mean and size, and the bin of each strength.
+
+    Each of the `_EXACT` largest strengths has a bin alone.
+    """
     ranks = np.argsort(-strengths, kind="stable")
     places = np.empty(len(strengths), dtype=np.intp)
     beyond = np.maximum(np.arange(len(strengths)) - _EXACT, 0)
@@ -225,9 +240,11 @@ def _binned(strengths: Vector) -> tuple[Vector, Vector, NDArray[np.intp]]:
 
 
 def _above(point: float, values: Vector, counts: Vector, selfenergy: Selfenergy, size: float) -> Vector:
-    """Return the overlaps with eigenvalues above a point.
+    """Return each eigenvector's overlap with the noisy matrix's eigenvectors for eigenvalues above a point.
 
-    An overlap is one half, less the integral along the upper vertical line through the point, over pi.
+    The exact matrix has the eigenvalues ``values``, with multiplicities ``counts``. The overlap is one half minus
+    ``1 / pi`` times an integral of the real part of the resolvent. The path runs upward from the point in the complex
+    plane.
     """
     heights = _HEIGHTS * size
     spots = point + 1j * heights
@@ -244,9 +261,10 @@ def _above(point: float, values: Vector, counts: Vector, selfenergy: Selfenergy,
 
 
 def _solved(spot: complex, start: complex, values: Vector, shares: Vector, selfenergy: Selfenergy) -> complex:
-    """Return the self-energy at a point by fixed-point iteration from its value at a higher point.
+    """Return the self-energy of the noise at a complex number, by fixed-point iteration.
 
-    Averaging the iterates keeps the result on the right sheet.
+    The iteration starts from the self-energy at a number with a larger imaginary part. Each step averages the old and
+    the new value, so that the iteration converges to the physical solution.
     """
     moved = start
     for _ in range(_ITERATIONS):
@@ -263,21 +281,22 @@ _SEED, _NUMBERS, _MOST_DRAWS = 20180412, 40_000, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iterations:
-    """Iterations ``V <- orth(V + step_size (S V + noise))``, of which the second half is averaged.
+    """Settings of noisy iterations ``V <- orth(V + step_size (S V + noise))``; the second half of them is averaged.
 
     Parameters
     ----------
     n_components : int
-        The number k of directions that are kept.
+        The number k of directions in the result.
     steps : int
+        The number of iterations.
     noise_std : float, records at the clip norm
-        The std of the noise in a product's entries.
+        The std of the noise in each entry of a product ``S V``.
     width : int
         The number of columns of V.
     step_size : float
-        The step size; if it is infinite, V is replaced by the noisy product.
+        The step size; infinite for ``V <- orth(S V + noise)``.
     sampled : (float, float)
-        The sampling rate of a product, and the number of records.
+        The sampling rate of records for each product, and the number of records.
     """
 
     n_components: int
@@ -289,14 +308,22 @@ class Iterations:
 
 
 def overlaps_with_iterations(strengths: Vector, run: Iterations) -> list[Vector]:
-    """Return the overlaps of the leading k directions of the averaged projectors, one array for each draw."""
+    """Simulate `Iterations`; return the overlaps of their k resulting directions, one array for each simulation."""
     return draws_of(lambda rng: _draw(strengths, run, rng), len(strengths) * run.width)
 
 
 def draws_of(draw: Callable[[np.random.Generator], Vector], numbers: int) -> list[Vector]:
-    """Return simulations from the public seed: several if one needs few random numbers, otherwise one.
+    """Return the results of one or several simulated releases, drawn from the public seed.
 
-    With few numbers releases vary, and the draws show how much. With many, one draw is already an average.
+    If a simulation needs few random numbers, releases vary, and up to `_MOST_DRAWS` simulations show how much. If a
+    simulation needs many random numbers, releases hardly vary, and one simulation suffices.
+
+    Parameters
+    ----------
+    draw : callable
+        Simulates one release with a generator.
+    numbers : int
+        How many random numbers one simulation needs.
     """
     rng = np.random.default_rng(_SEED)
     return [draw(rng) for _ in range(max(1, min(_MOST_DRAWS, _NUMBERS // numbers)))]
@@ -324,13 +351,19 @@ def noisy_product(
     noise_std: float,
     sampled: tuple[float, float] = (1.0, 1.0),
 ) -> NDArray[np.float64]:
-    """Simulate a noisy product of a diagonal moment with directions, as the sum over a sample over its rate.
+    """Simulate a noisy product ``S V`` of a diagonal second moment S with directions V, estimated from a sample.
 
     Parameters
     ----------
+    strengths : array of shape (d,), records at the clip norm
+        The diagonal of S.
+    directions : array of shape (d, p)
+        The columns of V.
+    noise_std : float, records at the clip norm
+        The std of the privacy noise in each entry of the product.
     sampled : (float, float)
-        The rate of the sample, and the number of records. The error of a sample of Gaussian rows has the covariance
-        ``(1 - q) / q v^T S v S / n`` in the mean, for a column v.
+        The sampling rate q, and the number n of records. The product over the sample is divided by q. Sampling of
+        Gaussian rows adds to ``S v``, for a column v, an error of mean covariance ``(1 - q) / q v^T S v S / n``.
     """
     rate, n_records = sampled
     exact = strengths[:, None] * directions
@@ -343,7 +376,10 @@ def noisy_product(
 
 
 def overlaps_of_averaged(bases: Sequence[NDArray[np.float64]], n_components: int) -> Vector:
-    """Return the overlaps of the leading k directions of a sum of projectors, for components along the axes."""
+    """Return the overlaps of the k leading eigenvectors of a sum of projectors with the coordinate axes.
+
+    Each projector is ``V V^T`` for one orthonormal V of ``bases``. In the simulations the components are the axes.
+    """
     columns = np.hstack(bases)
     with one_thread():
         values, vectors = np.linalg.eigh(columns.T @ columns)
@@ -353,16 +389,16 @@ def overlaps_of_averaged(bases: Sequence[NDArray[np.float64]], n_components: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruncatedRounds:
-    """Rounds of noisy products of clipped messages, whose directions are truncated to few features.
+    """Settings of truncated rounds: noisy products of clipped messages, whose directions keep only a few features.
 
     Parameters
     ----------
     n_components, iterations, burn_in, rows_kept : int
         As for `dpca_tasks.mechanisms.noisy_products.iterate_truncated`.
     noise_std : float, records at the clip norm
-        The std of the noise in a product's entries.
+        The std of the noise in each entry of a product.
     message_clip : float
-        The bound on the norm of a record's message; at 1 nothing is clipped.
+        The bound on the norm of a record's message, which is its contribution to a product; 1 for no clipping.
     n_records : float
         The number of records at the clip norm.
     """
@@ -377,10 +413,12 @@ class TruncatedRounds:
 
 
 def overlaps_with_truncation(strengths: Vector, run: TruncatedRounds, *, spread: bool) -> list[Vector]:
-    """Return the overlaps of truncated rounds, for components in one feature each or spread evenly over all.
+    """Simulate truncated rounds; return the overlaps of the found directions, one array for each draw.
 
-    All messages are taken to have the mean squared norm, ``tr(V^T S V) / n``: clipping multiplies a product by the
-    message clip over this norm, if it is below 1.
+    With ``spread``, each component is spread evenly over all features; otherwise each component is one feature. A
+    message is the contribution of one record to a product ``S V``. The simulation assumes that all n messages have the
+    same norm, ``sqrt(tr(V^T S V) / n)``. So clipping multiplies the product by ``message_clip`` divided by this norm,
+    if this ratio is below 1.
     """
     signs = np.where(np.random.default_rng(_SEED).random(len(strengths)) < 0.5, -1.0, 1.0)[:, None]
 

@@ -1,9 +1,10 @@
-"""The expected map and noise of a last round, from the strengths of all components.
+"""The expected public map and noise of the last round of a release in rounds, from the strengths of all components.
 
-Rounds adapt to earlier answers. The forecast lets them adapt to the strengths themselves: to the diagonal matrix of the
-strengths, in place of its noisy estimates. Every further round then has the map, the clip norm and the noise that
-`dpca_tasks.refinement.rounds` would choose. How much energy clipping removes depends on the lengths of records, which
-no spectrum states. So a part that is kept is an argument.
+Each round after the first multiplies records by a public map, which shrinks the directions found so far. It then clips
+the records at a smaller norm, which reduces the noise. A release computes the map from noisy answers of earlier rounds.
+The forecast computes the map from the exact strengths instead, and applies the rules of `dpca_tasks.refinement.rounds`
+for the map, the clip norm and the noise. The energy that clipping removes depends on the norms of single records, which
+a spectrum does not describe. So the part of the energy that clipping keeps is an argument, ``kept``.
 
 >>> strengths = 20_000.0 * 0.6 ** np.arange(30)
 >>> stds = [950.0, 550.0, 390.0]
@@ -25,21 +26,22 @@ from dpca_tasks.refinement.rounds import USELESS, WIDEST, factor_for, factors_of
 type Vector = NDArray[np.float64]
 
 FIRST_CONSTANT = math.sqrt(1.0 / 3.0)
-"""The constant at the end of a record in round 1, in clip norms, if the mean is released."""
+"""The constant that is appended to each record in round 1 if the mean is released, in clip norms."""
 REACH = 2.0
-"""The largest clip norm of a record around a mean."""
+"""The largest clip norm of a record from which a mean was subtracted, in clip norms of the original records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastRound:
-    """The map and the noise of a last round.
+    """The public map and the noise of the last round of a release in rounds.
 
     Parameters
     ----------
     factors : float64 array of shape (d,)
-        The factor t by which the map shrinks each component, 1 for components that it does not shrink.
+        The factor t by which the map multiplies each component; 1 for components that the map leaves unchanged.
     noise_std : float
-        The standard deviation off the diagonal of the combined noise after the map, in squared clip norms.
+        The standard deviation of the noise of the mapped moment's estimate from all rounds, off the diagonal, in
+        squared clip norms.
     """
 
     factors: Vector
@@ -55,7 +57,7 @@ def last_round(
     centred: bool,
     kept: float,
 ) -> LastRound:
-    """Return the map and the noise of the last round.
+    """Return the expected public map and noise of the last round of a release in rounds.
 
     Parameters
     ----------
@@ -64,13 +66,14 @@ def last_round(
     n_components : int
         The number k for which the rounds are designed.
     noise_stds : sequence of float
-        For each round the standard deviation off the diagonal of its noise, if its clip norm is 1.
+        For each round, the standard deviation that its noise has off the diagonal if the round's clip norm is 1.
     n_records : float
         The number of records.
     centred : bool
-        Whether records are taken around a released mean.
+        Whether a released mean is subtracted from the records.
     kept : float
-        The part of the energy that clipping keeps at most, in the rounds that clip.
+        The assumed part of the records' energy (the sum of their squared norms) that remains after clipping. If a
+        round's clip norm permits only a smaller part, the smaller part is assumed.
     """
     order, total = len(strengths), float(strengths.sum())
     extra = order * (noise_stds[0] / FIRST_CONSTANT) ** 2 / n_records if centred else 0.0
@@ -85,7 +88,7 @@ def last_round(
         if max(factor, 1.0) * share >= USELESS:
             factors, share = np.ones(order), (total + extra) / n_records
         noise_std = planned
-        if centred or (factors < 1.0).any():  # clipping at c keeps at most c^2 of a record's energy
+        if centred or (factors < 1.0).any():  # a record that is clipped at norm c has a squared norm of at most c^2
             noise_std *= max(min(factor * share, REACH**2) / kept, share)
         precision += noise_std**-2
         found = LastRound(factors=factors, noise_std=precision**-0.5)
@@ -93,7 +96,7 @@ def last_round(
 
 
 def _designed(strengths: Vector, last: LastRound, *, n_components: int, total: float) -> tuple[Vector, float]:
-    """Return the factors of the next map, and the energy of all records after it."""
+    """Return the factors of the next round's map, and the sum of squared norms of all records after this map."""
     order = len(strengths)
     above = np.flatnonzero(last.factors**2 * strengths > last.noise_std * edge_quantile(order))
     above = above[np.argsort(-strengths[above], kind="stable")][: min(WIDEST, order - 1)]

@@ -1,9 +1,12 @@
 """Forecast of the components above the noise, from public facts and a declared spectrum.
 
-*A declared spectrum* states from public knowledge which part of all variance each component captures. It is a text in
-one of three forms: parts of all variance, descending, ``0.3,0.1,0.05``; or ``decay:1.2``, where component j is
-proportional to ``j^-1.2``; or ``flat``, with equal parts. After the last stated part, parts fall by a power law that
-starts at this part and contains the rest.
+*A declared spectrum* states from public knowledge which part of all variance each component captures. The user writes
+the spectrum as a text in one of three forms:
+
+- ``0.3,0.1,0.05``: the parts of the first components, descending. The parts of further components follow a power law
+  that starts at the last stated part and sums to the rest of the variance.
+- ``decay:1.2``: the part of component j is proportional to ``j^-1.2``.
+- ``flat``: all components have equal parts.
 
 >>> spectrum_shares("0.5,0.25", n_features=4).round(3).tolist()
 [0.5, 0.25, 0.148, 0.102]
@@ -12,10 +15,11 @@ starts at this part and contains the rest.
 >>> spectrum_shares("flat", n_features=4).tolist()
 [0.25, 0.25, 0.25, 0.25]
 
-*The forecast* counts the components that can be above the noise, before any budget is spent. The second moment of at
-most n records has trace at most n, in squared clip norms. So j equally strong directions have strength at most
-``n / j`` each. A declared spectrum limits the part of each component further. Each mechanism states a noise level in
-its plan: the least strength of a component that can be distinguished from the noise.
+*The forecast* counts the components that can be above the noise, before any budget is spent. The strength of a
+component is its eigenvalue of the second moment, in squared clip norms. The second moment of at most n records has
+trace at most n, so j equally strong components have strength at most ``n / j`` each. A declared spectrum bounds the
+strength of each component further. The plan of each mechanism states a noise level: the least strength of a component
+that can be distinguished from the noise.
 
 >>> from dpca_tasks.mechanisms.base import Problem
 >>> found = forecast(Problem(n_features=400, clip_norm=1.0, records_at_most=500), n_components=10, level=122.2)
@@ -40,17 +44,17 @@ from dpca_tasks.accounting.events import steps
 from dpca_tasks.errors import DpcaError, InvalidInput
 from dpca_tasks.mechanisms.base import Mechanism, Plan, Problem, Subspace
 
-_ROUNDING_OF_SHARES = 0.01  # tolerance for rounding in the sum of declared parts
-_STEEPEST = 200.0  # largest decay rate, of a tail that contains almost nothing
+_ROUNDING_OF_SHARES = 0.01  # tolerance for the sum of the declared parts of the variance, which users may have rounded
+_STEEPEST = 200.0  # largest decay rate of a spectrum's power law: a steeper tail contains almost no variance
 
 
 def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
-    """Return the d components' parts of all variance, descending, with sum 1.
+    """Return the part of all variance that each component captures, by a declared spectrum; descending, with sum 1.
 
     Raises
     ------
     InvalidInput
-        If the text is not a valid declaration, or no spectrum of ``n_features`` features has such parts.
+        If the text is not a valid spectrum, or if ``n_features`` components cannot have the stated parts.
     """
     order = np.arange(1.0, n_features + 1.0)
     if declared == "flat":
@@ -71,13 +75,13 @@ def spectrum_shares(declared: str, *, n_features: int) -> NDArray[np.float64]:
 
 
 def _continued(parts: list[float], rest: float, n_features: int, declared: str) -> NDArray[np.float64]:
-    """Return stated parts, followed by a power law that starts at the last part and contains the rest."""
+    """Extend stated parts of the variance by a power law that starts at the last part and sums to ``rest``."""
     beyond = np.arange(len(parts) + 1.0, n_features + 1.0) / len(parts)
     most = parts[-1] * len(beyond)
     if rest > most + _ROUNDING_OF_SHARES:
         raise InvalidInput(
-            f"spectrum={declared!r} leaves {rest:.4g} of all variance to {len(beyond)} components, none of which holds "
-            f"more than the last one stated; state larger parts, or more of them."
+            f"spectrum={declared!r} leaves {rest:.4g} of all variance to the other {len(beyond)} components, which is "
+            f"too much: none of them may have more than the last stated part; state larger parts, or more parts."
         )
     if rest <= parts[-1] * float(beyond[0]) ** -_STEEPEST if len(beyond) else True:
         tail = np.zeros(len(beyond))
@@ -110,12 +114,12 @@ def _refused(declared: str) -> InvalidInput:
 
 
 UNDECLARED_SHARE = 0.1
-"""The share of the default number of records that is assumed if no number is declared."""
+"""If no number of records is declared, a forecast assumes this share of the default number."""
 
 _ROUNDING = 1e-9
 _LARGEST_EPSILON = 1e3
-_LEAST_NOISE = 1e-6  # a smaller noise multiplier has no meaningful epsilon
-_CLOSE, _ATTEMPTS = 0.01, 12  # largest relative excess of a returned epsilon, and largest number of plans
+_LEAST_NOISE = 1e-6  # least noise multiplier for which an epsilon is computed; below, epsilon is meaninglessly large
+_CLOSE, _ATTEMPTS = 0.01, 12  # `epsilon_needed`: accepted relative error of the result, and largest number of plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,8 @@ class Forecast:
     level : float, records at the clip norm
         The least strength of a component that can be distinguished from noise.
     strength : float, records at the clip norm
-        The largest possible strength of the k-th component, or of its distance to the next if ``together`` was set.
+        The largest possible strength of component k. If `forecast` was called with ``together``: the largest possible
+        difference between the strengths of components k and k + 1.
     above_noise : int, optional
         How many of the k components can be above the noise; None if no number of records is declared.
     """
@@ -148,9 +153,9 @@ class Forecast:
 
     @property
     def records_needed(self) -> float:
-        """The number of records with which the k-th component could be above the noise.
+        """The number of records at the clip norm with which the k-th component could be above the noise.
 
-        Records are at the clip norm. The number is infinite if the component has strength 0.
+        The number is infinite if the k-th component has strength 0.
         """
         if self.strength <= 0.0:
             return math.inf
@@ -164,9 +169,9 @@ class Forecast:
             if UNDECLARED_SHARE * self.strength >= self.level:
                 return ()
             return (
-                f"{found}no number of records is declared: unless there are well over {self.records_needed:,.0f}, "
-                "components are noise; ingest with --records-at-most to check this; with fewer records, spend more "
-                "epsilon or request fewer components.",
+                f"{found}no number of records is declared: unless there are well over {self.records_needed:,.0f} "
+                "records, components are noise; ingest with --records-at-most to check this; with fewer records, spend "
+                "more epsilon or request fewer components.",
             )
         declared = f" with spectrum={_short(self.problem.spectrum)}" if self.problem.spectrum else ""
         if self.above_noise == 0:
@@ -188,14 +193,15 @@ def forecast(problem: Problem, *, n_components: int, level: float, together: boo
     Parameters
     ----------
     problem : Problem
-        The public facts, with the declared spectrum. Without a declaration the most favourable spectrum for each
-        number of components is assumed.
+        The public facts, with the declared spectrum. Without a declared spectrum, the forecast for each number of
+        components assumes the spectrum that favours this number most.
     n_components : int
         The number k.
     level : float, records at the clip norm
         The least strength of a component that can be distinguished from noise.
     together : bool
-        Whether either all components or none are above the noise, depending on the gap behind the last one.
+        Whether the mechanism releases the k directions as a whole. Then either all or none of the components are above
+        the noise. All are above the noise if the strengths of components k and k + 1 differ by at least ``level``.
 
     Raises
     ------
@@ -233,21 +239,22 @@ def forecast_of(plan: Plan, *, n_components: int) -> Forecast | None:
 def epsilon_needed(mechanism: Mechanism[Subspace], plan: Plan, *, strength: float) -> float | None:
     """Return the epsilon at which a component of a given strength could be above the noise of a mechanism.
 
-    It is found by repeated planning at the planned delta. A plan with sampling takes seconds. For such a plan the level
-    is assumed to be proportional to the noise of one Gaussian release, which many sampled releases approximate.
+    The function plans the mechanism repeatedly, with different epsilons and the delta of ``plan``. Plans with sampled
+    records would take seconds each. For them, the noise level is assumed to be proportional to the noise of one
+    Gaussian release, because a sequence of many sampled releases behaves like one Gaussian release.
 
     Returns
     -------
     float or None
-        At most 1 % more than needed, for plans without sampling. Infinite if no epsilon below 1,000 suffices. None if
-        the mechanism refuses a tried epsilon.
+        An epsilon that exceeds the least sufficient one by at most 1 %, for plans without sampling. Infinite if no
+        epsilon below 1,000 suffices. None if the mechanism refuses a tried epsilon.
     """
     if plan.level is None or strength <= 0.0:
         return math.inf
     if any(step["name"] == "poisson_sampled" for step in steps(plan.event)):
         return _as_one_gaussian(plan, strength)
     known, noise = plan.target.epsilon, plan.level
-    tried, fall = known, -1.0  # the level falls about like 1 / epsilon
+    tried, fall = known, -1.0  # the noise level is about proportional to 1 / epsilon
     for _ in range(_ATTEMPTS):
         wanted = strength * (1.0 - _CLOSE / 2.0)
         tried = min(known * math.exp(math.log(wanted / noise) / fall), _LARGEST_EPSILON)

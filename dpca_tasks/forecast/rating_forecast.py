@@ -1,8 +1,8 @@
-"""Expected errors of completion mechanisms from public facts alone, on which a dry run bases its advice.
+"""Expected errors of completion mechanisms from public facts alone; the advice of a dry run is based on them.
 
-Where public facts are missing, the forecast assumes that all items are rated equally often and that every user rates K
-of them. It also assumes that the factors explain a stated part of the variance of ratings without offsets. No row is
-read.
+The forecast reads no row. It assumes that all items are rated equally often, and that every user rates K items, the
+largest number of ratings that are counted for one user. It also assumes that the factors explain a stated part of the
+variance of the ratings, after the items' offsets are subtracted.
 
 >>> problem = RatingsProblem(n_features=1000, low=-4.0, high=4.0, ratings_per_user=200, records_at_most=50_000)
 >>> best, *others = forecast(problem, PrivacyTarget(epsilon=1.0, delta=1e-5), rank=5)
@@ -22,24 +22,26 @@ from dpca_tasks.mechanisms.base import PrivacyTarget
 from dpca_tasks.mechanisms.completion.ratings import COUNT_SHARE, SPREAD, RatingsProblem
 
 SIGNAL = 0.5
-"""The assumed part of the variance of ratings without offsets that factors explain, if none is declared."""
+"""The part of the variance of ratings, after offsets are subtracted, that factors explain if no part is declared."""
 TOTALS, ROUNDS, OUTER, POOLED = 0.1, 4, 0.41, 2
 """Defaults of `dpals`: the share of totals, the number of rounds, the share of H, and the number of averaged rounds."""
 _REPLACED = 1.5
-"""The factor on the noise of `dpals` under replace_one; for a moment it is sqrt 2."""
+"""The factor by which the replace_one relation increases the noise of `dpals`; for a moment the factor is sqrt 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The expected error of a mechanism.
+    """The expected error of a completion mechanism.
 
     Parameters
     ----------
     mechanism : str
-    error : float, ratings
-        The expected RMSE of ratings that were not given.
+        The name of the mechanism.
+    error : float, in the units of ratings
+        The expected RMSE of predictions for ratings that users did not give.
     missed : float
-        The approximate expected relative error of the directions of factors; infinite if there are no factors.
+        The approximate expected error of the item factors' directions, relative to their length. Infinite if the
+        mechanism releases no factors.
     """
 
     mechanism: str
@@ -48,33 +50,38 @@ class Forecast:
 
     @property
     def captured(self) -> float:
-        """The part of the factors' variance that is expected to be found."""
+        """The part of the variance that exact factors explain and that the released factors are expected to explain."""
         return 1.0 / (1.0 + self.missed**2)
 
 
 def forecast(
     problem: RatingsProblem, target: PrivacyTarget, *, rank: int, signal: float | None = None
 ) -> list[Forecast]:
-    r"""Forecast `dpals`, `one_shot` and `item_means`, the least expected error first.
+    r"""Forecast the errors of `dpals`, `one_shot` and `item_means`; the mechanism with the least error is first.
 
     Notes
     -----
-    Let there be n users and m items, with ``p = K / m``. Let q be the part of variance that is signal, and
-    ``z = 1 / mu`` the noise multiplier of one step with the whole budget. Then the relative errors of the directions
-    are, to first order in the noise:
+    Let n be the number of users, m the number of items, K the number of ratings per user, r the rank and ``p = K / m``.
+    Let q be the part of the ratings' variance that factors explain (``signal``). Let ``z = 1 / mu`` be the noise
+    multiplier of one Gaussian step with the whole budget. Then the item factors' directions have the following relative
+    errors, to first order in the noise:
 
-    - *one_shot.* A row of norm 1 adds ``p q / r`` to the moment along each direction, and n rows add ``L = n p q / r``.
-      The isometric noise has the std ``z / sqrt 2`` off the diagonal, and norm ``z sqrt(m / 2)`` on one direction.
-      Missing ratings make rows differ by ``sqrt(n (p q / r + (1 - q) / m) (1 - p))`` on one direction. Both errors are
-      divided by L.
-    - *dpals.* An item is regressed on ``N = n K / m`` users of norm 1, with ``H = (N / r) I``. The noise of w has the
-      std ``z_w sqrt(K) g / sqrt m`` on each of r coordinates. The noise of H has the std ``z_h sqrt(K / 2)`` times an
-      item's norm ``sqrt(r / m)``. Relative to that norm, the errors are ``r z_w sqrt(K) g / N`` and
-      ``r z_h sqrt(K r / 2) / N``, with the clip g in its multiples, and the budgets of the averaged rounds. If the
-      ratings themselves are noisy, an item has the additional error ``sqrt((1 - q) / q  r / N)``.
+    - *one_shot* releases the moment of the users' rows. A row of norm 1 adds ``p q / r`` to the moment along each
+      factor direction, so n rows add ``L = n p q / r``. The isometric noise has the std ``z / sqrt 2`` off the
+      diagonal. So the product of the noise with a unit vector has the norm ``z sqrt(m / 2)``. Because of missing
+      ratings, the product of the moment itself with a unit vector has the error
+      ``sqrt(n (p q / r + (1 - q) / m) (1 - p))``. The relative errors are both errors divided by L.
+    - *dpals* releases for each item the Gram matrix H of its users' factors, and the vector w of the factors weighted
+      by the ratings. Each item has ``N = n K / m`` users with factors of norm 1, so ``H = (N / r) I``. The noise of w
+      has the std ``z_w sqrt(K) g / sqrt m`` on each of r coordinates, where g is the clip of ratings in multiples of
+      ``1 / sqrt m``. The noise of H has the std ``z_h sqrt(K / 2)``, and is multiplied by the norm ``sqrt(r / m)`` of
+      an item's factor. Relative to that norm, the errors are ``r z_w sqrt(K) g / N`` and ``r z_h sqrt(K r / 2) / N``.
+      The noise multipliers ``z_w`` and ``z_h`` follow from the budget of the rounds whose results are averaged. The
+      part ``1 - q`` of the ratings' variance adds the error ``sqrt((1 - q) / q  r / N)``.
 
-    A relative error d leaves ``1 / (1 + d^2)`` of the signal. A user's regression on K ratings has the variance of the
-    rest times ``rank / K``, reduced by its ridge. Offsets have the error that their shrinkage expects.
+    If directions have the relative error d, factors explain the part ``q / (1 + d^2)`` of the variance. A user's
+    regression on K ratings adds the unexplained variance times ``r / K``, reduced by the ridge of the regression. The
+    error of the offsets is the error for which their shrinkage is optimal.
     """
     part = SIGNAL if signal is None else signal
     if not 0 < part <= 1:
@@ -98,7 +105,10 @@ def _variance(problem: RatingsProblem) -> float:
 
 
 def _left_of_offsets(problem: RatingsProblem, multiplier: float) -> float:
-    """Return the expected squared error of shrunk offsets of items, whose std is half the std of ratings."""
+    """Return the expected squared error of shrunk item offsets.
+
+    The std of the exact offsets over the items is assumed to be half the std of ratings.
+    """
     count = problem.records_at_most * problem.most / problem.n_features
     share = 1.0 - COUNT_SHARE
     noise = multiplier * math.sqrt(problem.most / share) * _replaced(problem, math.sqrt(max(2.0, 4.0 * share)))
@@ -110,10 +120,10 @@ def _left_of_offsets(problem: RatingsProblem, multiplier: float) -> float:
 def _with_factors(
     name: str, problem: RatingsProblem, rank: int, part: float, multiplier: float, missed: float
 ) -> Forecast:
-    """Return the forecast for factors with relative error ``missed``, after offsets with the totals' share."""
+    """Forecast a mechanism whose factors have the relative error ``missed``; its offsets get the share `TOTALS`."""
     found = part / (1.0 + missed**2)
     left, own = 1.0 - found, rank / problem.most
-    weight = 1.0 / (1.0 + own)  # shrinkage of a user's regression by its ridge
+    weight = 1.0 / (1.0 + own)  # the ridge multiplies the solution of a user's regression by this factor
     regression = (1.0 - weight) ** 2 * found + weight**2 * own * left
     offsets = _left_of_offsets(problem, multiplier / math.sqrt(TOTALS))
     return Forecast(mechanism=name, error=math.sqrt(_variance(problem) * (left + regression) + offsets), missed=missed)

@@ -1,13 +1,17 @@
 r"""Forecast of the components and the noise of a planned tensor release, from public facts alone.
 
-With n records in k components of equal weight and length ``|mu|``, each component has the eigenvalue ``n |mu|^2 / k``
-in the second moment and the value ``n |mu|^3 / k`` in the core ``T(U, U, U)``. It can be found if both hold:
+A tensor release has two parts: the second moment of the records, whose k leading eigenvectors U are computed, and the
+core, which is the third moment tensor T along these directions, ``T(U, U, U)``. Suppose that n records belong to k
+components of equal weight, each with a mean of length ``|mu|``. Then each component has the eigenvalue ``n |mu|^2 / k``
+in the second moment and the value ``n |mu|^3 / k`` in the core. A component can be found if two conditions hold:
 
-- The eigenvalue exceeds ``sqrt(2 D) std``, the spectral norm of the noise of the second moment. Then the component has
-  the squared overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, at least 3/4, with the released directions.
-- The value along these directions, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``, the largest value of the core's
-  noise along any direction. Whitening divides both by the same power of the eigenvalues. So this compares a component
-  of the whitened tensor, ``(n / k)^(-1/2)``, with its noise.
+- The eigenvalue exceeds ``sqrt(2 D) std``. This is the spectral norm of the second moment's noise for D features, where
+  ``std`` is the noise's standard deviation on the diagonal. Then the component has with the span of U the squared
+  overlap ``o^2 = 1 - (sqrt(2 D) std / 2)^2 / eigenvalue^2``, which is at least 3/4.
+- The value along U, ``n |mu|^3 o^3 / k``, exceeds ``1.657 sqrt(k) std``. This is the largest value of the core's noise
+  along any direction, where ``std`` is the noise's standard deviation on the core's diagonal. The decomposition later
+  whitens the core. Whitening divides the value and the noise by the same power of the eigenvalues. So the comparison
+  is also valid for the whitened core, in which a component has the value ``(n / k)^(-1/2)``.
 
 >>> def core_std(n_components, overlap):
 ...     return 100.0
@@ -30,21 +34,22 @@ from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 
 LARGEST_CORE = 1.657
-"""The largest value of isometric noise of order 3 along a direction, over ``sqrt(k)`` times its diagonal's std."""
+"""The largest value of an isometric noise tensor of order 3 along a direction, over ``sqrt(k)`` times the std of its
+diagonal entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A forecast for the requested components, and the largest number that can be found.
+    """A forecast for the requested components, and the largest number of components that can be found.
 
     Parameters
     ----------
     room : int
-        The largest number of components of equal weight that can all be found; 0 if not even one can.
+        The largest number of components of equal weight that can all be found; 0 if not even one can be found.
     eigenvalue, edge : float
-        The eigenvalue of a requested component in the second moment, and the value that it must exceed.
+        The eigenvalue of a requested component in the second moment, and the threshold that the eigenvalue must exceed.
     value, core_edge : float
-        The value of a requested component in the core, and the value that it must exceed.
+        The value of a requested component in the core ``T(U, U, U)``, and the threshold that the value must exceed.
     """
 
     room: int
@@ -63,20 +68,21 @@ def room_for(
     moment_std: float,
     core_std: Callable[[int, float], float],
 ) -> Room:
-    """Compare components with the noise of both releases.
+    """Compare components of equal weight with the noise of a tensor release, in the second moment and in the core.
 
     Parameters
     ----------
     n_components : int
         The requested number of components.
     n_records, n_features : float and int
-        The declared numbers.
+        The declared number of records, and the number of features.
     length : callable
-        Returns ``|mu|`` of each of k components, for k.
+        Returns the assumed length of each component's mean, as a function of the number of components.
     moment_std : float
         The std of the noise on the diagonal of the second moment.
     core_std : callable
-        Returns the std of the noise on the diagonal of the core, for the number of components and their overlap.
+        Returns the std of the noise on the diagonal of the core, as a function of the number of components and of
+        their overlap with the released directions (`overlap_of`).
     """
 
     def compared(count: int) -> Room:
@@ -99,14 +105,18 @@ def room_for(
 
 
 def overlap_of(eigenvalue: float, edge: float) -> float:
-    """Return the cosine between a component and the released directions; 0 if the noise hides the component."""
+    """Return the cosine between a component and the span of the released directions; 0 if noise hides the component.
+
+    The component has ``eigenvalue`` in the second moment, whose noise has the spectral norm ``edge``.
+    """
     return math.sqrt(max(0.0, 1.0 - (edge / 2.0 / eigenvalue) ** 2)) if eigenvalue > 0 else 0.0
 
 
 def longest_row(n_components: int, *, n_features: int, length: float, overlap: float) -> float:
-    """Estimate the norm of the longest row of released directions, if topics divide the words evenly.
+    """Estimate the largest norm of a row of the released directions U, if topics divide the words evenly.
 
-    A word has ``length`` in its topic's direction, and its row of the noise is a row of a random frame.
+    Each row of U belongs to a word. Exact directions give each row the norm ``length``, in its topic's direction. Noise
+    mixes the exact row with a row of a random orthonormal matrix, according to the ``overlap`` of U with the topics.
     """
     noise = (math.sqrt(n_components) + math.sqrt(2.0 * math.log(n_features))) ** 2 / n_features
     return math.sqrt(min(1.0, (length * overlap) ** 2 + (1.0 - overlap**2) * noise))
@@ -118,9 +128,9 @@ def _stands(found: Room) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedNoise:
-    """Stds of noise on the diagonals of the second moment and of the core.
+    """Stds of a tensor release's noise, on the diagonal of the second moment and on the diagonal of the core.
 
-    The std of the core is a function of the number of components and their overlap.
+    ``core_std`` is a function of the number of components and of their overlap with the released directions.
     """
 
     moment_std: float
@@ -128,9 +138,10 @@ class ExpectedNoise:
 
 
 def lengths_of(releases: TensorReleases, *, declared: float | None) -> Callable[[int], float]:
-    """Return the length of each of k components, as a function of k: declared, or assumed without a declaration.
+    """Return a function of the number k of components, which gives the length of each component's mean.
 
-    Topics are assumed to divide the words evenly, and centres to be as long as the clip norm allows.
+    The length is ``declared``, if given. Otherwise topics are assumed to divide the words evenly, and the centres of a
+    mixture are assumed to be as long as the clip norm permits.
     """
     problem = releases.problem
     if declared is not None:
@@ -143,22 +154,22 @@ def lengths_of(releases: TensorReleases, *, declared: float | None) -> Callable[
 
 
 def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], float]) -> ExpectedNoise:
-    """Return the noise that a plan adds to each release.
+    """Return the stds of the noise that a plan adds to the second moment and to the core of a tensor release.
 
     Parameters
     ----------
     plan : Plan
         A plan of two steps: the second moment, and the core.
     releases : TensorReleases
-        The planned releases.
+        The two planned steps: the queries for the second moment and the core, and their public facts.
     length : callable
-        The result of `lengths_of`; rows of the directions of topics are assumed to have this length.
+        The result of `lengths_of`. For topics, the rows of the exact directions are assumed to have this length.
     """
     moment, core = (_multiplier(step) for step in events.steps(plan.event))
     order = releases.problem.n_features
     over = moment(order * (order + 1) // 2)
     if plan.printed:
-        over *= math.sqrt(2.0)  # printed noise has one std on and off the diagonal
+        over *= math.sqrt(2.0)  # the published noise has the same std on and off the diagonal of the moment
 
     def core_std(count: int, overlap: float) -> float:
         drawn = core(count * (count + 1) * (count + 2) // 6)
@@ -168,14 +179,17 @@ def noise_of(plan: Plan, releases: TensorReleases, *, length: Callable[[int], fl
 
 
 def _multiplier(step: events.Event) -> Callable[[int], float]:
-    """Return the std of a coordinate over the sensitivity, as a function of the number of coordinates."""
+    """Return a function of the number of coordinates: the noise's std in each coordinate, divided by the sensitivity.
+
+    ``step`` is the event of a Gaussian step or of a pure step.
+    """
     if step["name"] == "gaussian":
         return lambda _: float(step["noise_multiplier"])
     return lambda coordinates: math.sqrt(coordinates + 1.0) / float(step["epsilon"])
 
 
 def _core_sensitivity(releases: TensorReleases, count: int, *, length: float, overlap: float) -> float:
-    """Estimate the sensitivity of the core, in its units."""
+    """Estimate the sensitivity of the core of a tensor release, in the units of the core's entries."""
     problem = releases.problem
     is_replaced = problem.relation == "replace_one"
     if problem.clip_norm is None:

@@ -1,9 +1,9 @@
-"""Products of mostly full rows, and of records with many rows.
+"""Matrix products for nearly dense rows, and for records with many rows.
 
-*Mostly full rows* are densified strip by strip and multiplied by BLAS. The result is exact to the last bit: entries are
-integers and every sum of products stays below ``2^53``, so floats hold each sum exactly and BLAS may add in any order.
-A strip has at most `CELLS` cells, unless one record is wider, and each result is added to the total at once. So memory
-is limited to a strip and a panel of the triangle.
+*Nearly dense rows* are converted to dense arrays, one strip of rows at a time, and multiplied by BLAS. The result is
+exact: entries are integers and every sum of products stays below ``2^53``. So float64 represents each sum exactly, and
+BLAS may add in any order. A strip has at most `CELLS` cells, unless a single record has more. The products of a strip
+are added to the total before the next strip is read. So memory is limited to a strip and a panel of the result.
 
 >>> import numpy as np
 >>> total = np.zeros(3, np.int64)
@@ -11,10 +11,10 @@ is limited to a strip and a panel of the triangle.
 >>> total
 array([ 1,  2, 13])
 
-*Records with many rows* have products that are rounded once per record instead of once for each score.
-
-The error of rounded scores grows with the number of rows of a record, which may be ``4^bits``. The error of a rounded
-product grows with the number of its entries alone. It takes an array as large as the product, and no BLAS.
+*Records with many rows.* The contribution of a record with rows X is ``X^T (X V)`` for public directions V. For short
+records the scores ``X V`` are rounded, so the error grows with the number of rows, which may be ``4^bits``. For long
+records the whole product is rounded instead, so the error depends only on the size of the product. The exact product
+is formed without BLAS, in an array of that size.
 """
 
 import numpy as np
@@ -25,19 +25,19 @@ from dpca_tasks.kernels.products import round_scores, score_limits
 from dpca_tasks.threads import one_thread
 
 CELLS = 1 << 21
-"""Cells of a strip: 16 MiB, at which BLAS is near its peak."""
+"""Largest number of cells in a strip of rows: 16 MiB, large enough for BLAS to be near its peak speed."""
 PANEL = 256
-"""Rows of the triangle per panel; more would use more memory, fewer more time."""
+"""Number of rows of the triangle in a panel; more rows need more memory, fewer rows need more time."""
 FULL = 0.3
-"""Density from which BLAS is faster than a loop over stored values."""
+"""Share of stored values among all cells from which BLAS is faster than a loop over stored values."""
 
 
 def is_dense(density: float | None) -> bool:
-    """Return whether to use BLAS instead of the loops over stored values, by the declared density alone.
+    """Return whether to multiply rows by BLAS instead of loops over stored values, by the declared density alone.
 
-    The rows never influence the choice. BLAS does ``n d^2`` operations and a loop ``(density d)^2 n / 2``, each of
-    which takes 6 to 9 times as long. So the density at which both take the same time does not depend on d. Without a
-    declared density the rows count as sparse.
+    The private rows never influence the choice. For n rows of d features, BLAS does ``n d^2`` operations. A loop over
+    stored values does ``(density d)^2 n / 2`` operations, each of which takes 6 to 9 times as long. So the density at
+    which both take the same time does not depend on d. Without a declared density, loops are used.
     """
     return density is not None and density >= FULL
 
@@ -49,10 +49,10 @@ def add_dense_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the packed upper triangle of ``X^T X``, as `dpca_tasks.kernels.outer_products.add_outer_products` does.
+    """Add the packed upper triangle of ``X^T X`` for rows X on the integer grid to ``total``.
 
-    The norm of a row is at most ``2^14``, as the grid ensures, so the sums of a strip of ``2^21`` cells stay below
-    ``2^49``.
+    The sums are the same as those of `dpca_tasks.kernels.outer_products.add_outer_products`. The norm of a row on the
+    grid is at most ``2^14``, so the sums over a strip of ``2^21`` cells stay below ``2^49``.
     """
     n_rows = row_ptr.size - 1
     strip = np.empty((min(n_rows, strip_rows(n_features)), n_features))
@@ -82,7 +82,11 @@ def add_dense_moment_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X_u^T Y_u`` of every record not too long, as `dpca_tasks.kernels.products.add_moment_products` does."""
+    """Add ``X_u^T Y_u`` to ``total`` for every record u of at most ``longest`` rows ``X_u``.
+
+    ``Y_u`` are the scores ``X_u V`` with the directions V, rounded and clipped. The sums are the same as those of
+    `dpca_tasks.kernels.products.add_moment_products`.
+    """
     n_features, width = directions.shape
     at_once = strip_rows(n_features)
     public = directions.astype(np.float64)
@@ -109,7 +113,7 @@ def densify(
     row_ptr: NDArray[np.int64],
     cells: NDArray[np.float64],
 ) -> None:
-    """Write rows as dense arrays."""
+    """Write rows in compressed sparse format into a dense array."""
     for row in range(row_ptr.size - 1):
         cell = cells[row]
         cell[:] = 0.0
@@ -125,7 +129,10 @@ def add_panel(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add a rectangle of a symmetric matrix, from a given row and column on, to the packed upper triangle."""
+    """Add a rectangular block of a symmetric matrix to the packed upper triangle ``total``.
+
+    The block begins at row ``top`` and column ``left`` of the matrix. Entries below the diagonal are skipped.
+    """
     for at in range(product.shape[0]):
         row = top + at
         start = row * n_features - (row * (row + 1)) // 2
@@ -135,7 +142,7 @@ def add_panel(
 
 
 def strip_rows(n_features: int) -> int:
-    """Return the number of rows of a strip."""
+    """Return the number of rows, each of ``n_features`` cells, in a strip of at most `CELLS` cells."""
     return max(1, CELLS // n_features)
 
 
@@ -152,13 +159,15 @@ def add_long_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X_u^T X_u V`` of every record of more than ``longest`` rows, rounded to steps of ``4^-bits``.
+    """Add ``X_u^T X_u V`` of every record u of more than ``longest`` rows ``X_u``, rounded to steps of ``4^-bits``.
+
+    V are the ``directions``, in steps of ``2^-direction_bits``.
 
     Guarantees
     ----------
     The Frobenius norm of the contribution of a record is at most ``most`` steps and at most 1, compared in integers.
-    The contribution is the record's product, rounded to nearest. If that is too long, the product is scaled down below
-    the limit, provided it is longer itself, and rounded toward zero.
+    The contribution is the exact product, rounded to nearest, if that is within the limit. Otherwise the product is
+    rounded toward zero, after it is scaled to just below the limit where the exact product exceeds the limit.
     """
     width = directions.shape[1]
     limit = min(np.int64(most), np.int64(1) << (2 * bits))
@@ -199,7 +208,7 @@ def add_long_products(
                 for j in range(width):
                     squares += np.float64(product[column, j]) * np.float64(product[column, j])
             scale = min(step, np.float64(limit) * (1.0 - 2.0**-24) / np.sqrt(squares))
-        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # true except for the last rounding
+        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # else nothing is added
         for column in met:
             for j in range(width):
                 if fits:
@@ -210,7 +219,11 @@ def add_long_products(
 
 @njit(cache=True, nogil=True)
 def rounded(entry: np.int64, scale: float, direction_bits: int) -> np.int64:
-    """Round an entry of a product to the grid: toward zero if it is scaled, otherwise to nearest."""
+    """Convert an entry of an exact product to grid steps.
+
+    If ``scale`` is positive, the entry is multiplied by it and rounded toward zero. Otherwise the entry is divided by
+    ``2^direction_bits`` and rounded to nearest.
+    """
     if scale > 0.0:
         return np.int64(np.float64(entry) * scale)
     return (entry + (np.int64(1) << (direction_bits - 1))) >> direction_bits
@@ -220,7 +233,10 @@ def rounded(entry: np.int64, scale: float, direction_bits: int) -> np.int64:
 def is_short(
     product: NDArray[np.int64], columns: NDArray[np.int64], scale: float, direction_bits: int, most: np.int64
 ) -> bool:
-    """Return whether the norm of a rounded product is at most a number of steps, which is at most ``2^28``."""
+    """Return whether the Frobenius norm of a product, rounded by `rounded`, is at most ``most`` grid steps.
+
+    Only the given rows (``columns`` of the data) of the product are nonzero. ``most`` is at most ``2^28``.
+    """
     left = most * most
     for column in columns:
         for j in range(product.shape[1]):

@@ -1,16 +1,18 @@
-"""Loops that compute norms of records and convert records to the integer grid.
+"""Loops that compute norms of records and round records to an integer grid.
 
-*Before the grid.* Norms of records are computed as stored, and records are normalised or extended. Loops run in a fixed
-order inside one record and use only ``+ - * / sqrt``, so the bits are the same in any block.
+A record is the group of rows of one individual. Rows are in compressed sparse format.
 
-*Onto the grid.* Rows are made canonical, duplicates are merged, and records are clipped in integers.
+*Before rounding.* Norms of records are computed from the stored floats, and records are normalised or get a constant
+column. Loops run in a fixed order inside one record and use only ``+ - * / sqrt``. So the bits of a record's result do
+not depend on the block in which the record is stored.
 
-*With a public mean.* A record minus a public mean is clipped again and converted without being formed: rows stay
-sparse. A record x of one row that ends in a constant 1 represents ``x - m``, the image of ``[x, 1]`` under the linear
-map ``(x, t) -> x - t m``. So a record is scaled and rounded as stored, with its constants, and the check applies to the
-norm of the represented record ``x - m``. All numbers are integers, m too, so that check is exact.
+*Rounding to the grid.* Rows are made canonical, duplicates are merged, and records are clipped in integers.
 
-*On the grid.* Squares of records along public directions are computed in integers, separately for each record.
+*Subtracting a public mean.* Rows minus a mean m would be dense. Instead, a sparse row x is extended by a constant t,
+and ``[x, t]`` represents ``x - t m``. The extended row is scaled and rounded. The bound is checked for the norm of the
+represented row ``x - t m``. All numbers are integers, including m, so this check is exact.
+
+*On the grid.* Squared norms of records along public directions are computed in integers, separately for each record.
 """
 
 import numpy as np
@@ -20,9 +22,10 @@ from numpy.typing import NDArray
 
 @njit(cache=True, nogil=True)
 def record_norm(values: NDArray[np.floating], start: int, stop: int) -> tuple[float, float]:
-    """Return a power of two and the norm of the record times that power.
+    """Return a power of two, and the norm of the record ``values[start:stop]`` multiplied by that power.
 
-    If a value is not finite, the norm is infinite or NaN. The power is 1 unless the squares would overflow or vanish.
+    The power is 1 unless the squares of the values would overflow or underflow. If a value is not finite, the norm is
+    infinite or NaN.
     """
     factor, squares = 1.0, sum_of_squares(values, start, stop, 1.0)
     if not 2.0**-900 < squares < 2.0**900:
@@ -33,7 +36,7 @@ def record_norm(values: NDArray[np.floating], start: int, stop: int) -> tuple[fl
 
 @njit(cache=True, nogil=True)
 def sum_of_squares(values: NDArray[np.floating], start: int, stop: int, factor: float) -> float:
-    """Return the sum of squares of a record times a factor."""
+    """Return the sum of squares of the values of a record, each multiplied by ``factor`` before squaring."""
     squares = 0.0
     for at in range(start, stop):
         part = np.float64(values[at]) * factor
@@ -45,7 +48,7 @@ def sum_of_squares(values: NDArray[np.floating], start: int, stop: int, factor: 
 def normalise_records(
     values: NDArray[np.floating], row_ptr: NDArray[np.int64], record_ptr: NDArray[np.int64], length: float
 ) -> NDArray[np.float64]:
-    """Scale each record to norm ``length``; empty and non-finite records are not changed."""
+    """Scale each record to norm ``length``; records that are zero, empty or not finite are not changed."""
     scaled = values.astype(np.float64)
     for record in range(record_ptr.size - 1):
         start, stop = row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]
@@ -67,9 +70,9 @@ def extend_records(
     constant: float,
     column: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int64]]:
-    """Clip each record to ``clip_norm`` and append ``constant / sqrt(m)`` to each of its m rows, at ``column``.
+    """Clip each record to norm ``clip_norm``, and append ``constant / sqrt(m)`` to each of its m rows, at ``column``.
 
-    A non-finite record becomes the empty record; its rows get the constant too.
+    The values of a record that is not finite become 0; its rows get the constant too.
     """
     n_rows = row_ptr.size - 1
     longer = np.zeros(values.size + n_rows, np.float64)
@@ -94,7 +97,10 @@ def extend_records(
 
 @njit(cache=True, nogil=True)
 def shared_constant(square: int, n_rows: int) -> np.int32:
-    """Return ``floor(sqrt(square / m))``, the largest constant that m rows can share; exact for ``square <= 2^52``."""
+    """Return the largest integer c with ``n_rows c^2 <= square``, exact for ``square <= 2^52``.
+
+    It is the constant that is appended to each of the ``n_rows`` rows of a record.
+    """
     return np.int32(np.floor(np.sqrt(np.float64(square // max(n_rows, 1)))))
 
 
@@ -107,9 +113,9 @@ def append_constants(
     square: int,
     column: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Append `shared_constant` to each of the m rows of a record on the grid, at ``column``.
+    """Append the constant `shared_constant` to each row of every record on the grid, at ``column``.
 
-    The constants of a record depend on its number of rows alone, and their squares sum to at most ``square``.
+    The constants of a record depend only on the number of rows of the record. Their squares sum to at most ``square``.
     """
     longer = np.empty(values.size + row_ptr.size - 1, np.int32)
     columns = np.empty(longer.size, np.int32)
@@ -132,9 +138,9 @@ def norm_bins(
     record_ptr: NDArray[np.int64],
     edges: NDArray[np.float64],
 ) -> NDArray[np.int64]:
-    """Return the index of the first edge that is at least each record's norm, or of the last edge for larger norms.
+    """Return the histogram bin of each record's norm, where ``edges`` are the upper edges of the bins.
 
-    For empty and non-finite records the index is -1.
+    Norms above the last edge are in the last bin. For records that are zero, empty or not finite the result is -1.
     """
     bins = np.full(record_ptr.size - 1, -1, np.int64)
     for record in range(record_ptr.size - 1):
@@ -147,10 +153,10 @@ def norm_bins(
 
 @njit(cache=True, nogil=True)
 def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], n_features: int) -> bool:
-    """Return whether every row has strictly increasing column ids inside ``0 .. n_features - 1``.
+    """Return whether every row has strictly increasing column ids from 0 to ``n_features - 1``.
 
-    This is the case when ids fail to increase only where a row begins, and the first and last id of each row are
-    inside.
+    The loop counts positions where an id is not above the id before it. In canonical rows, such positions occur only at
+    the start of a row. It then suffices to check that the first and the last id of each row are in the range.
     """
     falls = 0
     for at in range(1, indices.size):
@@ -168,7 +174,7 @@ def rows_are_canonical(indices: NDArray[np.integer], row_ptr: NDArray[np.int64],
 def merge_duplicates(
     values: NDArray[np.float64], rows: NDArray[np.int64], columns: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """Add up consecutive entries with the same row and column; entries must be sorted by both."""
+    """Merge entries with the same row and column by adding their values; entries must be sorted by row and column."""
     merged, row_ids, column_ids = np.empty_like(values), np.empty_like(rows), np.empty_like(columns)
     count = 0
     for at in range(values.size):
@@ -190,13 +196,14 @@ def grid_records(
 ) -> NDArray[np.int32]:
     """Clip each record to ``clip_norm`` and round it to the grid on which ``clip_norm`` is ``sqrt(bound)`` steps.
 
-    The squares of a record sum to at most ``bound``; see `blocks`.
+    The squared integers of a record sum to at most ``bound``, as the notes of `dpca_tasks.records.blocks` prove. A
+    record with a value that is not finite becomes 0.
     """
     half_range = np.sqrt(np.float64(bound))
     gridded = np.empty(values.size, np.int32)
-    for at in range(values.size):  # all values unscaled, in one loop without a branch
+    for at in range(values.size):  # first assume that no record needs clipping: one loop without branches
         part = np.float64(values[at]) / clip_norm * half_range
-        part = part if part < half_range + 1.0 else half_range + 1.0  # for NaN too: this entry alone exceeds the bound
+        part = part if part < half_range + 1.0 else half_range + 1.0  # also for NaN; exceeds the bound
         part = part if part > -half_range - 1.0 else -half_range - 1.0
         gridded[at] = np.int32(np.rint(part))
     for record in range(record_ptr.size - 1):
@@ -217,17 +224,17 @@ def grid_records(
         shrunk = half_range * (1.0 - 2.0**-24) / unit
         for at in range(start, stop):
             gridded[at] = np.int32(np.float64(values[at]) * factor * shrunk)  # toward zero
-        if not is_within(gridded, start, stop, bound):  # impossible by the analysis in `blocks`, but checked
+        if not is_within(gridded, start, stop, bound):  # impossible by the proof in `blocks`, but checked
             gridded[start:stop] = 0
     return gridded
 
 
 @njit(cache=True, nogil=True)
 def is_within(gridded: NDArray[np.int32], start: int, stop: int, bound: int) -> bool:
-    """Return whether the squares of entries of magnitude at most ``sqrt(bound) + 1`` sum to at most ``bound``.
+    """Return whether the squares of ``gridded[start:stop]`` sum to at most ``bound``.
 
-    The sum is compared often enough that it cannot exceed ``2^63``: with bounds up to ``4^28``, 64 squares are near
-    ``2^62``.
+    Entries have magnitude at most ``sqrt(bound) + 1``, and ``bound`` is at most ``4^28``. The sum is compared after
+    every 64 squares, which add at most about ``2^62``, so the sum cannot exceed ``2^63``.
     """
     total = np.int64(0)
     while stop - start > 64:
@@ -236,13 +243,13 @@ def is_within(gridded: NDArray[np.int32], start: int, stop: int, bound: int) -> 
         if total > bound:
             return False
         start += 64
-    for at in range(np.uint64(start), np.uint64(stop)):  # a separate loop, since most records are short
+    for at in range(np.uint64(start), np.uint64(stop)):  # most records are short and need only this loop
         total += np.int64(gridded[at]) * np.int64(gridded[at])
     return bool(total <= bound)
 
 
 SHIFT_BITS = 16
-"""The mean is on a grid of step ``2^-16`` clip norms."""
+"""A public mean is rounded to a grid of step ``2^-16`` clip norms."""
 
 
 @njit(cache=True, nogil=True)
@@ -255,18 +262,19 @@ def grid_shifted_records(
     clip_norm: float,
     bits: int,
 ) -> NDArray[np.int32]:
-    """Scale and round each extended record so that the record it represents has norm at most ``clip_norm``.
+    """Scale and round each record so that the record minus a public mean has norm at most ``clip_norm``.
 
-    Rows end in their constants, of norm ``clip_norm`` for a whole record, and are clipped. The first attempt rounds to
-    the nearest point of the grid of step ``2^-bits``. If the record is then too long, the second attempt starts from a
-    size that leaves room for the rounding of all its entries.
+    A stored row ``[x, t]`` ends in a constant t and represents ``x - t m`` for the public mean m, given by ``shift`` in
+    steps of ``2^-16``. Stored records are already clipped, and the constants of a record have norm ``clip_norm``. The
+    first attempt rounds to the nearest point of the grid of step ``2^-bits``. If the represented record is then too
+    long, the second attempt scales the record down first, to leave room for the rounding of all entries.
 
     Guarantees
     ----------
-    Every record passes `stands_within`, which compares integers after all rounding. Rounding moves the values by at
-    most half the square root of their number, in steps, and the constants likewise. It moves the represented record by
-    at most the sum of both, as the mean has norm at most 1. So the second attempt passes. On a grid that is far too
-    coarse there may be no room; then the result is the empty record.
+    Every result satisfies `stands_within`, which compares integers after all rounding. Rounding moves the vector of
+    values by at most half the square root of the number of values, in steps, and likewise the vector of constants. The
+    mean has norm at most 1, so the represented record moves by at most the sum of these two lengths. So the second
+    attempt succeeds. On a far too coarse grid the rounding may exceed the bound itself; then all entries become 0.
     """
     gridded = np.zeros(values.size, np.int32)
     half_range = np.float64(1 << bits)
@@ -297,7 +305,7 @@ def grid_shifted_records(
             if stands_within(gridded, indices, row_ptr, first, last, shift, squared_shift, bits):
                 break
             weight *= max(1.0 - room, 0.0)
-        else:  # impossible by the analysis above; the bound holds even then
+        else:  # impossible by the guarantee in the docstring, but an empty record satisfies the bound
             gridded[row_ptr[first] : row_ptr[last]] = 0
     return gridded
 
@@ -313,11 +321,12 @@ def stands_within(
     squared_shift: np.int64,
     bits: int,
 ) -> bool:
-    """Return whether a record's norm is at most ``2^(bits + 1)`` and the norm it represents at most ``2^bits``.
+    """Return whether a record of rows ``[x, t]``, and the same record minus the public mean, are short enough.
 
-    With rows ``(x, t)`` and the mean ``M 2^-16``, the second condition is ``sum |2^16 x - t M|^2 <= 4^(bits + 16)``.
-    For ``bits`` up to 13 and M of norm up to ``2^16``, no term of the expanded square exceeds ``2^60`` once the first
-    condition holds.
+    The first condition is that the norm of the rows ``[x, t]`` is at most ``2^(bits + 1)`` grid steps. The second is
+    that the represented rows ``x - t M / 2^16`` have norm at most ``2^bits``, where M is ``shift``. In integers the
+    second condition is ``sum |2^16 x - t M|^2 <= 4^(bits + 16)``. For ``bits`` up to 13 and M of norm up to ``2^16``,
+    no term of the expanded square exceeds ``2^60`` if the first condition holds.
     """
     squares, products, constants = _sums(gridded, indices, row_ptr, first, last, shift)
     if squares + constants > np.int64(4) << (2 * bits):
@@ -334,9 +343,10 @@ def shifted_squares(
     record_ptr: NDArray[np.int64],
     shift: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the squared norm of the record that each extended record represents, in whole steps, rounded down.
+    """Return the squared norm of each record minus the public mean, in squared grid steps, rounded down.
 
-    Extended records are results of `grid_shifted_records`, so each squared norm is at most ``4^bits``.
+    The given records are results of `grid_shifted_records`: rows ``[x, t]`` that represent ``x - t m`` for the mean m.
+    So each squared norm is at most ``4^bits``.
     """
     squared_shift = np.int64(0)
     for entry in shift:
@@ -359,7 +369,7 @@ def _sums(
     last: int,
     shift: NDArray[np.int64],
 ) -> tuple[np.int64, np.int64, np.int64]:
-    """Return the sum of squares of a record, of its products with the mean, and of its squared constants."""
+    """Return three sums over the rows ``[x, t]`` of a record: of ``|x|^2``, of ``t x . shift``, and of ``t^2``."""
     squares = products = constants = np.int64(0)
     for row in range(first, last):
         end = row_ptr[row + 1] - 1
@@ -378,7 +388,7 @@ def _sums(
 def record_squares(
     values: NDArray[np.int32], row_ptr: NDArray[np.int64], record_ptr: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the squared norm of each record."""
+    """Return the squared norm of each record on the grid, in squared grid steps."""
     found = np.zeros(record_ptr.size - 1, np.int64)
     for record in range(found.size):
         for at in range(row_ptr[record_ptr[record]], row_ptr[record_ptr[record + 1]]):
@@ -398,11 +408,11 @@ def add_energies(
     squares: NDArray[np.int64],
     total: NDArray[np.int64],
 ) -> None:
-    """Split the squared norm of each record into three whole parts, and add each part to its total.
+    """Split the squared norm of each record into three integers, and add them to ``total[0]``, ``[1]`` and ``[2]``.
 
-    Scores are exact integer products, rounded to the nearest step. The first part is the square along the first
-    direction, at most the whole. The second part is the square along the other directions, at most what is left. The
-    third part is the rest.
+    The first integer is the squared norm along the first direction. The second is the squared norm along all other
+    directions, cut to what the first leaves of the whole. The third is the rest. Scores along directions are exact
+    integer products, rounded to the nearest grid step.
     """
     half = np.int64(1) << (direction_bits - 1)
     width = directions.shape[1]

@@ -1,7 +1,7 @@
-"""Exact sums of outer products of rows, with few or many entries per row.
+"""Exact sums of outer products of sparse rows, with one algorithm for few and one for many entries per row.
 
-Entries are integers and so are their products, whose sum does not depend on the order. None of the loops starts a
-thread.
+Entries are integers, so the sum of their products does not depend on the order of addition. All loops run in the
+calling thread.
 
 *Few entries*: loops over stored values.
 
@@ -11,22 +11,23 @@ thread.
 >>> total
 array([ 1,  2, 13])
 
-*Many entries*: sixteen rows at a time, sixteen columns a step. Rows on the grid are packed as integers of 16 bits and
-multiplied into sums of 32 bits. These sums take half the size of the triangle, so they stay in a processor's cache for
-much longer. They are added to the triangle before they can overflow. Rows with entries so large that this would be
-frequent are left to another product.
+*Many entries*: blocks of sixteen rows and sixteen columns. Rows are packed as 16-bit integers, and products are added
+to 32-bit sums. These sums take half the memory of the 64-bit result, so more of them fit the cache of a processor. They
+are added to the result before they can overflow. Rows with large entries would make this too frequent, so they are left
+to the other algorithm.
 
-A packed word holds a column of two rows. A line holds, for each of eight such pairs, the words of sixteen neighbouring
-columns. Processors have an instruction that multiplies pairs of 16-bit integers and adds the two products, an intrinsic
-that Numba lacks. On a processor without it, or with a manually chosen instruction set, the same is done in 32 bits.
+Memory layout: a 32-bit word contains the entries of two rows in one column. Sixteen rows form eight such pairs. A line
+contains the words of sixteen adjacent columns for each of these eight pairs. The AVX2 instruction ``pmaddwd``
+multiplies pairs of 16-bit integers and adds the two products. Numba does not offer this instruction, so the loop is
+written in LLVM. Without AVX2, or if the user chose Numba's target processor, the same products are computed in 32 bits.
 
 >>> total = np.zeros(3, np.int64)
 >>> add_packed_outer_products(np.array([1, 2, 3], np.int32), np.array([0, 1, 1]), np.array([0, 2, 3]), 2, total)
 >>> total
 array([ 1,  2, 13])
 
-A whole release by `analyze_gauss` from 150,000 rows with 300 of 1,000 features each, with a declared density of 0.29,
-took 1.51 times the processor time without packing (median of three pairs: 1.51, 1.39, 1.55).
+Benchmark: a release by `analyze_gauss` from 150,000 rows, each with 300 stored values in 1,000 features, and a declared
+density of 0.29. Without packing it took 1.51 times as much processor time (median of three pairs: 1.51, 1.39, 1.55).
 """
 
 from collections.abc import Callable
@@ -43,9 +44,9 @@ from dpca_tasks.kernels.products import LINE
 
 LANES = 16
 PAIRS = 8
-_CHOSEN = config.CPU_NAME or config.CPU_FEATURES  # type: ignore[attr-defined]  # they are set when it is imported
+_CHOSEN = config.CPU_NAME or config.CPU_FEATURES  # type: ignore[attr-defined]  # numba sets them on import
 MULTIPLIES_PAIRS = not _CHOSEN and bool(binding.get_host_cpu_features().get("avx2"))
-"""Whether code is compiled for exactly this processor, and it multiplies pairs of integers in one instruction."""
+"""True if Numba compiles for the processor of this machine, and this processor has AVX2."""
 _HALF = 8  # lanes of one instruction
 _SHORT, _WORD = ir.IntType(16), ir.IntType(32)
 _SHORTS, _WORDS = ir.VectorType(_SHORT, 2 * LANES), ir.VectorType(_WORD, LANES)
@@ -55,19 +56,21 @@ _SHORTS, _WORDS = ir.VectorType(_SHORT, 2 * LANES), ir.VectorType(_WORD, LANES)
 def add_lanes(
     typing_context: Any, sums: Any, left: Any, right: Any, packed: Any, line: Any, of: Any, next_of: Any
 ) -> Any:
-    """Add a line's products with two columns to ``sums[left:]`` and ``sums[right:]``; callable from compiled code only.
+    """Multiply sixteen packed columns (a line) by two packed columns, and add the products to two ranges of ``sums``.
+
+    Only compiled Numba code can call this intrinsic.
 
     Parameters
     ----------
     sums : int32 array
     left, right : uint64
-        The indices at which the sixteen sums of either column begin.
+        The indices in ``sums`` at which the sixteen sums of the first and of the second column begin.
     packed : int32 array
-        Lines of ``PAIRS * LANES`` words.
+        Lines of ``PAIRS * LANES`` words; a word contains the 16-bit entries of two rows in one column.
     line : uint64
-        The index at which the line begins.
+        The index in ``packed`` at which the line begins.
     of, next_of : tuple of int32
-        The words of either column, one for each pair of rows.
+        The words of the first and of the second column, one for each pair of rows.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -98,7 +101,7 @@ def _spread(builder: Any, word: Any) -> Any:
 
 
 def _products(builder: Any, words: Any, others: Any) -> Any:
-    """Multiply the two 16-bit integers of each word with those of another, and add the two products."""
+    """Emit code that, for each lane, multiplies two pairs of 16-bit integers and adds both products in 32 bits."""
     shorts = [builder.bitcast(vector, _SHORTS) for vector in (words, others)]
     if MULTIPLIES_PAIRS:
         half, short_half = ir.VectorType(_WORD, _HALF), ir.VectorType(_SHORT, 2 * _HALF)
@@ -126,11 +129,11 @@ def _lanes(lanes: Any) -> Any:
 
 
 WIDE = 1_200
-"""Columns from which a triangle exceeds the near caches: 6 MB."""
+"""Number of columns from which the packed triangle exceeds the fast caches of a processor: 6 MB."""
 STRIP_SUMS = 1 << 17
-"""Largest number of sums in a strip of such a triangle, unless one row has more: 1 MB."""
+"""Largest number of sums in a strip of a wide triangle, unless a single row has more: 1 MB."""
 SORTED = 1 << 20
-"""Stored values that are sorted at a time, plus up to one row: 16 MB."""
+"""Number of stored values that are sorted at a time, exceeded by at most one row: 16 MB."""
 
 
 @njit(cache=True, nogil=True)
@@ -141,9 +144,10 @@ def add_outer_products(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the upper triangle of every row's outer product to ``total``, packed row by row.
+    """Add the outer product ``x x^T`` of every row x to ``total``, a packed upper triangle.
 
-    A small triangle is updated row by row in order, a wide triangle in strips.
+    With few features, rows are processed one after another. With many features, one strip of the triangle is updated at
+    a time.
     """
     if n_features < WIDE:
         add_by_rows(values, indices, row_ptr, n_features, total)
@@ -159,10 +163,13 @@ def add_by_rows(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add each row's outer product to four rows of the triangle at a time, so that a value is loaded once for four."""
+    """Add the outer product of each row to the packed triangle ``total``.
+
+    Four rows of the triangle are updated at a time, so that each stored value is loaded once for all four.
+    """
     row_values = np.empty(n_features, total.dtype)
-    columns = np.empty(n_features, np.uint64)  # unsigned, so that indices are not checked for negative values
-    starts = np.empty(n_features, np.uint64)  # where the triangle's row begins, less its first column
+    columns = np.empty(n_features, np.uint64)  # unsigned, so that Numba does not check for negative indices
+    starts = np.empty(n_features, np.uint64)  # index of each row of the triangle, minus its first column
     for row in range(row_ptr.size - 1):
         first = row_ptr[row]
         size = row_ptr[row + 1] - first
@@ -204,16 +211,17 @@ def add_by_strips(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the products of one strip of the triangle at a time, so that the sums stay in cache.
+    """Add the outer products of rows to the packed triangle ``total``, one strip of the triangle at a time.
 
-    Rows are taken in groups with `SORTED` stored values. These are sorted by the strip of their column, and within a
-    strip by their row. Each value is then multiplied with the rest of its row.
+    A strip is a range of rows of the triangle whose sums stay in the cache. Data rows are processed in groups of about
+    `SORTED` stored values. The values of a group are sorted by the strip to which their column belongs, and within a
+    strip by data row. Each value is then multiplied by itself and by all later values of the same data row.
 
     Notes
     -----
-    In one run at d = 2,000 with 20 values a row, an addition took 13 ns by rows and 5.5 ns by strips on slow memory. On
-    fast memory it took 4 ns either way. With strips of one row, sorting is just a transpose. But each stored value then
-    has one short loop over a distant row, which took longer than both.
+    Measured with 2,000 features and 20 values per row: on slow memory, an addition took 13 ns in `add_by_rows` and
+    5.5 ns with strips. On fast memory it took 4 ns in both. Strips of a single row were slower than both: the sort is
+    then a transpose, but each stored value needs a separate short loop over a distant data row.
     """
     starts, strip_of = np.empty(n_features, np.uint64), np.empty(n_features, np.int64)
     strip, room = 0, STRIP_SUMS
@@ -228,7 +236,7 @@ def add_by_strips(
         last = first + 1
         while last < row_ptr.size - 1 and row_ptr[last] - row_ptr[first] < SORTED:
             last += 1
-        places = np.zeros(strip + 2, np.int64)  # of the next entry of each strip
+        places = np.zeros(strip + 2, np.int64)  # the position of the next entry of each strip
         for at in range(row_ptr[first], row_ptr[last]):
             places[strip_of[indices[at]] + 1] += 1
         for following in range(1, places.size):
@@ -248,24 +256,24 @@ def add_by_strips(
 
 @njit(cache=True, nogil=True)
 def start_of(column: int | np.int64, n_features: int) -> int | np.int64:
-    """Return the index at which a row of the packed triangle begins, less its first column."""
+    """Return s such that entry ``(column, j)`` of the packed triangle has index ``s + j``."""
     return column * n_features - (column * (column + 1)) // 2
 
 
 ROWS = 2 * PAIRS
-"""Rows that are multiplied together."""
+"""Number of rows that are packed and multiplied together."""
 FILLED = 0.15
-"""Density from which packing is faster than the loop over stored values, whatever their positions."""
+"""Share of stored values among all cells from which packing is faster than the loop over stored values."""
 NARROWEST, WIDEST = 256, 4_000
-"""Limits of the number of columns: fewer give too few lines, more need too much memory for the sums."""
+"""Range of the number of columns for packing: fewer give too few lines, more need too much memory for the sums."""
 ROOM = 2**31 - 1
-"""Largest sum that its integer type can hold."""
+"""Largest value of a 32-bit sum."""
 LARGE = 1 << 12
-"""Largest entry of a packed row; with larger ones left out, at least 112 rows are multiplied between two additions."""
+"""Largest entry of a row that is packed, so that 32-bit sums have room for the products of at least 112 rows."""
 
 
 def is_packed(density: float | None, n_features: int) -> bool:
-    """Return whether to pack rows, from public and declared facts alone and never from the rows."""
+    """Return whether to multiply rows as packed 16-bit integers; private rows never influence this choice."""
     fits = NARROWEST <= n_features <= WIDEST
     return MULTIPLIES_PAIRS and fits and density is not None and density >= FILLED
 
@@ -278,10 +286,11 @@ def add_packed_outer_products(
     total: NDArray[np.int64],
     add_others: Callable[..., None] = add_outer_products,
 ) -> None:
-    """Add the same sums as `dpca_tasks.kernels.outer_products.add_outer_products`.
+    """Add the outer products of rows to ``total`` by packed 16-bit arithmetic, with the sums of `add_outer_products`.
 
-    Rows with an entry above `LARGE` are left to ``add_others``, which adds the same sums in another way. If most rows
-    have such an entry, all rows are left to it: copying them would cost more than packing the others saves.
+    Rows with an entry above `LARGE` are left to ``add_others``, a function that adds the same sums without packing. If
+    most rows have such an entry, ``add_others`` processes all rows: copying most rows would take longer than packing
+    the rest saves.
     """
     largest = largest_entries(values, row_ptr)
     others = np.flatnonzero(largest > LARGE)
@@ -295,7 +304,7 @@ def add_packed_outer_products(
 
 @njit(cache=True, nogil=True)
 def largest_entries(values: NDArray[np.int32], row_ptr: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the largest magnitude in each row, or 0 for an empty row."""
+    """Return the largest absolute value in each row, or 0 for an empty row."""
     largest = np.zeros(row_ptr.size - 1, np.int64)
     for row in range(largest.size):
         for at in range(row_ptr[row], row_ptr[row + 1]):
@@ -307,7 +316,7 @@ def largest_entries(values: NDArray[np.int32], row_ptr: NDArray[np.int64]) -> ND
 def rows_at(
     values: NDArray[np.int32], indices: NDArray[np.integer], row_ptr: NDArray[np.int64], chosen: NDArray[np.int64]
 ) -> tuple[NDArray[np.int32], NDArray[np.integer], NDArray[np.int64]]:
-    """Copy some rows into the same compressed format."""
+    """Return the chosen rows as copies, in the same compressed sparse format."""
     ends = np.zeros(chosen.size + 1, np.int64)
     for at, row in enumerate(chosen):
         ends[at + 1] = ends[at] + row_ptr[row + 1] - row_ptr[row]
@@ -327,10 +336,11 @@ def add_lines(
     n_features: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the rows without an entry above `LARGE`.
+    """Add the outer products of all rows without an entry above `LARGE` to ``total``, by packed 16-bit arithmetic.
 
-    By Cauchy-Schwarz no sum exceeds the largest sum of the diagonal, to which a row adds at most the square of its
-    largest entry. So the sums can be added to the triangle and reset before they exceed `ROOM`.
+    Products are added to 32-bit sums. By Cauchy-Schwarz no sum exceeds the largest sum on the diagonal, and a row adds
+    at most the square of its largest entry to a sum on the diagonal. So the 32-bit sums can be added to ``total`` and
+    reset before any of them exceeds `ROOM`.
     """
     starts = starts_of(n_features)
     sums = aligned_zeros(int(starts[-1]) + starts.size)
@@ -345,7 +355,7 @@ def add_lines(
                 continue
             in_line = np.uint64((row - first) // 2 * 2 * LANES + (row - first) % 2)
             for at in range(row_ptr[row], row_ptr[row + 1]):
-                column = np.uint64(indices[at])  # unsigned, so that it is not checked for negative values
+                column = np.uint64(indices[at])  # unsigned, so that Numba does not check for negative indices
                 lane = column & np.uint64(LANES - 1)
                 halves[(column - lane) * np.uint64(2 * PAIRS) + np.uint64(2) * lane + in_line] = values[at]
                 columns[column] = True
@@ -362,7 +372,10 @@ def add_lines(
 
 @njit(cache=True, nogil=True)
 def starts_of(n_features: int) -> NDArray[np.uint64]:
-    """Return where each column's sums begin, less the first column of its line, which they start from."""
+    """Return, for each column i, an offset s such that the 32-bit sum of columns i and j has index ``s + j``.
+
+    Sums of column i are stored for all j from the first column of i's line of sixteen columns on.
+    """
     size = -(-n_features // LANES) * LANES
     starts = np.empty(size, np.uint64)
     place = 0
@@ -375,7 +388,7 @@ def starts_of(n_features: int) -> NDArray[np.uint64]:
 
 @njit(cache=True, nogil=True)
 def aligned_zeros(size: int) -> NDArray[np.int32]:
-    """Return zeros that begin at a boundary of a cache line."""
+    """Return an array of zeros whose memory starts at a cache line boundary."""
     room = np.zeros(size + LINE // 4, np.int32)
     first = -(room.ctypes.data // 4) % (LINE // 4)
     return room[first : first + size]
@@ -383,7 +396,7 @@ def aligned_zeros(size: int) -> NDArray[np.int32]:
 
 @njit(cache=True, nogil=True, inline="always")
 def words_of(packed: NDArray[np.int32], column: int | np.int64) -> tuple[np.int32, ...]:
-    """Return the words of a column, one for each pair of rows."""
+    """Return the eight packed words of a column, each with the 16-bit entries of two rows."""
     words = packed[column // LANES * LANES * PAIRS + column % LANES :: LANES]
     return words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7]
 
@@ -392,8 +405,8 @@ def words_of(packed: NDArray[np.int32], column: int | np.int64) -> tuple[np.int3
 def multiply(
     packed: NDArray[np.int32], columns: NDArray[np.bool_], starts: NDArray[np.uint64], sums: NDArray[np.int32]
 ) -> None:
-    """Add the products of packed rows to the sums, two columns at a time, and clear the rows."""
-    met = np.empty(columns.size // LANES, np.uint64)  # the first columns of the lines that have entries
+    """Add the outer products of packed rows to the 32-bit sums, two columns at a time, and clear the packed rows."""
+    met = np.empty(columns.size // LANES, np.uint64)  # the first column of each line (sixteen columns) with entries
     size = 0
     for line in range(met.size):
         met[size] = line * LANES
@@ -406,7 +419,7 @@ def multiply(
                 words, next_words = words_of(packed, column), words_of(packed, column + 1)
                 for line in met[at:size]:
                     where = line * np.uint64(PAIRS)
-                    add_lanes(sums, left + line, right + line, packed, where, words, next_words)  # type: ignore[call-arg]  # less its context
+                    add_lanes(sums, left + line, right + line, packed, where, words, next_words)  # type: ignore[call-arg]  # without its typing_context
     for first in met[:size]:
         packed[first * PAIRS : (first + LANES) * PAIRS] = 0
         columns[first : first + LANES] = False
@@ -414,7 +427,7 @@ def multiply(
 
 @njit(cache=True, nogil=True)
 def largest_sum(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features: int) -> np.int64:
-    """Return the largest sum of squares of a column."""
+    """Return the largest of the 32-bit sums on the diagonal, which are the sums of squares of columns."""
     largest = np.int64(0)
     for column in range(n_features):
         largest = max(largest, np.int64(sums[np.int64(starts[column]) + column]))
@@ -423,7 +436,7 @@ def largest_sum(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features:
 
 @njit(cache=True, nogil=True)
 def add_sums(sums: NDArray[np.int32], starts: NDArray[np.uint64], n_features: int, total: NDArray[np.int64]) -> None:
-    """Add the sums to the triangle and clear them."""
+    """Add the 32-bit sums to ``total``, the packed triangle, and set the sums to 0."""
     at = 0
     for column in range(n_features):
         start, size = np.int64(starts[column]), n_features - column

@@ -1,12 +1,13 @@
-"""Exact products of rows on the grid with public directions.
+"""Exact products of sparse integer rows with public directions.
 
-Where directions and sums are small, their columns are processed in panels as wide as the registers of a processor.
-While a row is read, its scores with a panel stay in registers, and so do its rounded scores while they are added to the
-sums. Numba has no vectors of a given length, so two loops are written in LLVM: `_score_row` and `_scatter_row`. Every
-number is a float that holds an integer below ``2^53``, so any order and any instruction gives the same result.
+The scores of rows X along directions V are ``X V``; the sums are ``X^T Y`` for rounded scores Y. If V and the sums are
+small, the columns of V are processed in panels of as many columns as the registers of a processor hold. While a row is
+read, its scores with a panel stay in registers. The same holds while rounded scores are added to the sums. Numba does
+not offer vectors of fixed length, so these two loops are written in LLVM: `_score_row` and `_scatter_row`. All numbers
+are floats with integer values below ``2^53``, so every order of addition and every instruction gives the same result.
 
-A whole release by `noisy_power` with 16 components, from 800,000 rows with 40 of 5,000 features each, took 1.28 times
-the processor time without panels (median of three pairs: 1.34, 1.28, 1.22).
+Benchmark: a release by `noisy_power` with 16 components from 800,000 rows, each with 40 stored values in 5,000
+features. Without panels it took 1.28 times as much processor time (median of three pairs: 1.34, 1.28, 1.22).
 """
 
 from typing import Any
@@ -19,11 +20,11 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 STRIP = 1 << 12
-"""Scores computed at a time, so that the scores of a strip of rows stay in the L2 cache."""
+"""Number of scores that are computed at a time, so that the scores of a strip of rows stay in the L2 cache."""
 FAR = 1 << 17
-"""Entries of the directions from which V and a product with V exceed the near caches: 1.5 MB together."""
+"""Number of entries of V from which V and the sums exceed the fast caches of a processor: 1.5 MB together."""
 LINE = 64
-"""Bytes of a cache line."""
+"""Number of bytes in a cache line."""
 
 
 @njit(cache=True, nogil=True)
@@ -39,12 +40,13 @@ def add_moment_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X_u^T Y_u`` of every record of at most ``longest`` rows, ``Y_u = X_u V`` rounded and clipped to norm 1.
+    """Add ``X_u^T Y_u`` to ``total`` for every record u of at most ``longest`` rows ``X_u``.
 
-    ``Y_u`` is clipped further where ``||X_u|| ||Y_u||`` would exceed ``most`` steps of ``4^-bits``.
+    ``Y_u`` are the scores ``X_u V`` with the directions V, rounded to steps of ``2^-bits`` and clipped to norm 1. They
+    are clipped further if ``||X_u|| ||Y_u||`` would exceed ``most`` steps of ``4^-bits``.
 
-    There is one pass: records are taken in strips whose scores stay in the L2 cache. Scores are floats that hold
-    integers below ``2^53``, so any order and any instruction gives the same result.
+    Records are processed in strips whose scores stay in the L2 cache. Scores are floats with integer values below
+    ``2^53``, so every order of addition and every instruction gives the same result.
     """
     width = directions.shape[1]
     strip = STRIP // width + 1
@@ -67,7 +69,10 @@ def add_moment_products(
 
 @njit(cache=True, nogil=True)
 def end_of_strip(record_ptr: NDArray[np.int64], first: int, rows: int) -> int:
-    """Return the end of the strip of records from ``first`` on: as many as fit into ``rows`` rows, and at least one."""
+    """Return the index after the last record of a strip that starts at record ``first``.
+
+    The strip contains as many records as have at most ``rows`` rows together, and at least one record.
+    """
     last = first + 1
     while last < record_ptr.size - 1 and record_ptr[last + 1] - record_ptr[first] <= rows:
         last += 1
@@ -82,9 +87,10 @@ def add_unrounded_products(
     directions: NDArray[np.integer],
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X^T (X V)`` without intermediate rounding; it is exact wherever the sum itself fits 63 bits.
+    """Add ``X^T (X V)`` of rows X and directions V to ``total``, without intermediate rounding.
 
-    All numbers are int64. Scores and partial sums may overflow without harm, since integers wrap around.
+    The result is exact if the final sums fit into int64. Scores and partial sums may overflow without harm, since
+    int64 arithmetic is modulo ``2^64``.
     """
     width = directions.shape[1]
     strip = STRIP // width + 1
@@ -103,7 +109,10 @@ def score_rows(
     directions: NDArray[np.integer],
     scores: NDArray[np.float64] | NDArray[np.int64],
 ) -> None:
-    """Write ``X V``, two stored values at a time; exact in floats while no part of a row's sum reaches ``2^53``."""
+    """Write the scores ``X V`` of sparse rows X with directions V to ``scores``, two stored values at a time.
+
+    In float64 the scores are exact if no partial sum of a score reaches ``2^53``.
+    """
     width = directions.shape[1]
     kind = scores.dtype.type
     for row in range(row_ptr.size - 1):
@@ -128,10 +137,10 @@ def score_rows(
 def score_limits(
     values: NDArray[np.int32], row_ptr: NDArray[np.int64], record_ptr: NDArray[np.int64], bits: int, most: int
 ) -> NDArray[np.int64]:
-    """Return the largest squared norm of each record's scores, in squared steps of ``2^-bits``.
+    """Return, for each record, the limit to which the squared norm of its scores is clipped.
 
-    The limit is 1. It is less where the norm of the scores times the norm of the record would exceed ``most`` steps of
-    ``4^-bits``, at most ``2^28``.
+    Limits are in squared steps of ``2^-bits``. The limit is 1 in data units, or less if the norm of the scores times
+    the norm of the record could otherwise exceed ``most`` steps of ``4^-bits``. ``most`` is at most ``2^28``.
     """
     one = np.int64(1) << (2 * bits)
     limits = np.full(record_ptr.size - 1, one)
@@ -156,9 +165,9 @@ def round_scores(
     longest: int,
     rounded: NDArray[np.int64],
 ) -> None:
-    """Round each record's scores to the grid, and clip scores whose squared norm exceeds the record's limit.
+    """Round the scores of each record to the grid, and clip them if their squared norm exceeds the record's limit.
 
-    Each record is processed separately. The scores of a record of more than ``longest`` rows become 0.
+    The result for a record depends on no other record. The scores of a record of more than ``longest`` rows become 0.
     """
     width = exact.shape[1]
     half_step = np.int64(1) << (direction_bits - 1)
@@ -191,7 +200,7 @@ def round_scores(
                 point = np.int64(exact[row, column] * shrink)  # toward zero
                 rounded[row, column] = point
                 squares += point * point
-        if squares > bound:  # impossible by the analysis in `blocks`; the bound holds even then
+        if squares > bound:  # impossible by the proof in `blocks`; zeros satisfy the bound
             rounded[first:last] = 0
 
 
@@ -203,7 +212,7 @@ def scatter_scores(
     scores: NDArray[np.int64],
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``X^T Y``, two stored values at a time."""
+    """Add ``X^T Y`` to ``total`` for sparse rows X and their scores Y, two stored values at a time."""
     width = scores.shape[1]
     rows = total.reshape((total.size // width, width))
     for row in range(row_ptr.size - 1):
@@ -232,10 +241,10 @@ def add_exact_products(
     limb_bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``x^T (x V)`` of every row, unrounded, as limbs.
+    """Add ``x^T (x V)`` of every row x to ``total``, without rounding, as integers split into limbs.
 
-    ``total`` has shape (limbs, d, p), with the lowest limb first. Each limb of ``x V`` except the highest lies in
-    ``-2^(limb_bits - 1) .. 2^(limb_bits - 1) - 1``.
+    ``total`` has shape (number of limbs, d, p) for directions V of shape (d, p), with the lowest limb first. Each limb
+    of ``x V`` except the highest is from ``-2^(limb_bits - 1)`` to ``2^(limb_bits - 1) - 1``.
     """
     limbs, _, width = total.shape
     half = np.int64(1) << (limb_bits - 1)
@@ -264,19 +273,19 @@ def add_exact_products(
 
 
 LANES = 4
-"""Columns of one vector: 32 bytes."""
+"""Number of float64 columns in one vector register: 32 bytes."""
 MOST_VECTORS = 7
-"""Vectors of a panel: together with their factors they fit into half of the registers of any processor."""
+"""Largest number of vectors in a panel, so that a panel and its factors fit into half of a processor's registers."""
 EXACT_BITS = 52
 _DOUBLE, _WORD, _LONG = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _DOUBLES, _WORDS, _LONGS = (ir.VectorType(kind, LANES) for kind in (_DOUBLE, _WORD, _LONG))
 
 type Vectors = tuple[int, ...]
-"""As many zeros as a panel has vectors, so that the length is known at compile time."""
+"""A tuple with one zero for each vector of a panel, so that this number is known at compile time."""
 
 
 def is_near(n_values: int, directions: NDArray[np.integer]) -> bool:
-    """Return whether panels of directions stay in a near cache and are small relative to a block."""
+    """Return whether the directions are small enough for panels: for the caches, and relative to a block of rows."""
     return directions.size < FAR and directions.shape[0] <= n_values
 
 
@@ -292,10 +301,11 @@ def add_near_moment_products(
     most: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the same sums as `dpca_tasks.kernels.products.add_moment_products`.
+    """Add the same sums as `dpca_tasks.kernels.products.add_moment_products`, in panels of columns of the directions.
 
-    By Cauchy-Schwarz an entry of a record's product is at most ``4^bits``, and so is every partial sum of its terms. So
-    records are added up in floats for as long as the sums stay below ``2^52``.
+    By Cauchy-Schwarz, every entry of a record's product ``X_u^T Y_u`` is at most ``4^bits``, and so is every partial
+    sum of such an entry. So the products of up to ``2^(52 - 2 bits)`` records are added in float64, where sums stay
+    below ``2^52``, before they are added to ``total``.
     """
     n_features, width = directions.shape
     n_vectors = -(-width // LANES)
@@ -328,7 +338,10 @@ def _add_panels(
     sums: NDArray[np.float64],
     vectors: Vectors,
 ) -> None:
-    """Process records in strips whose scores with all panels stay in the L2 cache."""
+    """Add the products of records with all panels of directions to ``sums``.
+
+    Records are processed in strips whose scores stay in the L2 cache.
+    """
     across = LANES * len(vectors)
     width = panels.shape[0] * across
     strip = STRIP // width + 1
@@ -358,7 +371,7 @@ def _add_panels(
 def _score_row(
     typing_context: Any, values: Any, indices: Any, start: Any, stop: Any, panel: Any, scores: Any, vectors: Any
 ) -> Any:
-    """Write a row's scores with a panel; callable from compiled code only."""
+    """Write the scores of a row with a panel of directions to ``scores``; an intrinsic for compiled Numba code."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flat = [_data(context, builder, signature, arguments, at) for at in range(6)]
@@ -384,7 +397,7 @@ def _score_row(
 def _scatter_row(
     typing_context: Any, values: Any, indices: Any, start: Any, stop: Any, points: Any, sums: Any, vectors: Any
 ) -> Any:
-    """Add a row's values times its rounded scores to a panel of sums; callable from compiled code only."""
+    """Add a row's values times its rounded scores to a panel of sums; an intrinsic for compiled Numba code."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         flat = [_data(context, builder, signature, arguments, at) for at in range(6)]
@@ -405,13 +418,13 @@ def _scatter_row(
 
 
 def _data(context: Any, builder: Any, signature: Any, arguments: Any, at: int) -> Any:
-    """Return the address of an argument's data, or None if the argument is not an array."""
+    """Return the data pointer of argument ``at``, or None if that argument is not an array."""
     kind = signature.args[at]
     return context.make_array(kind)(context, builder, arguments[at]).data if isinstance(kind, types.Array) else None
 
 
 def _stored(context: Any, builder: Any, signature: Any, flat: Any, at: Any) -> tuple[Any, Any]:
-    """Return a stored value in every lane, and its feature."""
+    """Return the stored value at an index, copied to every lane of a vector, and the feature of that value."""
     value = builder.sitofp(builder.load(builder.gep(flat[0], [at])), _DOUBLE)
     nothing = ir.Constant(_DOUBLES, ir.Undefined)
     lanes = builder.shuffle_vector(
@@ -422,6 +435,6 @@ def _stored(context: Any, builder: Any, signature: Any, flat: Any, at: Any) -> t
 
 
 def _vector(builder: Any, data: Any, row: Any, number: int, count: int, kind: Any) -> Any:
-    """Return the address of a vector in a row of a panel."""
+    """Return the address of vector ``number`` within row ``row`` of a panel with ``count`` vectors per row."""
     at = builder.add(builder.mul(row, _LONG(LANES * count)), _LONG(LANES * number))
     return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())

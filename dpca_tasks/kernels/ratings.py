@@ -1,13 +1,13 @@
-"""Loops over ratings by user and by item, and over hidden ratings for scoring.
+"""Compiled loops over ratings, for private matrix completion and for the scoring of predictions.
 
-Everything about one user is computed from that user's row alone, in a fixed order, with ``+ - * / sqrt``: the same bits
-in any block. All sums are sums of integers.
+All results for one user are computed from that user's row alone, in a fixed order, with ``+ - * / sqrt``. So their bits
+do not depend on the block in which the row is stored. All sums over users are sums of integers.
 
-- *Gridding*: the ratings of a user are clipped to a public range, one row per user.
-- *Alternating least squares*: the choice of ratings, a user's factor, and sums for each item.
-- *Frank-Wolfe*: the residuals of each user's ratings after the previous rounds.
-- *Scoring*: a share of each user's ratings is hidden, and predictions of the hidden ratings are scored.
-- *Items*: ratings are sorted by item, and exact sums for each item run over its raters.
+- *Gridding*: the ratings of each user are clipped to a public range and rounded, with one row per user.
+- *Alternating least squares*: the choice of the ratings that count, the factor of each user, and sums for each item.
+- *Frank-Wolfe*: the residuals of the ratings of each user after the previous rounds.
+- *Scoring*: some ratings of each user are hidden, and predictions of the hidden ratings are scored.
+- *Items*: ratings are sorted by item, and exact sums for each item are taken over the users who rated the item.
 """
 
 import numpy as np
@@ -15,13 +15,17 @@ from numba import njit
 from numpy.typing import NDArray
 
 NORMALISE, WEIGHT_CLIP, PAPER_CLIP = range(3)
-"""Rules that bound a user's factor: always scale it, or only if it is longer, with or without scaling the ratings."""
+"""Rules that bound the norm of a user's factor.
+
+``NORMALISE`` scales every factor to the bound, and the user's ratings likewise. ``WEIGHT_CLIP`` does so only for longer
+factors. ``PAPER_CLIP`` scales longer factors, but never the ratings.
+"""
 _TINY, _HUGE = 1e-150, 1e150
 
 
 @njit(cache=True, nogil=True)
 def mixed(word: np.uint64, item: int) -> np.uint64:
-    """Mix a user's random word with an item's number, so that each user has a separate random order of items."""
+    """Hash a user's random word and an item's number to 64 bits, which give each user a separate random item order."""
     x = word + np.uint64(item) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -36,7 +40,10 @@ def chosen_ratings(
     most: int,
     words: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Mark at most ``most`` ratings of each user by lowest priority, ties at random, never of infinite priority."""
+    """Mark the ratings of each user that count: the ``most`` ratings with the lowest item priorities.
+
+    Equal priorities are in random order, by the user's random word. Ratings of items of infinite priority never count.
+    """
     chosen = np.zeros(indices.size, np.bool_)
     for user in range(row_ptr.size - 1):
         start, stop = row_ptr[user], row_ptr[user + 1]
@@ -71,10 +78,10 @@ def residuals(
     centre: float,
     prior: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return each rating less its item's and its user's offset, and the users' offsets.
+    """Return each rating minus the offsets of its item and its user, and the offset of each user.
 
-    A user's offset is the mean of the ratings less item offsets, with ``prior`` additional ratings at ``centre``. For
-    an infinite ``prior`` it is ``centre``.
+    The offset of a user is the mean of that user's ratings minus item offsets, computed with ``prior`` additional
+    values equal to ``centre``. If ``prior`` is infinite, the offset is ``centre``.
     """
     left = np.empty(values.size)
     own = np.empty(row_ptr.size - 1)
@@ -103,11 +110,12 @@ def solve_users(
     bound: float,
     unobserved: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return each user's factor, solved by Cholesky.
+    """Return the factor of each user: a ridge regression of the user's residuals on item factors, by Cholesky.
 
-    The factor is ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``. ``v_j`` is ``unit`` times the
-    integers of item j, ratings that are not ``used`` are left out, and P is ``unobserved``. Inner loops run along rows,
-    over entries that do not depend on each other.
+    The factor is ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``. The sums are over the rated
+    items j whose rating is ``used``. ``v_j`` is the item factor, ``unit`` times the integers in ``factors``, ``left_j``
+    is the residual of the rating, and P is ``unobserved``. Inner loops run along rows, over entries that do not depend
+    on each other.
     """
     rank = factors.shape[1]
     solved = np.zeros((row_ptr.size - 1, rank))
@@ -156,10 +164,10 @@ def solve_users(
 def bound_users(
     solved: NDArray[np.float64], user_norm: float, bits: int, rule: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Bound each factor to norm ``user_norm`` on a grid where that is ``2^bits`` steps, and return the scales too.
+    """Return the factor of each user, bounded to norm ``user_norm`` and rounded to integers, and the applied scales.
 
-    The integer squares of a user sum to at most ``4^bits``, compared in int64. A factor that is not finite, or
-    vanishes, becomes 0.
+    On the integer grid, ``user_norm`` is ``2^bits`` steps. The squares of a user's integers sum to at most ``4^bits``,
+    compared in int64. A factor that is 0, or not finite, becomes 0.
     """
     gridded = np.zeros(solved.shape, np.int32)
     scales = np.ones(solved.shape[0])
@@ -199,7 +207,10 @@ def grid_ratings(
     bits: int,
     rule: int,
 ) -> NDArray[np.int32]:
-    """Scale ratings like their user's factor, then clip them to ``bound``, which is ``2^bits`` steps of their grid."""
+    """Scale the residual ratings of each user like the user's factor, clip them to ``bound``, and round to integers.
+
+    On the integer grid, ``bound`` is ``2^bits`` steps. Under the rule `PAPER_CLIP`, ratings are not scaled.
+    """
     gridded = np.empty(left.size, np.int32)
     steps = 2.0**bits
     for user in range(row_ptr.size - 1):
@@ -220,9 +231,10 @@ def first_rows(
     high: float,
     bits: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Return the finite ratings of the first row of each record, clipped to ``[low, high]``, as steps above ``low``.
+    """Return the finite ratings in the first row of each record, clipped to ``[low, high]``, as sparse integer rows.
 
-    The range has ``2^bits`` steps. Rows are canonical: no item occurs twice in a row.
+    An integer counts steps above ``low``, and the range has ``2^bits`` steps. Rows are canonical: no item occurs twice
+    in a row.
     """
     kept_values = np.empty(values.size, np.int32)
     kept_items = np.empty(values.size, np.int32)
@@ -254,11 +266,12 @@ def descend(
     row_norm: float,
     bound: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the residual of each rating, and each user's coefficients of the directions.
+    """Return the residual of each rating after the Frank-Wolfe rounds so far, and each user's coefficients.
 
-    Ratings are clipped to ``bound``. Round t, counted from 0, has the weight ``eta = 2 / (t + 2)``. Let d be the
-    residual of a user's ratings, clipped to norm ``row_norm``. Then the user's prediction y becomes
-    ``(1 - eta) y + eta gains[t] (d . v_t) v_t``; the columns v_t are ``unit`` times integers.
+    The prediction y of a user is a combination of public directions v_t, one per round; the coefficients are the
+    weights of the directions. Ratings are first clipped to ``bound``. Round t, counted from 0, has the step size
+    ``eta = 2 / (t + 2)``. Let d be the residual of the user's ratings, clipped to norm ``row_norm``. Then y becomes
+    ``(1 - eta) y + eta gains[t] (d . v_t) v_t``. The vector v_t is ``unit`` times column t of ``directions``.
     """
     rounds = gains.size
     rest = np.empty(left.size)
@@ -292,7 +305,10 @@ def descend(
 
 @njit(cache=True, nogil=True)
 def scale_rows(values: NDArray[np.float64], row_ptr: NDArray[np.int64], length: float, *, by_count: bool) -> None:
-    """Scale each row to norm ``length``, or divide it by the square root of its number of values; zero rows stay."""
+    """Scale each row in place to norm ``length``, or with ``by_count`` divide it by the root of its number of values.
+
+    Empty and zero rows are not changed.
+    """
     for row in range(row_ptr.size - 1):
         start, stop = row_ptr[row], row_ptr[row + 1]
         squares = 0.0
@@ -309,9 +325,10 @@ _SEED = np.uint64(0x5EED0FA5B11D)
 
 @njit(cache=True, nogil=True)
 def hidden_ratings(indices: NDArray[np.integer], row_ptr: NDArray[np.int64], one_in: int) -> NDArray[np.bool_]:
-    """Mark one in ``one_in`` ratings of each user, at least one of two or more, and none of a single rating.
+    """Mark the ratings that are hidden to score predictions: one in ``one_in`` of each user's ratings.
 
-    The choice depends on the items that the user rated, and on nothing else.
+    At least one rating is hidden if the user has two or more, and none if the user has a single rating. The choice
+    depends only on the set of items that the user rated.
     """
     hidden = np.zeros(indices.size, np.bool_)
     for user in range(row_ptr.size - 1):
@@ -348,11 +365,12 @@ def add_prediction_scores(
     bits: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add the error, Recall, NDCG and 1 for each user with hidden ratings.
+    """Add four numbers to ``total`` for each user with hidden ratings: squared error, Recall, NDCG, and the constant 1.
 
-    The error is the mean squared error over the squared range. Items are ranked by predicted rating, ties by number,
-    without the user's visible ratings. All four numbers are from 0 to 1, rounded to ``2^bits`` steps. ``discounts`` are
-    the discounts of the places of the list, in whole steps of any unit.
+    The first number is the mean squared error of the predictions, divided by the squared range of ratings. For Recall
+    and NDCG, all items except those with visible ratings are ranked by predicted rating, and equal predictions by item
+    number. All four numbers are from 0 to 1, rounded to ``2^bits`` steps. ``discounts`` are the NDCG discounts of the
+    ranks from the first on, as integers in any unit.
     """
     n_items, rank, count = offsets.size, solved.shape[1], discounts.size
     scores = np.empty(n_items)
@@ -398,7 +416,7 @@ def add_prediction_scores(
 
 
 ROWS = 1 << 10
-"""Raters whose products BLAS adds at once: integers below ``2^53``, hence exact in any order."""
+"""Number of raters whose products BLAS adds at a time; sums are integers below ``2^53``, so any order is exact."""
 
 
 @njit(cache=True, nogil=True)
@@ -410,9 +428,11 @@ def balanced_weights(
     most: int,
     bits: int,
 ) -> NDArray[np.int32]:
-    """Scale the weights of each user's used ratings until their squares add up to ``min(most, number of ratings)``.
+    """Return a weight for each rating of an item in ``used``, proportional to the weight of the item.
 
-    Weights are integers, in steps of ``2^-bits``; their squares are compared in int64.
+    The squared weights of each user add up to at most ``min(most, n)``, where n is the number of the user's ratings of
+    such items, and to that value up to rounding. Weights are integers, in steps of ``2^-bits``, and their squares are
+    compared with the bound in int64. All other ratings get weight 0.
     """
     weights = np.zeros(indices.size, np.int32)
     steps = 2.0**bits
@@ -447,7 +467,15 @@ def sort_by_item(
     ratings: NDArray[np.int32],
     n_items: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.int16]]:
-    """Return the index of each item's first rater, the raters of positive weight, their weights and their ratings."""
+    """Sort the ratings of nonzero weight by item.
+
+    Returns
+    -------
+    starts : int64 array of shape (n_items + 1,)
+        The range of item j in the other arrays is from ``starts[j]`` to ``starts[j + 1]``.
+    raters, weights, ratings : arrays
+        The users who rated the items, with the weights and the ratings.
+    """
     starts = np.zeros(n_items + 1, np.int64)
     for at in range(indices.size):
         if weights[at]:
@@ -478,10 +506,11 @@ def add_item_sums(
     outer: NDArray[np.int64],
     weighted: NDArray[np.int64],
 ) -> None:
-    """Add ``q u u^T`` (packed upper triangle) and ``q rating u`` over all raters of each item from ``first`` on.
+    """Add the sums of ``q u u^T`` and of ``q rating u`` over all raters of each item, for items from ``first`` on.
 
-    Each item has one row. A product has at most `ROWS` terms, each below ``2^43`` for weights below ``2^15`` and values
-    up to ``2^14``.
+    Here u is the factor of a rater, and q the weight of the rating. Row i of ``outer`` is the packed upper triangle of
+    the first sum for item ``first + i``, and row i of ``weighted`` is the second sum. BLAS adds at most `ROWS` terms at
+    a time, each below ``2^43`` for weights below ``2^15`` and values up to ``2^14``.
     """
     rank = users.shape[1]
     left, right = np.empty((ROWS, rank)), np.empty((ROWS, rank + 1))
@@ -506,7 +535,10 @@ def add_item_sums(
 
 
 def packed_gram(users: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Return the upper triangle of ``U^T U``, exact because each BLAS sum consists of integers below ``2^53``."""
+    """Return the packed upper triangle of ``U^T U`` for the user factors U.
+
+    The result is exact, because all sums that BLAS computes are integers below ``2^53``.
+    """
     rank = users.shape[1]
     total = np.zeros((rank, rank), np.int64)
     for start in range(0, len(users), 1 << 20):

@@ -1,10 +1,11 @@
-"""Moments of documents and of points, computed in compiled loops.
+"""Second and third moments of documents and third moments of points, in compiled loops for tensor decomposition.
 
-*Documents* have counts of words, and contribute pairs and triples of words. Everything about one document is computed
-from that document alone, in integers or with ``+ - * /`` of floats in a fixed order. The code is compiled without
-fast-math, mathematical library or fused operations, so the bits are equal in any block.
+*Documents* are counts of words, and contribute frequencies of pairs and triples of words. The contribution of a
+document is computed from that document alone, in integers or with ``+ - * /`` of floats in a fixed order. The loops are
+compiled without fast-math and fused operations, and call no mathematical library. So the bits of a contribution do not
+depend on the block in which the document is stored.
 
-*Points* have scores along public directions, and contribute third moments of bounded scores.
+*Points* are scores along public directions, and contribute third moments of bounded scores.
 """
 
 import numpy as np
@@ -21,11 +22,12 @@ _SHRINK = 1.0 - 2.0**-30
 def count_words(
     values: NDArray[np.floating], indices: NDArray[np.integer], row_ptr: NDArray[np.int64], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """Return the positive counts of each document, cut to ``most`` words; those of an invalid document are empty.
+    """Return the positive word counts of each document, reduced to at most ``most`` words in total.
 
-    A document is invalid if a count is negative, fractional or not finite, or if it has fewer than 3 words or more than
-    `MOST_WORDS`. Let a document have l words in the order of their ids, with l more than ``most``. Then word i, counted
-    from 1, is kept if ``floor(i most / l)`` increases at i. This keeps ``most`` words, spread evenly.
+    An invalid document gets no counts. A document is invalid if a count is negative, fractional or not finite, or if
+    the document has fewer than 3 or more than `MOST_WORDS` words. If a document has l > ``most`` words, they are listed
+    in the order of word ids. Word i of the list, counted from 1, is retained if ``floor(i most / l)`` exceeds
+    ``floor((i - 1) most / l)``. This retains ``most`` words, spread evenly over the list.
     """
     counts, words = np.empty(values.size, np.int32), np.empty(values.size, np.int32)
     starts = np.zeros(row_ptr.size, np.int64)
@@ -66,7 +68,11 @@ def add_word_pairs(
     steps: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add ``(c c^T - diag c) / (l (l - 1))`` of each document in steps, rounded toward zero, to a packed triangle."""
+    """Add the frequencies of word pairs in each document, ``(c c^T - diag c) / (l (l - 1))``, to a packed triangle.
+
+    Here c are the word counts of a document and l is their sum. Entries are multiplied by ``steps`` and rounded toward
+    zero.
+    """
     for row in range(row_ptr.size - 1):
         first, stop = row_ptr[row], row_ptr[row + 1]
         length = np.int64(0)
@@ -96,10 +102,13 @@ def add_word_cores(
     bound: int,
     total: NDArray[np.int64],
 ) -> None:
-    """Add each document's core in steps, rounded to a tensor whose squares sum to at most ``bound``, to a packed cube.
+    """Add each document's core to a packed symmetric tensor (cube).
 
-    With the rows ``u_a`` of the directions, ``y = sum_a c_a u_a`` and ``S = sum_a c_a u_a u_a^T``, the core is
-    ``(y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``.
+    The core is the third moment of the words of a document, projected onto public directions. Let ``u_a`` be row a of
+    the directions, ``c_a`` the count of word a, and l the sum of counts. With ``y = sum_a c_a u_a`` and
+    ``S = sum_a c_a u_a u_a^T``, the core is
+    ``(y y y - 3 Sym(S y) + 2 sum_a c_a u_a u_a u_a) / (l (l - 1) (l - 2))``. The core is multiplied by ``steps`` and
+    rounded to integers whose squares, over all entries of the full tensor, sum to at most ``bound``.
     """
     width = directions.shape[1]
     scores, pairs, cubes = np.empty(width), np.empty(width * (width + 1) // 2), np.empty(total.size)
@@ -140,10 +149,12 @@ def _add_powers(
     cubes: NDArray[np.float64],
     product: NDArray[np.float64],
 ) -> int:
-    """Sum ``c_a u_a``, ``c_a u_a u_a`` and ``c_a u_a u_a u_a`` over a document's words, and return the word count.
+    """Write the sums of ``c_a u_a``, ``c_a u_a u_a`` and ``c_a u_a u_a u_a`` over the words a of a document.
 
-    Entries ``p <= q <= r`` are sorted by r, then by q, then by p. The pairs up to (r, r) come first in this order, so a
-    word adds its pairs times ``u_r`` to consecutive entries in memory.
+    ``c_a`` is the count of word a, and ``u_a`` is row a of the directions. The sums are written to ``scores``,
+    ``pairs`` and ``cubes``, and the number of words of the document is returned. Entries ``p <= q <= r`` of a cube are
+    sorted by r, then by q, then by p. So the entries with last index r are consecutive in memory, and a word adds to
+    them the pairs up to (r, r) times entry r of ``u_a``.
     """
     length = np.int64(0)
     scores[:] = 0.0
@@ -173,13 +184,16 @@ def _add_powers(
 
 @njit(cache=True, nogil=True)
 def _times(p: int, q: int, r: int) -> int:
-    """Return how many entries of a symmetric cube are equal by symmetry to entry ``p <= q <= r``."""
+    """Return the number of entries of a symmetric cube that equal entry ``(p, q, r)`` by symmetry, for p <= q <= r."""
     return 6 if p < q < r else 1 if p == r else 3
 
 
 @njit(cache=True, nogil=True)
 def _shrink(exact: NDArray[np.float64], width: int, bound: int, gridded: NDArray[np.int64]) -> None:
-    """Round a tensor toward zero, after scaling it down to the bound if it is longer, and compare again in integers."""
+    """Round a packed tensor toward zero, after scaling it down if the sum of its squares exceeds ``bound``.
+
+    The sum of the squared integers is compared with ``bound`` again; if it is exceeded, all entries become 0.
+    """
     squares, at = 0.0, 0
     for p in range(width):
         for q in range(p, width):
@@ -194,7 +208,7 @@ def _shrink(exact: NDArray[np.float64], width: int, bound: int, gridded: NDArray
                 gridded[at] = np.int64(exact[at] * factor)
                 norm += _times(p, q, r) * gridded[at] * gridded[at]
                 at += 1
-    if norm > bound:  # impossible by the analysis in `dpca_tasks.queries.words`; the bound holds even then
+    if norm > bound:  # impossible by the proof in `dpca_tasks.queries.words`; zeros satisfy the bound
         gridded[:] = 0
 
 
@@ -206,7 +220,10 @@ def first_row_scores(
     record_ptr: NDArray[np.int64],
     directions: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return ``x^T U`` of each record's first row x, summed in the order of columns; 0 for a record without rows."""
+    """Return the scores ``x^T U`` of each record's first row x along directions U; 0 for a record without rows.
+
+    Terms are added in the order of the columns of x.
+    """
     scores = np.zeros((record_ptr.size - 1, directions.shape[1]))
     for record in range(record_ptr.size - 1):
         row = record_ptr[record]
@@ -221,9 +238,11 @@ def first_row_scores(
 
 @njit(cache=True, nogil=True)
 def add_point_cores(scores: NDArray[np.int32], width: int, variance: int, shift: int, total: NDArray[np.int64]) -> None:
-    """Add ``y y y - variance Sym3(y)`` of each point, in steps of ``2^shift``, rounded toward zero, to a packed cube.
+    """Add the third moment of each point, corrected for spherical noise of known variance, to a packed cube.
 
-    Scores are integers of magnitude at most ``2^18``, and ``variance`` is at most ``2^36``: no number reaches ``2^58``.
+    The contribution of a point with scores y is ``y y y - variance Sym3(y)``, divided by ``2^shift`` and rounded toward
+    zero. Scores are integers of magnitude at most ``2^18``, and ``variance`` is at most ``2^36``, so no number reaches
+    ``2^58``.
     """
     for first in range(0, scores.size, width):
         at = 0

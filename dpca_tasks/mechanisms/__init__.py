@@ -1,1 +1,1 @@
-"""Mechanisms, which read private rows only through the curator; all other computation is post-processing."""
+"""Mechanisms; they read private rows only through the curator, and all their other computation is post-processing."""

@@ -25,13 +25,14 @@ Center = Literal["none", "private"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Public facts of a request to any family of mechanisms.
+    """Public facts of a request, common to all families of mechanisms.
 
     Parameters
     ----------
     relation : {"add_remove", "zero_out", "replace_one"}
+        The neighboring relation of the privacy guarantee.
     records_at_most : int
-        Public bound n_ref on the number of records. It only scales public choices and limits delta.
+        Public bound on the number of records. It only scales public choices, and delta must be below its reciprocal.
     records_declared : bool
         Whether the user declared ``records_at_most``; a default value may be wrong.
     """
@@ -48,14 +49,14 @@ class Problem(Terms):
     Parameters
     ----------
     n_features : int
-        Declared columns d.
+        The declared number d of columns.
     clip_norm : float, data units
-        Bound on a record's norm.
+        The bound on the norm of each record.
     center : {"none", "private"}
-        Whether components are computed around the mean of the rows, which is then released too.
+        With "private", the mean of the rows is released too, and components are computed around the mean.
     spectrum : str
-        The user's declaration about the spectrum (`dpca_tasks.forecast.noise_forecast`); empty if there is none. It
-        is used only for forecasts: no noise depends on it.
+        The spectrum that the user declares (`dpca_tasks.forecast.noise_forecast`), or an empty string. The spectrum is
+        used only for forecasts: no noise depends on it.
     **others
         As for `Terms`.
     """
@@ -68,7 +69,7 @@ class Problem(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyTarget:
-    """The requested guarantee: (epsilon, delta) in the relation of the problem.
+    """The requested guarantee: (epsilon, delta) under the neighboring relation of the problem.
 
     ``allow_large_delta`` accepts a delta that is not below one over the number of records.
     ``i_know_this_is_not_private`` accepts a result without any guarantee; private mechanisms ignore it.
@@ -81,7 +82,10 @@ class PrivacyTarget:
 
 
 LARGE = 1_000
-"""The order from which eigenpairs are computed in two threads: 1.6 times as fast at 2,000, and little below it."""
+"""The order of a matrix from which eigenpairs are computed in two threads.
+
+Two threads are 1.6 times as fast as one at order 2,000, but hardly faster below order 1,000.
+"""
 
 NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_private=True)
 """The target of a result that is knowingly not private."""
@@ -91,21 +95,24 @@ NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_pri
 class Plan:
     """The public plan of a release, computed before any row is read.
 
-    ``problem`` is the `Terms` of the family. ``noise_multiplier`` is the scale of the noise divided by the sensitivity
-    in each main step. ``bits`` is the grid of the records. ``notes`` state in public terms what limits the utility.
+    ``problem`` holds the public facts of the request, as the subclass of `Terms` for the family. ``noise_multiplier``
+    is the scale of the noise divided by the sensitivity, in each main step. ``bits`` sets the grid to which records are
+    rounded: with one more bit, the grid step is half as large. ``notes`` are warnings about limits of the utility, from
+    public facts.
 
-    ``event`` covers all steps, including steps that a wrapper adds. The charge of a release and every stated epsilon
-    are computed from this event. ``printed`` is whether the noise follows a published formula instead of being
-    calibrated to the target. ``uncertified`` is whether the event itself is not proved.
+    ``event`` is the DP event of all steps, including steps that a wrapper of the mechanism adds. The charge of a
+    release and every stated epsilon are computed from this event. ``printed`` is true if the noise follows a published
+    formula and is not calibrated to the target. ``uncertified`` is true if the event has no proof.
 
-    ``noise_edge`` is the bound of released eigenvalues of noise alone, in squared clip norms
+    ``noise_edge`` is the bound that eigenvalues of noise alone do not exceed, in squared clip norms
     (`dpca_tasks.mechanisms.noise_level`). It is None if no eigenvalues are released. If one noisy symmetric matrix is
-    released, ``moment_noise`` names the law of its noise and ``moment_std`` is the std off the diagonal, in squared
-    clip norms. ``moment_formed`` is whether that matrix is formed.
+    released, ``moment_noise`` names the law of its noise, and ``moment_std`` is the std of its entries off the
+    diagonal, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
+    computed entry by entry.
 
     ``level`` is the least strength of a component that can be distinguished from the noise, in records at the clip
-    norm. It is None in plans of references. ``together`` is whether ``level`` is compared with the gap behind the last
-    component, so that either all components are noise or none.
+    norm. It is None in plans of non-private references. ``together`` is true if all k components are found or none is.
+    Then ``level`` is compared with the difference between the strengths of components k and k + 1.
     """
 
     mechanism: str
@@ -127,20 +134,21 @@ class Plan:
 
     @property
     def epsilon_at_most(self) -> float:
-        """An upper bound on the epsilon of the complete event at the target's delta; 0 if delta alone covers it."""
+        """An upper bound on the epsilon of the plan's whole event at the target's delta; 0 if delta alone suffices."""
         found = epsilon_of_event(self.event, delta=self.target.delta, relation=self.problem.relation)
         return found if self.printed or self.uncertified else min(found, self.target.epsilon)
 
     @property
     def real_epsilon(self) -> float | None:
-        """`epsilon_at_most` if the noise follows a published formula; None if the noise is calibrated."""
+        """`epsilon_at_most` if the noise follows a published formula; None if the noise is calibrated to the target."""
         return self.epsilon_at_most if self.printed else None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The notes, preceded by a warning if the true epsilon of printed noise is far from the target.
+        """The notes of the plan, preceded by a warning if noise by a published formula is far from the target.
 
-        The warning appears if the true epsilon is above the target, or at most a tenth of it.
+        The warning appears if the true epsilon of this noise is above the target's epsilon, or at most a tenth of the
+        target's epsilon.
         """
         real, requested = self.real_epsilon, self.target.epsilon
         if real is None or requested / 10 < real <= requested:
@@ -158,9 +166,9 @@ class Plan:
 
     @property
     def certified(self) -> bool:
-        """True if the target is proved.
+        """True if the plan provably meets its target.
 
-        The target is not proved if the event is uncertified, or if the true epsilon of printed noise exceeds it.
+        This is false if the event has no proof, or if noise by a published formula has a true epsilon above the target.
         """
         return not self.uncertified and (not self.printed or self.epsilon_at_most <= self.target.epsilon)
 
@@ -172,35 +180,38 @@ class Mechanism[T](Protocol):
     def name(self) -> str: ...  # noqa: D102
 
     def plan(self, problem: Any, target: PrivacyTarget) -> Plan:
-        """Compute the noise and the event from the public facts of a request, the `Terms` of the family."""
+        """Compute the noise and the privacy event of a release from public facts.
+
+        ``problem`` holds the facts of the request, as the subclass of `Terms` for the mechanism's family.
+        """
 
     def run(self, curator: Curator, plan: Plan) -> T:
         """Release the planned steps, then post-process the answers."""
 
 
 def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False) -> None:
-    """Refuse an invalid request for a subspace: `check_shape`, then `check_target`."""
+    """Refuse an invalid request for a subspace, by `check_shape` and `check_target`."""
     check_shape(problem, n_components=n_components)
     check_target(problem, target, pure=pure)
 
 
 def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -> None:
-    """Refuse a guarantee that this mechanism cannot give.
+    """Refuse an invalid privacy target.
 
     Parameters
     ----------
     problem, target
-        The request.
+        The public facts and the privacy target of the request.
     pure : bool
-        Whether the mechanism is pure, in which case delta may be 0.
+        Whether the mechanism offers pure epsilon-DP, so that delta may be 0.
 
     Raises
     ------
     InvalidInput
-        When a number is outside its domain.
+        When epsilon, delta or ``records_at_most`` is outside its domain.
     Refused
-        When delta is not below ``1 / records_at_most``: publishing a share delta of the raw rows would satisfy such
-        a guarantee.
+        When delta is not below ``1 / records_at_most``, and the target does not set ``allow_large_delta``. A mechanism
+        that publishes each raw row with probability delta would satisfy such a guarantee.
     """
     if problem.records_at_most < 1:
         raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
@@ -219,24 +230,23 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
 
 
 def check_shape(problem: Problem, *, n_components: int) -> None:
-    """Refuse invalid numbers of components and of records.
+    """Refuse an invalid number of components, or an invalid bound on the number of records.
 
     Raises
     ------
     InvalidInput
-        When the number of components is below one or not below the number of features, or ``records_at_most`` is
-        below one.
+        When ``n_components`` is not from 1 to ``n_features - 1``, or ``records_at_most`` is below 1.
     """
     if not 1 <= n_components < problem.n_features:
         raise InvalidInput(
-            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; use fewer."
+            f"n_components={n_components} must be at least 1 and below n_features={problem.n_features}; correct it."
         )
     if problem.records_at_most < 1:
         raise InvalidInput(f"records_at_most={problem.records_at_most} must be at least 1; state a public bound.")
 
 
 def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
-    """Return a warning if the grid may round small entries of wide records to zero."""
+    """Return a warning if rounding to a grid of ``bits`` may set small entries of records to zero, else no warning."""
     if 2**bits >= 8 * math.sqrt(problem.n_features):
         return ()
     return (
@@ -256,23 +266,25 @@ class Subspace:
 
     The other fields are None unless released:
 
-    - ``eigenvalues`` (k,) and ``spectrum`` (the same values, then smaller ones) of the noisy X^T X, in data units
-      squared, not divided by n;
-    - ``further`` (m - k, d), the directions of the next eigenvalues of ``spectrum``, so that another k costs nothing;
-    - ``total_variance``, the noisy trace, if positive;
-    - ``mean`` (d,), around which the components were computed;
-    - ``clip_norm``, if it was chosen privately;
-    - ``outcome``, public facts that the release itself determined, as plain JSON values.
+    - ``eigenvalues`` (k,), the k largest eigenvalues of the noisy second moment X^T X, in data units squared, not
+      divided by n;
+    - ``spectrum`` (m,), the m largest eigenvalues of the same matrix, where m is at least k;
+    - ``further`` (m - k, d), the eigenvectors of the eigenvalues after the k-th in ``spectrum``; with them, a result
+      with more components needs no new release;
+    - ``total_variance``, the trace of the noisy second moment, if positive;
+    - ``mean`` (d,), the released mean around which the components were computed;
+    - ``clip_norm``, if the release chose the clip norm privately;
+    - ``outcome``, public facts that are known only after the release, as plain JSON values.
 
     A release of one noisy symmetric matrix has further fields:
 
-    - ``released``, the matrix as it left the curator, if it was formed; it is computed from extended rows if there is a
-      ``mean``;
-    - ``noise``, the public facts about its noise: ``law``, ``std`` off the diagonal, ``step`` of the grid, and
-      ``constant``, which extends the rows;
-    - ``all_eigenvalues`` (d,) of the formed matrix, around the mean if there is one.
+    - ``released``, the noisy matrix exactly as the curator returned it; if there is a ``mean``, this is the second
+      moment of rows to which a public constant was appended;
+    - ``noise``, the public facts about the matrix's noise: ``law``, ``std`` off the diagonal, ``step`` of the grid, and
+      the ``constant`` that was appended to the rows;
+    - ``all_eigenvalues`` (d,), all eigenvalues of the noisy second moment, around the mean if there is one.
 
-    A release in several rounds has ``rounds`` instead of ``released`` and ``noise``: its answers, as
+    A release in several rounds has ``rounds`` instead of ``released`` and ``noise``: the answers of all rounds, as
     `dpca_tasks.refinement.refined_rounds.Rounds`.
     """
 
@@ -294,12 +306,17 @@ class Subspace:
 class ItemFactors:
     """The result of a completion mechanism; it contains no user's data.
 
-    ``factors`` has shape (m, r), or is None if only offsets are released. ``offsets`` (m,) are subtracted from the
-    ratings of items. ``counts`` (m,), if released, are noisy numbers of counted ratings.
+    ``factors`` has shape (m, r): one factor of rank r for each of m items. It is None if only offsets are released.
+    ``offsets`` (m,) are subtracted from the ratings of the items. ``counts`` (m,), if released, are the noisy numbers
+    of counted ratings of the items.
 
-    ``user_step`` holds the public numbers with which a user computes a factor and an offset. They are ``centre`` and
-    ``prior`` (None: no own mean), and with factors also ``ridge``, ``rating_bound`` and perhaps ``unobserved``. If the
-    factors are directions of a descent, its ``gains`` and ``row_norm`` replace the ridge.
+    ``user_step`` holds the public numbers with which a user computes the user's own factor and offset:
+
+    - ``centre``, the average rating;
+    - ``prior``, the number of ratings at the centre that are added to a user's mean. It is None if a user's mean is not
+      subtracted;
+    - with factors also ``ridge``, ``rating_bound`` and, for some mechanisms, ``unobserved``;
+    - if the factors are the directions of a Frank-Wolfe descent, ``gains`` and ``row_norm`` in place of ``ridge``.
     """
 
     factors: NDArray[np.float64] | None = None
@@ -310,16 +327,17 @@ class ItemFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Components:
-    """The result of a tensor mechanism: the components of a model of records, by falling weight.
+    """The result of a tensor mechanism: the components of a topic model or of a mixture, by falling weight.
 
-    ``components`` has shape (K, D). For ``topics`` a row holds the probabilities of words, which sum to 1; for a
-    ``mixture`` it is the mean of one part, in data units. ``weights`` (K,) are positive and sum to 1: the share of
-    records of each component. There may be fewer components than requested, even none; ``outcome`` reports this as
-    plain JSON values.
+    ``components`` has shape (K, D). For ``topics``, each row holds the probabilities of words, which sum to 1. For a
+    ``mixture``, each row is the mean of one part, in data units. ``weights`` (K,) are the estimated shares of records
+    that belong to each component; they are positive and sum to 1. There may be fewer components than requested, or
+    none. ``outcome`` states how many were requested and how many were found, as plain JSON values.
 
-    ``eigenvalues`` (K',) are the kept eigenvalues of the released second moment, descending, not divided by the number
-    of records. For a mixture the variance of its noise is already subtracted. ``noise_variance`` is this variance: of
-    the noise around the means, in each coordinate of one record. It was declared or follows from the release.
+    ``noise_variance`` exists for a mixture: the variance of a record around the mean of its part, in each coordinate.
+    It was declared by the user or estimated from the release. ``eigenvalues`` (K',) are the leading eigenvalues of the
+    released second moment, descending, not divided by the number of records. For a mixture, the contribution of
+    ``noise_variance`` is already subtracted.
     """
 
     components: NDArray[np.float64]
@@ -332,10 +350,10 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """The result of an evaluation.
+    """The result of a private evaluation.
 
-    ``sums`` are the released sums. ``outcome`` holds the estimates computed from them and their standard deviations by
-    name, as plain JSON values.
+    ``sums`` are the released noisy sums. ``outcome`` holds the estimates computed from the sums, and the standard
+    deviations of the estimates, by name and as plain JSON values.
     """
 
     sums: NDArray[np.float64]

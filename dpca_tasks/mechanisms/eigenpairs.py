@@ -1,18 +1,20 @@
-"""Leading eigenpairs of released matrices, in memory or as operators, with the signs of their vectors fixed.
+"""Leading eigenpairs of released noisy matrices, which are in memory or known only through products.
 
-Operators are solved by block Lanczos with full orthogonalisation and thick restarts. Everything is post-processing of
-one released matrix ``M = S + E``: directions and the stopping rule may depend on earlier products. A noisy M is
-indefinite; the algebraically largest eigenvalues are computed.
+All eigenvectors have the sign that makes their largest entry positive. A matrix that is known only through products is
+solved by block Lanczos with full orthogonalisation and thick restarts. All computations are post-processing of one
+released matrix ``M = S + E``, the exact matrix S plus noise E. So the multiplied directions and the stopping rule may
+depend on earlier products. M may have negative eigenvalues; the algebraically largest ones are computed.
 
-*Number of products.* The eigenvalues of E fill ``-R .. R``, where R is the noise edge. Eigenvalues of S above R are
-found in fewer than ten passes. If there are none, the leading eigenvalues are close together: near the edge the j-th
-lies ``(j / 0.6 d)^(2/3) R`` below R. So a polynomial of degree t separates the k-th eigenvalue from the first one
-beyond the block's columns by ``exp(t sqrt(8 gap))``, and t grows like the cube root of d over the width. `most_passes`
-is this bound with a margin, measured on the semicircle distribution for d up to 20,000. The iteration stops as soon as
-no leading Ritz value changes.
+*Number of products.* The eigenvalues of E fill the interval from -R to R, where R is the noise edge. Eigenvalues of S
+above R are found in fewer than ten products (passes). If there are none, the leading eigenvalues of M are close
+together: the j-th is about ``(j / 0.6 d)^(2/3) R`` below R, for order d. Block Lanczos must separate the k-th
+eigenvalue from the eigenvalue just beyond the number of the block's columns, whose relative distance is ``gap``. A
+polynomial of degree t separates them by the factor ``exp(t sqrt(8 gap))``. So the required t grows like the cube root
+of d divided by the number of columns. `most_passes` is this number with a margin, which was measured on the semicircle
+distribution for d up to 20,000. The iteration stops as soon as no leading Ritz value changes.
 
-If an eigenvalue is 1e5 times the edge or more, eigenvalues near the edge are accurate only to about 1e-3, because V is
-rounded to a grid.
+If an eigenvalue is at least 1e5 times the noise edge, eigenvalues near the edge are accurate only to about 1e-3. The
+reason is that the multiplied directions are rounded to a grid.
 """
 
 import math
@@ -34,50 +36,52 @@ type Products = NDArray[np.float64 | np.float32]
 RESIDUAL = 1e-12
 """Largest accepted ``|A v - value v|``, relative to the largest eigenvalue, and largest accepted ``|V^T V - I|``."""
 
-_BLOCK = 64  # columns that LAPACK processes at a time
-_SINGLE = 2.0**-20  # residual of single-precision pairs, relative to the norm: less than ten roundings
-_PRODUCTS = 2  # number of products with which a norm is estimated
+_BLOCK = 64  # the number of columns that LAPACK processes at a time
+_SINGLE = 2.0**-20  # expected residual of eigenpairs in single precision, relative to the matrix's norm
+_PRODUCTS = 2  # the number of matrix-vector products with which the spectral norm is estimated
 
 
 def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the ``count`` algebraically largest eigenvalues, descending, and signed eigenvectors as rows.
+    """Return the ``count`` algebraically largest eigenvalues of a symmetric matrix, and their eigenvectors as rows.
 
-    The order of the matrix determines the number of LAPACK threads, so the same matrix gives the same bits on one
-    machine.
+    Eigenvalues are descending, and eigenvectors have fixed signs (`signed`). The number of LAPACK threads depends only
+    on the order of the matrix, so the same matrix gives the same bits on one machine.
     """
     order = matrix.shape[0]
     with _threads(order):
         values, vectors = eigh(matrix, subset_by_index=(order - count, order - 1), driver="evr")
-        if values.size < count:  # with repeated eigenvalues this driver may return too few
+        if values.size < count:  # for repeated eigenvalues, LAPACK's driver "evr" may return too few of them
             values, vectors = eigh(matrix, driver="evd")
     return values[: -count - 1 : -1].copy(), signed(vectors.T[: -count - 1 : -1])
 
 
 def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> tuple[Matrix, Matrix]:
-    """Return all eigenvalues, descending, and the signed eigenvectors of the ``count`` largest as rows.
+    """Return all eigenvalues of a symmetric matrix, and the eigenvectors of the ``count`` largest as signed rows.
 
-    The matrix is reduced to tridiagonal form once for both results, which takes most of the time. Calling
-    `leading_eigenpairs` and `eigh` for the values would reduce it twice. If the pairs miss `RESIDUAL`, all pairs are
-    computed. The number of threads is chosen as in `leading_eigenpairs`.
+    Eigenvalues are descending. The reduction of the matrix to tridiagonal form takes most of the time. This function
+    reduces the matrix once for both results; separate calls for eigenvalues and eigenvectors would reduce it twice. If
+    the residual of a pair exceeds `RESIDUAL`, all eigenpairs are computed by a slower method. The number of threads is
+    chosen as in `leading_eigenpairs`.
 
     Parameters
     ----------
     matrix : float64 array of shape (d, d)
-        Symmetric.
+        The symmetric matrix A.
     count : int
         The number of eigenvectors, from 1 to d.
     within : float, units of the matrix
-        The largest acceptable error of an eigenvalue, and norm of ``A v - value v``, such as a small part of the
-        matrix's noise. If rounding to single precision is below this bound, a large matrix is reduced in single
-        precision. Its leading pairs are then recomputed as Ritz pairs in double precision and checked against this
-        bound. The single-precision values that they replace are checked too. The remaining values keep the error of
-        single precision.
+        The largest acceptable error of an eigenvalue, and of a residual norm ``|A v - value v|``. A small part of the
+        std of the matrix's noise is suitable. If the error of single precision is below this bound, a large matrix is
+        reduced in single precision. The leading pairs are then recomputed as Ritz pairs in double precision, and their
+        residuals are checked against the bound. The differences between old and new leading eigenvalues are checked
+        too. The other eigenvalues have the error of single precision.
 
     Notes
     -----
-    Block Lanczos is no faster if noise fills the spectrum evenly. On 2,000 columns of noise alone it needs 1,000
-    directions for 10 pairs to a residual of 2e-12, and more than 1,200 for 64. That takes .6 and .9 s of one processor.
-    A reduction takes .35 s of one processor in double precision, and .2 s in single precision.
+    Block Lanczos is not faster for a spectrum full of noise. For a noise matrix of order 2,000, it needs a basis of
+    1,000 directions for 10 pairs with a residual of 2e-12, and of more than 1,200 directions for 64 pairs. That takes
+    .6 s and .9 s of one processor. The reduction to tridiagonal form takes .35 s of one processor in double precision,
+    and .2 s in single precision.
     """
     found = _by_single_precision(matrix, count, within=within) if len(matrix) >= LARGE else None
     if found is None:
@@ -90,7 +94,7 @@ def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> 
 
 
 def signed(rows: Matrix) -> Matrix:
-    """Flip each row so that its entry of largest magnitude is positive."""
+    """Return rows in which the entry of largest magnitude is positive, by changing the signs of whole rows."""
     largest = np.take_along_axis(rows, np.abs(rows).argmax(axis=1, keepdims=True), axis=1)
     return np.ascontiguousarray(rows * np.where(largest < 0, -1.0, 1.0))
 
@@ -100,7 +104,7 @@ def _threads(order: int) -> AbstractContextManager[None]:
 
 
 def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[Matrix, Matrix] | None:
-    """Compute the pairs of `_by_tridiagonal` in single precision; return None if errors may exceed ``within``."""
+    """Compute the result of `_by_tridiagonal` in single precision; return None if an error may exceed ``within``."""
     if not _SINGLE * _near_norm(matrix) <= within:
         return None
     found = _by_tridiagonal(matrix, count, np.float32)
@@ -109,7 +113,7 @@ def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[
     values, vectors = found
     with one_thread():
         basis = np.linalg.qr(vectors)[0]
-    with two_threads():  # same library as for the vectors: idle threads of two libraries would compete for processors
+    with two_threads():  # uses SciPy's BLAS, because threads of NumPy's BLAS would compete for the same processors
         image = blas.dgemm(1.0, matrix.T, basis)
     with one_thread():
         inner = basis.T @ image
@@ -123,7 +127,10 @@ def _by_single_precision(matrix: Matrix, count: int, *, within: float) -> tuple[
 
 
 def _near_norm(matrix: Matrix) -> float:
-    """Return a close lower bound on the spectral norm, from the row with the largest diagonal entry."""
+    """Return a close lower bound on a symmetric matrix's spectral norm, by power iteration.
+
+    The iteration starts with the row of the largest diagonal entry.
+    """
     column = matrix[int(np.abs(matrix.diagonal()).argmax())]
     with one_thread():
         for _ in range(_PRODUCTS):
@@ -135,16 +142,17 @@ def _near_norm(matrix: Matrix) -> float:
 
 
 def _by_tridiagonal(matrix: Matrix, count: int, precision: type[np.floating[Any]]) -> tuple[Matrix, Matrix] | None:
-    """Return all eigenvalues and the last ``count`` eigenvectors, ascending; None if they miss the residual test.
+    """Return all eigenvalues and the last ``count`` eigenvectors of a symmetric matrix, ascending.
 
-    Only the reduction is faster in two threads. The eigenvectors are computed from the eigenvalues as if the
-    tridiagonal matrix did not split into blocks; a matrix that does split fails the residual test.
+    The matrix is reduced to tridiagonal form in two threads; the other computations are not faster in two threads. The
+    eigenvectors are computed as if the tridiagonal matrix did not split into independent blocks. The result is None if
+    residuals or orthogonality miss the tolerance, as for a tridiagonal matrix that splits.
     """
     order, letter = len(matrix), "s" if precision is np.float32 else "d"
     largest = max(float(matrix.max()), -float(matrix.min()))
     if order < 3 or not largest > 0.0:
         return None
-    scale = 2.0 ** -np.frexp(largest)[1]  # a power of two: only the conversion to this precision rounds
+    scale = 2.0 ** -np.frexp(largest)[1]  # a power of two, so that scaling does not round
     turned = np.empty_like(matrix, precision)
     np.multiply(matrix, scale, out=turned, casting="same_kind")
     tridiagonal, all_values, vectors_of, turn = (
@@ -176,8 +184,9 @@ def _by_tridiagonal(matrix: Matrix, count: int, precision: type[np.floating[Any]
 def _turned_back(inner: Products, reflectors: Products, factors: Products, turn: Callable[..., Any]) -> Products:
     """Transform eigenvectors of the tridiagonal matrix to eigenvectors of the original matrix.
 
-    The reflectors begin one row below the diagonal. They are passed as a view of memory that starts at their second
-    number, since a copy would take longer than the product. A row of zeros ends both the reflectors and the vectors.
+    The Householder reflectors of the reduction begin one row below the diagonal. LAPACK gets them as a view of the
+    matrix's memory that starts at the second number, because a copy would take longer than the product. For this view,
+    a row of zeros is appended to the reflectors and to the vectors.
     """
     order, count = inner.shape
     reflectors[0, 1:] = 0.0
@@ -189,51 +198,54 @@ def _turned_back(inner: Products, reflectors: Products, factors: Products, turn:
 
 
 BASIS_BLOCKS = 8
-"""The number of blocks at which the basis is compressed; it bounds the memory."""
+"""The number of blocks at which the Lanczos basis is compressed (restarted); it bounds the memory."""
 KEPT_BLOCKS = 3
-"""The number of blocks of Ritz vectors after compression."""
+"""The number of blocks of Ritz vectors that remain after compression of the basis."""
 SETTLED = 1e-4
-"""The relative change of a Ritz value in one pass below which it has converged; its error is below ten times that."""
+"""A Ritz value has converged if it changes by at most this part in one pass; its error is below ten times this part."""
 
 _CANCELLED = 1e-5
 
 
 def block_width(order: int, count: int) -> int:
-    """Return the number of columns of a product for ``count`` eigenpairs: eight more, at most ``order``."""
+    """Return the number of columns of a Lanczos block for ``count`` eigenpairs: ``count + 8``, at most ``order``."""
     return min(order, count + 8)
 
 
 def most_passes(order: int, count: int) -> int:
-    """Return the largest number of products, which is public."""
+    """Return the largest number of products that block Lanczos may use for ``count`` eigenpairs; it is public."""
     return math.ceil(5.0 * math.cbrt(order / block_width(order, count))) + 4
 
 
 def leading_eigenpairs_of(
     product: Callable[[NDArray[np.int64]], Matrix], start: Matrix, count: int
 ) -> tuple[Matrix, Matrix]:
-    """Return the algebraically largest eigenvalues of M, descending, and signed eigenvectors as rows.
+    """Return the algebraically largest eigenvalues, and eigenvectors, of a matrix M that is known through products.
 
     Parameters
     ----------
     product : callable
-        Returns ``M V`` for V in steps of ``2^-15``.
+        Returns ``M V`` for directions V, given as integers in steps of ``2^-15``.
     start : float64 array of shape (order, p)
-        Public orthonormal columns; p is `block_width`.
+        Public orthonormal columns at which block Lanczos starts; p is `block_width`.
     count : int
         The number k of eigenpairs that must converge, at most p.
 
     Returns
     -------
     values : float64 array of shape (p,)
-        Ritz values, never above the eigenvalues. The first k have a relative error below 1e-3 if the passes suffice;
-        the others are as accurate as those passes make them.
+        Ritz values, descending, never above the exact eigenvalues. The first k have a relative error below 1e-3 if
+        `most_passes` products suffice. The others have no stated accuracy, because the iteration does not wait for
+        their convergence.
     rows : float64 array of shape (p, order)
+        The Ritz vectors with fixed signs.
 
     Notes
     -----
-    The basis holds the directions rounded to their grid, exactly as they are multiplied. So Ritz values have no
-    first-order error in the rounding. The basis is orthonormal only up to the rounding, which the Gram matrix of the
-    small problem corrects. LAPACK runs on one thread, so the same products give the same bits.
+    The basis contains the directions as rounded to their grid, exactly as they are multiplied. So the rounding causes
+    no first-order error in the Ritz values. The basis is orthonormal only up to this rounding. The Ritz problem is
+    solved with the Gram matrix of the basis, which corrects for the rounding. LAPACK runs on one thread, so the same
+    products give the same bits.
 
     References
     ----------
@@ -264,17 +276,18 @@ def leading_eigenpairs_of(
                 small, gram = np.diag(ritz), basis[:, :held].T @ basis[:, :held]
     with one_thread():
         vectors, values = _ritz(basis[:, :held], small, gram, count)
-        if width > count:  # in a separate call, so that the first k have the same bits however many follow
+        if width > count:  # computed separately, so that the first k eigenpairs have the same bits for any width
             others, lower = _ritz(basis[:, :held], small, gram, width)
             vectors, values = np.hstack([vectors, others[:, count:]]), np.r_[values, lower[count:]]
     return values, signed(vectors.T)
 
 
 def _continued(spanned: Matrix, gram: Matrix, image: Matrix, inner: Matrix) -> Matrix:
-    """Return nearly orthonormal columns for the part of an image outside the basis.
+    """Return nearly orthonormal columns that span the part of ``image`` orthogonal to the basis ``spanned``.
 
-    Cholesky is used by default; the Gram matrix corrects its small loss of orthogonality. If the part is small, QR is
-    applied twice instead.
+    ``gram`` is the Gram matrix of the basis, and ``inner`` holds the products of basis and image. By default the
+    columns are orthonormalised by Cholesky decomposition, whose small loss of orthogonality the Gram matrix later
+    corrects. If the orthogonal part is very small, QR decomposition is applied twice instead.
     """
     fresh = image - spanned @ solve(gram, inner, assume_a="pos")
     try:
@@ -289,7 +302,10 @@ def _continued(spanned: Matrix, gram: Matrix, image: Matrix, inner: Matrix) -> M
 
 
 def _ritz(spanned: Matrix, small: Matrix, gram: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the leading Ritz vectors as orthonormal columns, and the Ritz values, descending."""
+    """Return the ``count`` leading Ritz vectors as orthonormal columns, and their Ritz values, descending.
+
+    ``small`` is the matrix in the basis ``spanned``, and ``gram`` the Gram matrix of the basis.
+    """
     values, mixtures = eigh(small, gram, subset_by_index=_last(len(small), count))
     return spanned @ mixtures[:, ::-1], values[::-1]
 
@@ -299,7 +315,7 @@ def _last(size: int, count: int) -> tuple[int, int]:
 
 
 def _bordered(corner: Matrix, border: Matrix) -> Matrix:
-    """Extend a symmetric matrix by its last columns."""
+    """Extend the symmetric matrix ``corner`` by the last columns ``border`` of the extended symmetric matrix."""
     old = len(corner)
     square = (border[old:] + border[old:].T) / 2
     return np.block([[corner, border[:old]], [border[:old].T, square]])

@@ -12,9 +12,11 @@ for signals hidden below it.
 
 Notes
 -----
-In units of the noise, a release is ``A = S + E``. E is symmetric, with independent normal entries of standard deviation
-1 off the diagonal and sqrt 2 on it, so E is isotropic. Its eigenvalues fill ``-e .. e``, ``e = 2 sqrt(d)``. A signal of
-strength theta appears as an eigenvalue ``theta + d / theta``, and not at all if theta is below ``sqrt(d)``.
+The functions use the noise's std off the diagonal as the unit. In this unit, a release of order d is ``A = S + E``,
+where S is the exact matrix. E is a symmetric noise matrix, with independent normal entries of standard deviation 1 off
+the diagonal and sqrt 2 on the diagonal. So E is isotropic, and its eigenvalues fill the interval from ``-2 sqrt(d)`` to
+``2 sqrt(d)``. An eigenvalue theta of S (a signal of strength theta) appears as the eigenvalue ``theta + d / theta`` of
+A. If theta is below ``sqrt(d)``, the signal has no visible eigenvalue.
 
 >>> round(float(spike_strengths(np.array([90.0]), order=400)[0]), 2)
 85.31
@@ -34,41 +36,45 @@ FAILED = (
     "the budget is spent."
 )
 _WISHART_EDGE = 3.330
-_WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # where ``(x - 1)^2 = 2 (x + 1)`` for its square x
+_WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # the square root of the larger solution of (x - 1)^2 = 2 (x + 1)
 
 
 def semicircle_edge(order: int, *, std: float) -> float:
-    """Return the 99 % quantile of the largest eigenvalue of a symmetric noise matrix.
+    """Return the 99 % quantile of the largest eigenvalue of a symmetric Gaussian noise matrix.
 
-    ``std`` is the standard deviation of the entries off the diagonal. The edge is ``2 std sqrt(order)``, and the
-    quantile of the largest eigenvalue lies ``2.02 std order^(-1/6)`` above the edge.
+    ``std`` is the standard deviation of the entries off the diagonal. The edge of the semicircle law is
+    ``2 std sqrt(order)``. The quantile is ``2.02 std order^(-1/6)`` above this edge.
     """
     return std * (2.0 * math.sqrt(order) + 2.02 * math.pow(order, -1 / 6))
 
 
 def wishart_edge(order: int) -> float:
-    """Return the largest eigenvalue of ``A^T A - B^T B`` for standard normal A and B with one more row than columns."""
+    """Return the largest eigenvalue of Wishart noise ``A^T A - B^T B``.
+
+    A and B are independent standard normal matrices of ``order + 1`` rows and ``order`` columns.
+    """
     return _WISHART_EDGE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
 
 
 def wishart_visible(order: int) -> float:
-    """Return the least strength of a signal that leaves the spectrum of the difference in `wishart_edge`.
+    """Return the least strength of a signal whose eigenvalue exceeds all eigenvalues of Wishart noise.
 
-    A signal of strength theta appears as the eigenvalue ``theta + 2 b^2 theta / (theta^2 - b^2)``, where b is the order
-    plus 1. This is least at 2.06 b, where the found direction is orthogonal to the signal's direction.
+    The noise is the difference of two Wishart matrices in `wishart_edge`. A signal of strength theta appears as the
+    eigenvalue ``theta + 2 b^2 theta / (theta^2 - b^2)`` of the noisy matrix, where b is ``order + 1``. This eigenvalue
+    is least for theta = 2.06 b. There the eigenvector is orthogonal to the signal's direction.
     """
     return _WISHART_VISIBLE * (order + 1.0) * (1.0 + 1.01 * math.pow(order, -2 / 3))
 
 
 def product_edge(order: int, width: int, *, std: float) -> float:
-    """Return the spectral norm of a noise matrix of ``order`` rows and ``width`` columns."""
+    """Return the expected spectral norm of a matrix of independent normal noise, of shape (order, width)."""
     return std * (math.sqrt(order) + math.sqrt(width))
 
 
 def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
-    """Return the plan's utility warnings, and one more if the result of the release looks like noise.
+    """Return the plan's utility warnings, and a further warning if the released subspace looks like noise.
 
-    Only released numbers are used, so this is post-processing.
+    The function uses released numbers only, so it is post-processing.
     """
     outcome = subspace.outcome or {}
     if outcome.get("failed"):
@@ -84,34 +90,36 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
     return (
         *plan.warnings,
         f"none of the {len(subspace.eigenvalues)} released eigenvalues is above {edge:.6g}, which noise alone reaches: "
-        "the components are indistinguishable from random ones; do not use them, and spend more epsilon or use more "
-        "records in another release.",
+        "the components are indistinguishable from random directions; do not use them, and spend more epsilon or use "
+        "more records in another release.",
     )
 
 
 type Matrix = NDArray[np.float64]
 
-_ONE_IN_100 = 2.33  # the 99 % quantile of a normal
-_CRITICAL = 2.5  # growth of the largest eigenvalue's 99 % quantile where it is about to leave, times d^(1/6)
+_ONE_IN_100 = 2.33  # the 99 % quantile of a standard normal variable
+_CRITICAL = 2.5  # `widened_edge` for a shift of 1 minus `edge_quantile`, multiplied by d^(1/6)
 
 
 def edge_quantile(order: int) -> float:
-    """Return the 99 % quantile of the largest eigenvalue of noise."""
+    """Return the 99 % quantile of the largest eigenvalue of noise whose std off the diagonal is 1."""
     return semicircle_edge(order, std=1.0)
 
 
 def above_edge(values: Matrix, *, edge: float) -> int:
-    """Count the eigenvalues above an edge.
+    """Count the eigenvalues of a noisy matrix above an edge.
 
-    If the edge is a 99 % quantile, the count is at most the rank of S in 99 of 100 cases.
+    If the edge is the 99 % quantile of the largest eigenvalue of noise, the count is at most the rank of the exact
+    matrix in 99 of 100 cases.
     """
     return int(np.count_nonzero(values > edge))
 
 
 def spike_strengths(values: Matrix, *, order: int) -> Matrix:
-    """Return the strengths of the signals behind eigenvalues.
+    """Estimate the eigenvalues of an exact matrix from the leading eigenvalues ``values`` of the noisy matrix.
 
-    An eigenvalue at or below the edge gives the strength of a signal at the edge.
+    The noise has the std 1 off the diagonal. An eigenvalue at or below the edge ``2 sqrt(order)`` of the noise gives
+    the strength ``sqrt(order)``, the least strength that has a visible eigenvalue.
     """
     edge = 2.0 * math.sqrt(order)
     beyond = np.maximum(values, edge)
@@ -119,22 +127,23 @@ def spike_strengths(values: Matrix, *, order: int) -> Matrix:
 
 
 def least_visible(order: int) -> float:
-    """Return the least strength of a signal whose eigenvalue is expected above `edge_quantile`."""
+    """Return the least strength of a signal whose eigenvalue is expected above `edge_quantile`, for noise of std 1."""
     return float(spike_strengths(np.array([edge_quantile(order)]), order=order)[0])
 
 
 def widened_edge(order: int, *, shift: float) -> float:
-    """Return `edge_quantile` for a matrix that was centred at a released mean.
+    """Return the quantile of `edge_quantile` for a noisy second moment that was centred at a released mean.
 
-    Centring multiplies the noise by the root of ``I + m m^T`` on both sides, where m is the mean divided by the
-    constant that extends the rows. If ``w = 1 + |m|^2`` is above 2, one eigenvalue of noise alone leaves the others.
-    Its mean is ``w sqrt(d / (w - 1))`` and its variance ``w^2 (w - 2) / (2 w - 2)``. As w approaches 2, the largest
-    eigenvalue spreads further. Measured at d from 30 to 200, at most 2 % of draws exceed the returned quantile.
+    Centring multiplies the noise by the square root of ``I + m m^T`` on both sides. Here m is the released mean divided
+    by the constant that was appended to the rows. Let ``w = 1 + |m|^2``. If w is above 2, the largest eigenvalue of
+    noise alone is separate from the others: its mean is ``w sqrt(d / (w - 1))``, its variance
+    ``w^2 (w - 2) / (2 w - 2)``. If w is near 2, the largest eigenvalue varies more than without centring. In
+    simulations with d from 30 to 200, at most 2 % of draws exceed the returned quantile.
 
     Parameters
     ----------
     order : int
-        d.
+        The order d of the matrix.
     shift : float
         ``|m|^2``.
     """

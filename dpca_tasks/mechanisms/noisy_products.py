@@ -1,20 +1,22 @@
 """Shared parts of mechanisms that never form a second moment.
 
-*Mean.* With ``center=private`` a mechanism first releases the sum of the rows and their count; their use is
-post-processing. There are two cases:
+*Mean.* With ``center=private`` a mechanism first releases the sum s of the rows and their count n, and computes the
+mean from both. There are two cases:
 
-- Products with public directions are linear, so the mean is subtracted from their answers (`Centre.shifted`). The
-  mean's Gaussian step takes `MEAN_SHARE` of mu^2.
-- Draws and computed directions use records from which the mean was already subtracted
-  (`dpca_tasks.queries.recentred_moment`). Only the (epsilon, delta) of such a mechanism is known, so the mean takes
-  `MEAN_SHARE` of both, by basic composition (`mean_first`).
+- Mechanisms that release products ``X^T X V`` with public directions V subtract ``s s^T V / n`` from the noisy answer
+  (`Centre.shifted`), which is post-processing. The Gaussian step that releases the mean takes the share `MEAN_SHARE` of
+  the target's mu^2.
+- Mechanisms that draw directions, or add noise to computed directions, subtract the mean from the records first
+  (`dpca_tasks.queries.recentred_moment`). For these mechanisms only epsilon and delta are known, so the mean takes the
+  share `MEAN_SHARE` of both, by basic composition (`mean_first`).
 
-*Products.* Iterative mechanisms share their plan, products with public directions, and averages of iterates. Centring a
-product is linear post-processing of released numbers: ``(X^T X - s s^T / n) V``.
+*Products.* Iterative mechanisms share the plan, the query for a product with public directions, and the average of the
+directions of several iterations.
 
-*Truncated rounds.* The rounds of DPS-PCA release products of row-sparse directions, truncate them, and average the last
-ones. Ties go to the smaller index, and a matrix of deficient rank is completed from public numbers. So the result never
-depends on a library's choice.
+*Truncated rounds.* Each round of DPS-PCA releases the noisy product with row-sparse directions, and truncates the
+product to its longest rows. The result is the average over the last rounds. Among rows of equal length, the row with
+the smaller index is used. If a product has deficient rank, public random numbers complete the directions. So the result
+does not depend on arbitrary choices of a linear algebra library.
 
 >>> basis = truncated(np.array([[0.0, 1.0], [0.6, 0.0], [0.0, 0.0], [0.8, 0.0]]), rows_kept=2)
 >>> np.abs(basis).round(3).tolist()
@@ -69,17 +71,20 @@ class Centre:
     def shifted(
         self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
     ) -> NDArray[np.float64]:
-        """Centre a product over a share ``part`` of the records at the released mean."""
+        """Return the noisy product ``X^T X V`` of a share ``part`` of the records, centred at the released mean."""
         return product - part * np.outer(self._total, self.mean @ directions)
 
 
 def mean_share(problem: Problem) -> Fraction:
-    """Return the mean's share of mu^2."""
+    """Return the share of the target's mu^2 for releasing the mean: `MEAN_SHARE`, or 0 without a private mean."""
     return MEAN_SHARE if problem.center == "private" else Fraction(0)
 
 
 def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
-    """Return the noise of a mean with `mean_share` of a target's mu^2; None if the problem is not centred."""
+    """Return the Gaussian noise of the mean's release, with the share `MEAN_SHARE` of the target's mu^2.
+
+    The result is None if the problem is not centred.
+    """
     if problem.center == "none":
         return None
     return Gaussian(
@@ -89,32 +94,32 @@ def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFirst:
-    """A target divided by basic composition into the noise of the mean and the target of the following steps."""
+    """A privacy target, divided by basic composition: the noise of the mean, and the target of the later steps."""
 
     noise: MeanNoise | None
     rest: PrivacyTarget
 
     def event(self, following: Event) -> Event:
-        """Return the event of the mean, if any, composed with the following event."""
+        """Return the event of the mean's release, if any, composed with the event ``following`` of the later steps."""
         return following if self.noise is None else composed(self.noise.event, following)
 
 
 def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> MeanFirst:
-    """Divide a target between a mean and the following steps, if the problem is centred.
+    """Divide a privacy target between the release of a mean and the later steps, if the problem is centred.
 
     Parameters
     ----------
     problem, target
-        The request.
+        The public facts and the privacy target of the request.
     pure : bool
-        Whether the following steps are pure for any delta; the mean is then pure too.
+        Whether the later steps are pure epsilon-DP even if the target has a delta. The mean's release is then pure too.
 
     Returns
     -------
     MeanFirst
-        Gaussian noise at `MEAN_SHARE` of epsilon and of delta, or Laplace noise at that share of epsilon if there is no
-        delta. The share is a power of two, so it is exact. The rest of both is rounded down, so that the sums do not
-        exceed the target.
+        The mean has Gaussian noise for the share `MEAN_SHARE` of epsilon and of delta. If its delta is 0, it has
+        Laplace noise for this share of epsilon. `MEAN_SHARE` is a power of two, so multiplication by it is exact. The
+        epsilon and delta of the later steps are rounded down, so that the sums do not exceed the target.
     """
     if problem.center == "none":
         return MeanFirst(noise=None, rest=target)
@@ -138,9 +143,10 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
 def release_centre(
     curator: Curator, problem: Problem, noise: MeanNoise | None, *, halved: bool = False
 ) -> Centre | None:
-    """Release the mean in the first step; without noise return None and take no step.
+    """Release the sum and the count of the rows in one step; if ``noise`` is None, take no step and return None.
 
-    With ``halved`` the release is calibrated through the empty record, as for `sampled`.
+    With ``halved``, the noise is calibrated for an emptied record, because replacing a record is accounted as two
+    changes (see `inner_target`).
     """
     if noise is None:
         return None
@@ -150,36 +156,39 @@ def release_centre(
 
 
 def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
-    """Release the mean, bound its norm by one clip norm, and round it to the grid on which it is subtracted."""
+    """Release the mean, clip it to one clip norm, and round it to the public grid for subtraction from records.
+
+    If ``noise`` is None, take no step and return None.
+    """
     centre = release_centre(curator, problem, noise)
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
 
 
 def mean_of(requested: RowSum | Eigensolver) -> NDArray[np.float64] | None:
-    """Return the mean that a request subtracted from the records, in data units; None if it subtracted none."""
+    """Return the mean that the query ``requested`` subtracts from the records, in data units; None without a mean."""
     shift = requested.public_inputs().get("shift")
     return None if shift is None else shift * (requested.clip_norm * SHIFT_STEP)
 
 
 def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:
-    """Return the query for the sum of the rows and their count, on a grid that fits the noise.
+    """Return the query for the sum and the count of the rows, on a grid that is fine enough for the noise.
 
     Raises
     ------
     InvalidInput
-        When there is no such grid. Plans build the query to detect this before anything is charged.
+        When no grid fits the noise. Plans call this function to detect the error before anything is charged.
     """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
-    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the ratio of std and scale
+    spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the std of the noise divided by its scale parameter
     noise_std = noise.noise_multiplier * sampled(coarse, rate=1.0, halved=halved).sensitivity(noise.norm) * spread
     query = dataclasses.replace(coarse, bits=grid_bits(noise_std=noise_std, degree=RecordMean.degree))
     return sampled(query, rate=1.0, halved=halved)
 
 
-START_SEED = 20140109  # the start is public; no guarantee depends on it
-AVERAGED = 64  # iterates in an average: more do not improve it, and all are held in memory
-_UP = 1.0 + 2.0**-48  # exceeds the rounding error of the noise in grid steps
-FINEST = 14  # the largest number of bits: exact products on a finer grid would overflow int64
+START_SEED = 20140109  # seed of the public start directions; no guarantee depends on it
+AVERAGED = 64  # largest number of averaged iterates: more do not improve the average, and all are held in memory
+_UP = 1.0 + 2.0**-48  # multiplies the noise scale in grid steps, so that its rounding error cannot reduce it
+FINEST = 14  # the largest number of bits of the grid: exact products on a finer grid would overflow int64
 
 
 def plan_products(
@@ -199,16 +208,17 @@ def plan_products(
     notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
-    """Plan noisy products with ``width`` directions, after the mean if the problem is centred.
+    """Plan noisy products ``X^T X V`` with ``width`` directions V, after the mean if the problem is centred.
 
     Parameters
     ----------
     mechanism, problem, target
-        The request.
+        The name of the mechanism, the public facts and the privacy target.
     width : int
-        The number p of directions.
+        The number p of directions, the columns of V.
     noises : sequence of (Gaussian, float)
-        The noise and the sampling rate of each kind of product; the last is the main one.
+        The noise and the sampling rate of each kind of product. The last kind is the main one: its noise multiplier is
+        the plan's ``noise_multiplier``.
     releases : int
         The number of products.
     event : Event
@@ -216,13 +226,13 @@ def plan_products(
     n_components : int
         The number k of components.
     level : float, records at the clip norm
-        The level up to which the resulting directions are noise.
+        The strength up to which a component cannot be distinguished from noise.
     edge : float, records at the clip norm, optional
-        The level up to which the resulting eigenvalues are noise; None if there are no eigenvalues.
+        The largest eigenvalue that noise alone produces; None if the mechanism releases no eigenvalues.
     message_clip : float
-        The bound on a record's contribution; 1 for no bound.
+        The bound on the norm of a record's contribution to a product; 1 for no bound.
     inner : PrivacyTarget, optional
-        The target to which the steps were calibrated, if it differs: see `inner_target`.
+        The target to which the steps were calibrated, if it differs from ``target``: see `inner_target`.
     notes, printed
         As for `Plan`.
     """
@@ -235,10 +245,10 @@ def plan_products(
 
     for noise, _ in noises:
         check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
-    some = 1 if message_clip == 1.0 else FINEST  # on a coarse grid the smallest step may exceed the clip
+    some = 1 if message_clip == 1.0 else FINEST  # one step of a coarse grid may exceed the message clip
     bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
     while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
-        bits = fits  # on a coarser grid one record may change a clipped product more
+        bits = fits  # a coarser grid may increase the sensitivity of a clipped product, so the loop checks again
     if (mean := mean_noise(problem, inner)) is not None:
         mean_query(problem, mean, halved=inner != target)
         event = composed(event_of_all(mean, halved=inner != target), event)
@@ -269,18 +279,22 @@ def product_noise(
     halved: bool = False,
     message_clip: float = 1.0,
 ) -> float:
-    """Return the std of a product's noise, scaled up from a sample to all records, in records at the clip norm."""
-    start = start_directions(problem.n_features, min(width, 2))  # two suffice: more have the same sensitivity
+    """Return the std of the noise in each entry of a product ``X^T X V``, in records at the clip norm.
+
+    For a product over a sample of the records, the std is divided by the sampling rate.
+    """
+    start = start_directions(problem.n_features, min(width, 2))  # the sensitivity is the same for two or more columns
     query = product_query(problem, bits=FINEST, directions=start, halved=halved, message_clip=message_clip)
     return noise.noise_multiplier * sampled(query, rate=rate, halved=halved).sensitivity("l2") / rate
 
 
 def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> PrivacyTarget:
-    """Return the target to which the steps are calibrated; it differs for samples under replace_one.
+    """Return the privacy target to which the steps of a mechanism are calibrated.
 
-    The privacy loss of a sampled step is known for one added, removed or emptied record. Replacing a record combines
-    two such changes, through the empty record. So the whole release is calibrated to one of the two changes
-    (`dpca_tasks.accounting.subsampled.through_empty_record`).
+    It is the requested target, except for sampled steps under replace_one. The privacy loss of a sampled step is known
+    for one added, removed or emptied record. Replacing a record is the same as emptying it and then filling it again.
+    So the whole release is calibrated to one of these two changes, with the target that makes both changes together
+    meet the requested one (`dpca_tasks.accounting.subsampled.through_empty_record`).
     """
     if not is_halved(problem, rate=rate):
         return target
@@ -289,12 +303,18 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 
 
 def is_halved(problem: Problem, *, rate: float) -> bool:
-    """Return whether a release samples under replace_one, and so is calibrated through the empty record."""
+    """Return whether a release samples records under replace_one.
+
+    If it does, its steps are calibrated to the stricter target of `inner_target`.
+    """
     return rate != 1 and problem.relation == "replace_one"
 
 
 def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
-    """Return the event of noise on all records, as a sample of rate 1 if calibrated through the empty record."""
+    """Return the event of Gaussian noise on a sum over all records.
+
+    With ``halved``, for a release calibrated to an emptied record by `inner_target`, it is a Poisson sample of rate 1.
+    """
     return poisson_sampled(noise.event, 1.0) if halved else noise.event
 
 
@@ -306,10 +326,10 @@ def product_query(
     halved: bool = False,
     message_clip: float = 1.0,
 ) -> MomentProduct:
-    """Return the query for ``X^T (X V)``, with V rounded to its public grid.
+    """Return the query for the product ``X^T (X V)`` of the second moment with directions V, rounded to a public grid.
 
-    With ``halved`` the release is calibrated through the empty record, so no rounding for replaced records is needed.
-    A ``message_clip`` below 1 bounds the norm of a record's contribution.
+    With ``halved``, the release is calibrated to an emptied record (`inner_target`), so the special rounding for
+    replaced records is not needed. A ``message_clip`` below 1 bounds the norm of each record's contribution.
     """
     facts: dict[str, Any] = {
         "n_features": problem.n_features,
@@ -324,24 +344,27 @@ def product_query(
 
 
 def on_grid(query: MomentProduct) -> NDArray[np.float64]:
-    """Return the directions of a query as floats."""
+    """Return the directions of a product query as floats, exactly as rounded to the public grid."""
     return query.directions / 2.0**DIRECTION_BITS
 
 
 def start_directions(n_features: int, width: int) -> NDArray[np.float64]:
-    """Return public random orthonormal columns."""
+    """Return public random orthonormal columns of shape (n_features, width), from a fixed seed."""
     return orthonormal(np.random.default_rng(START_SEED).standard_normal((n_features, width)))
 
 
 def orthonormal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the orthonormal factor of a thin QR with positive diagonal, on one thread."""
+    """Return the orthonormal factor Q of the thin decomposition ``M = Q R`` with positive diagonal of R.
+
+    LAPACK runs on one thread, so the same matrix gives the same bits.
+    """
     with one_thread():
         q, r = np.linalg.qr(matrix)
     return q * np.where(np.diag(r) < 0, -1.0, 1.0)
 
 
 def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArray[np.float64]:
-    """Average iterates: return the leading eigenvectors of the sum of their projectors ``V V^T``."""
+    """Return the leading ``width`` eigenvectors of the sum of ``V V^T`` over all V in ``bases``, as columns."""
     with one_thread():
         left, _, _ = np.linalg.svd(np.hstack(bases), full_matrices=False)
     return np.ascontiguousarray(left[:, :width])
@@ -350,23 +373,23 @@ def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArr
 def ranked(
     basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the leading k directions of a basis as signed rows, and their released values, descending."""
+    """Return the first k columns of a basis as rows with fixed signs, and their ``values``, both by falling value."""
     order = np.argsort(-values[:n_components], kind="stable")
     return signed(basis.T[:n_components][order]), values[:n_components][order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Iterate:
-    """Directions (d, k), and the released estimate (d, k) of ``X^T X`` times these directions."""
+    """Directions V of one iteration, of shape (d, k), and the released noisy estimate of ``X^T X V``."""
 
     directions: NDArray[np.float64]
     product: NDArray[np.float64]
 
 
 def is_averaged(step: int, steps: int) -> bool:
-    """Return whether a step's directions enter the average.
+    """Return whether the directions of step ``step`` of an iteration enter the average of the result.
 
-    The averaged steps are at most `AVERAGED`, evenly spread over the last half of all steps.
+    At most `AVERAGED` steps are averaged, evenly spread over the second half of all steps.
     """
     first = steps // 2
     stride = -(-(steps - first) // AVERAGED)
@@ -374,9 +397,10 @@ def is_averaged(step: int, steps: int) -> bool:
 
 
 def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np.float64] | None = None) -> Subspace:
-    """Average iterates.
+    """Average the iterations of a mechanism into a subspace of ``n_components`` directions, with eigenvalues.
 
-    The result spans the leading directions of their projectors; the released products are diagonalised in that span.
+    The subspace is spanned by the leading eigenvectors of the sum of the projectors ``V V^T`` over all iterates. The
+    average of the released products is diagonalised within this subspace, which gives components and eigenvalues.
     """
     basis = leading_of_projectors([one.directions for one in iterates], n_components)
     small = np.zeros((n_components, n_components))
@@ -388,12 +412,15 @@ def averaged(iterates: Sequence[Iterate], n_components: int, *, mean: NDArray[np
     return Subspace(components=components, eigenvalues=values, spectrum=values, mean=mean)
 
 
-COMPLETION_SEED = 20180411  # missing columns are completed by public ones; no guarantee depends on them
-_RANK = 1e-12  # relative length up to which a column counts as zero
+COMPLETION_SEED = 20180411  # seed of the public columns that replace missing ones; no guarantee depends on it
+_RANK = 1e-12  # a column of at most this length, relative to the longest column, counts as zero
 
 
 def truncated(matrix: NDArray[np.float64], *, rows_kept: int) -> NDArray[np.float64]:
-    """Truncate a matrix to its rows of largest norm, ties by index, and return it with orthonormal columns."""
+    """Set all rows of a matrix except the ``rows_kept`` longest to zero; return the result with orthonormal columns.
+
+    Of rows with equal norm, those with smaller index are kept.
+    """
     rows = _longest_rows(matrix, rows_kept)
     basis = np.zeros_like(matrix)
     basis[rows] = completed(matrix[rows])
@@ -401,7 +428,10 @@ def truncated(matrix: NDArray[np.float64], *, rows_kept: int) -> NDArray[np.floa
 
 
 def completed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the orthonormal factor of a thin QR with positive diagonal; missing directions are public random ones."""
+    """Return the orthonormal factor of a thin QR decomposition with positive diagonal.
+
+    If the matrix has deficient rank, public random columns replace the missing directions.
+    """
     q, r = _thin_qr(matrix)
     lengths = np.abs(np.diag(r))
     if lengths.min() > _RANK * lengths.max():
@@ -416,7 +446,11 @@ def completed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 def truncated_step(
     moment: NDArray[np.float64], directions: NDArray[np.float64], *, rows_kept: int
 ) -> NDArray[np.float64]:
-    """Multiply row-sparse directions by a symmetric matrix; return the product orthonormalised and truncated."""
+    """Take one step of truncated orthogonal iteration without noise.
+
+    The row-sparse ``directions`` are multiplied by the symmetric matrix ``moment``. The product is orthonormalised and
+    truncated to its ``rows_kept`` longest rows.
+    """
     rows = np.flatnonzero(directions.any(axis=1))
     with one_thread():
         product = moment[rows].T @ directions[rows]
@@ -443,17 +477,19 @@ def iterate_truncated(
     burn_in: int,
     rows_kept: int,
 ) -> NDArray[np.float64]:
-    """Iterate from a public start, and return the components as signed rows.
+    """Run truncated orthogonal iteration from public start directions, and return the components as signed rows.
 
     Parameters
     ----------
     answer : callable
-        Releases the product of a round's directions, and returns it with the directions of the answered query.
+        Releases the noisy product of the second moment with a round's directions. It returns the product, and the
+        directions as rounded in the query.
     n_features, n_components, iterations : int
+        The numbers of features, of components and of rounds.
     burn_in : int
-        The number of initial products that do not enter the average; the last product always does.
+        The number of initial rounds whose products do not enter the average. The last product always enters.
     rows_kept : int
-        The number of features with nonzero rows in the directions, and in the components.
+        The number of features that may have nonzero entries in the directions and in the components.
     """
     directions, iterates = start_directions(n_features, n_components), []
     for _ in range(iterations):
@@ -465,7 +501,11 @@ def iterate_truncated(
 
 
 def ordered(basis: NDArray[np.float64], iterates: Sequence[Iterate]) -> NDArray[np.float64]:
-    """Rotate a basis to the eigenvectors of the released products in its span; return signed rows, descending."""
+    """Rotate an orthonormal basis to the eigenvectors of the released second moment within the span of the basis.
+
+    The moment within the span is estimated from the released products of ``iterates``. The result is signed rows, by
+    falling eigenvalue.
+    """
     small = np.zeros((basis.shape[1], basis.shape[1]))
     for one in iterates:
         small += basis.T @ one.product @ (one.directions.T @ basis)
@@ -474,12 +514,12 @@ def ordered(basis: NDArray[np.float64], iterates: Sequence[Iterate]) -> NDArray[
 
 
 def check_rounds(*, n_components: int, rows_kept: int, iterations: int, burn_in: int, message_clip: float) -> None:
-    """Refuse impossible settings of the rounds.
+    """Refuse impossible settings of truncated orthogonal iteration.
 
     Raises
     ------
     InvalidInput
-        When a setting is impossible; the message names it.
+        When a setting is impossible; the message names the setting.
     """
     if iterations < 1 or burn_in < 0:
         raise InvalidInput(

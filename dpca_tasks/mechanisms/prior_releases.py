@@ -1,11 +1,11 @@
-"""Releases that precede a mechanism: a private clip norm, and the share of rejected records.
+"""Small private releases before a mechanism: the choice of a clip norm, and the share of rejected records.
 
-*Clip norm*: a noisy histogram of record norms, then any mechanism with a quantile of the norms as its clip norm. The
-release has two parts. The first is one exact query of sensitivity 1 over a public geometric grid. The second has the
-released clip norm among its public inputs. By basic composition their epsilons add up to the target's epsilon.
+*Clip norm*: `QuantileClip` first releases a noisy histogram of the record norms, on a public geometric grid. Then it
+runs any subspace mechanism with a quantile of the norms as the clip norm, which is a public input of the mechanism. By
+basic composition, the epsilons of the two parts add up to the target's epsilon.
 
-*Rejected share*: the share of records that an ingest rejected. The release has two parts: one exact query of two
-counts, and the mechanism. By basic composition their epsilons add up to the target's epsilon.
+*Rejected share*: `RejectedShare` first releases noisy counts of the records that an ingest rejected and accepted. Then
+it runs any subspace mechanism. By basic composition, the epsilons of the two parts add up to the target's epsilon.
 """
 
 import dataclasses
@@ -25,19 +25,20 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The share of epsilon for a step before a mechanism, and the largest epsilon that such a step takes."""
+"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantileClip:
-    """Run a mechanism with a clip norm at a quantile of the record norms.
+    """Run a mechanism with a privately chosen clip norm, a quantile of the record norms.
 
     Parameters
     ----------
     mechanism : Mechanism
+        The subspace mechanism to run.
     quantile : float
-        The share of the non-empty records that is not clipped, in (0, 1). It is accurate up to noise and interpolated
-        inside a bin, which is a fourth of an octave wide.
+        The share of the non-empty records that is not clipped, in (0, 1). It is accurate up to noise and to the
+        interpolation inside a bin of the histogram, which is a fourth of an octave wide.
 
     Notes
     -----
@@ -51,21 +52,21 @@ class QuantileClip:
 
     @property
     def name(self) -> str:
-        """The name of the mechanism."""
+        """The name of the wrapped mechanism."""
         return self.mechanism.name
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Plan the mechanism with the rest of the target, after the histogram."""
+        """Plan the histogram of record norms, and the wrapped mechanism with the rest of the target."""
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise = _noise(target)
-        query = _query(problem, scale=noise.noise_multiplier)  # refuse here if there is no grid
+        query = _query(problem, scale=noise.noise_multiplier)  # raises if no grid fits the noise
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the histogram, compute the clip norm from it, and run the mechanism."""
+        """Release the histogram, compute the clip norm from the histogram, and run the wrapped mechanism."""
         noise = _noise(plan.target)
         query = _query(plan.problem, scale=noise.noise_multiplier)
         counts = curator.release(query, noise)
@@ -77,43 +78,44 @@ class QuantileClip:
 
 
 def main_mechanism(mechanism: Any) -> Any:
-    """Return the innermost mechanism, without the steps released before it, such as the choice of its clip norm."""
+    """Return the mechanism inside any wrappers, such as `QuantileClip`, that release something before the mechanism."""
     while hasattr(mechanism, "mechanism"):
         mechanism = mechanism.mechanism
     return mechanism
 
 
 def first_epsilon(target: PrivacyTarget) -> float:
-    """Return the epsilon of a step that is released before a mechanism, such as the histogram."""
+    """Return the epsilon of a step that is released before a mechanism, such as a histogram of record norms."""
     return min(target.epsilon * SHARE, MOST)
 
 
 def norm_quantile(
     counts: NDArray[np.float64], edges: NDArray[np.float64], *, quantile: float, scale: float = 0.0
 ) -> float:
-    """Estimate a quantile of norms from a histogram with Laplace noise: post-processing.
+    """Estimate a quantile of the record norms from a histogram with Laplace noise; this is post-processing.
 
     Parameters
     ----------
     counts : array of shape (n_bins,)
-        With noise.
+        The noisy counts of the bins.
     edges : array of shape (n_bins,), data units
         Upper edges of the bins, increasing.
     quantile : float
-        In (0, 1).
+        The quantile to estimate, in (0, 1).
     scale : float, records
-        The scale b of the noise of each count.
+        The scale b of the Laplace noise of each count.
 
     Returns
     -------
     float, data units
-        Interpolated geometrically inside the bin in which the cumulative histogram reaches the quantile.
+        The quantile, interpolated geometrically inside the bin in which the cumulative histogram reaches it.
 
     Notes
     -----
-    Counts up to ``b ln(100 n_bins)`` become 0; if no count is left, the largest stays alone. Otherwise the noise of
-    the empty bins adds up in a random walk, and the quantile is often the edge of a far empty bin. All empty bins
-    become 0 with probability at least .995: each survives with probability ``exp(-ln(100 n_bins)) / 2``.
+    Counts up to ``b ln(100 n_bins)`` are set to 0. If all counts are then 0, the bin with the largest count is used.
+    Without this threshold, the noise of the many empty bins would accumulate, and the quantile would often fall into a
+    distant empty bin. The count of an empty bin exceeds the threshold with probability ``exp(-ln(100 n_bins)) / 2``. So
+    all empty bins become 0 with probability at least .995.
     """
     kept = np.where(counts > scale * math.log(100.0 * len(counts)), counts, 0.0)
     if not kept.any():
@@ -128,7 +130,7 @@ def norm_quantile(
 
 
 def rest_of(target: PrivacyTarget) -> PrivacyTarget:
-    """Return the target left for the mechanism after a step of `first_epsilon`."""
+    """Return the privacy target for a mechanism after a first step has taken `first_epsilon` of epsilon."""
     return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
 
 
@@ -146,35 +148,37 @@ def _query(problem: Problem, *, scale: float) -> NormHistogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedShare:
-    """Release noisy counts of rejected and of accepted records, then run a mechanism.
+    """Release noisy counts of the records that an ingest rejected and accepted, then run a mechanism.
 
     Parameters
     ----------
     mechanism : Mechanism
+        The subspace mechanism to run.
 
     Notes
     -----
-    The counts have Laplace noise at `first_epsilon` and no delta. So any mechanism can follow, even one with delta 0.
-    The mechanism is planned for the rest of epsilon and all of delta. The share and its std, to first order in the
-    noise, are post-processing. They become ``rejected_share`` and ``rejected_share_std`` of the outcome.
+    The counts have Laplace noise of epsilon `first_epsilon`, and use no delta. So any mechanism can follow, even for a
+    target with delta 0. The mechanism is planned for the rest of epsilon and all of delta. The share of rejected
+    records and its std, to first order in the noise, are computed from the noisy counts by post-processing. They are
+    ``rejected_share`` and ``rejected_share_std`` in the ``outcome`` of the result.
     """
 
     mechanism: Mechanism[Subspace]
 
     @property
     def name(self) -> str:
-        """The name of the mechanism."""
+        """The name of the wrapped mechanism."""
         return self.mechanism.name
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Plan the mechanism with the rest of the target, after the counts."""
+        """Plan the counts of rejected and accepted records, and the wrapped mechanism with the rest of the target."""
         noise = _noise(target)
         check_tail(noise, draws=_rejection_query(problem).layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the counts, and run the mechanism."""
+        """Release the counts of rejected and accepted records, then run the wrapped mechanism."""
         noise, query = _noise(plan.target), _rejection_query(plan.problem, target=plan.target)
         rejected, accepted = (float(count) for count in curator.release(query, noise))
         inner = dataclasses.replace(plan, target=rest_of(plan.target), event=plan.event["events"][1])
@@ -184,12 +188,14 @@ class RejectedShare:
 
 
 def counts_std(problem: Problem, target: PrivacyTarget) -> float:
-    """Return the std of the noise of each count, in records."""
+    """Return the std of the noise in the counts of rejected and of accepted records, in records."""
     return _noise(target).noise_multiplier * _rejection_query(problem).sensitivity("l1") * math.sqrt(2.0)
 
 
 def share_of_counts(rejected: float, accepted: float, *, std: float) -> dict[str, Any]:
-    """Return the share of rejected records between 0 and 1, and its std, from two noisy counts: post-processing.
+    """Estimate the share of rejected records from the two noisy counts; this is post-processing.
+
+    The result holds the share, from 0 to 1, and its std to first order in the noise.
 
     >>> share_of_counts(10.0, 90.0, std=1.0)["rejected_share"]
     0.1

@@ -1,8 +1,9 @@
 """Discovery of the mechanisms in a folder, and of their settings.
 
-Each file of a folder defines one mechanism and has its name, unless the folder lists the file as shared. The class
-declares everything that other modules need: ``name``, the settings with their bounds and help texts, and how it is
-audited. A mechanism is imported when it is looked up, so a release loads no other mechanism.
+Each file of the folder defines one mechanism with the name of the file. Files with shared code are exceptions, which
+the folder's ``__init__.py`` lists. The class of a mechanism declares everything that other modules need: the ``name``,
+the settings with their bounds and help texts, and the settings for audits. A mechanism is imported when it is looked
+up, so a release imports no other mechanism.
 
 >>> from dpca_tasks.mechanisms.subspace import MECHANISMS
 >>> MECHANISMS["noisy_power"].__name__
@@ -21,22 +22,22 @@ from pkgutil import iter_modules, resolve_name
 from typing import Any, get_type_hints
 
 NAMED_ELSEWHERE = ("n_components", "rank", "components")
-"""Fields of mechanisms that are separate options of a request."""
+"""Fields of mechanisms that are not settings, because a request has separate options for them."""
 SEPARATE = {"separate": True}
-"""Metadata of any other such field."""
+"""Metadata that marks any other field of this kind."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
 
 
 class Mechanisms(Mapping[str, type[Any]]):
-    """Lazily imported mechanisms of a folder, by name.
+    """A mapping from names to mechanism classes, which imports a mechanism when it is looked up.
 
     Parameters
     ----------
     package : str
-        The dotted name of the folder.
+        The dotted name of the folder that contains the mechanisms.
     files : mapping of str to str
-        The file of each mechanism, without its suffix.
+        For the name of each mechanism, the name of its file without the suffix ``.py``.
     """
 
     def __init__(self, package: str, files: Mapping[str, str]) -> None:
@@ -44,7 +45,7 @@ class Mechanisms(Mapping[str, type[Any]]):
 
     @classmethod
     def of_folder(cls, package: str, *, besides: tuple[str, ...] = ()) -> "Mechanisms":
-        """Find the mechanisms of a folder: one for each file whose name is not in `besides`."""
+        """Find the mechanisms of a folder: one for each file, except the files named in ``besides``."""
         (folder,) = import_module(package).__path__
         found = sorted(module.name for module in iter_modules([folder]))
         return cls(package, {name: name for name in found if name not in besides})
@@ -64,12 +65,12 @@ class Mechanisms(Mapping[str, type[Any]]):
             if isinstance(kind, type) and kind.__module__ == module.__name__ and vars(kind).get("name") == name:
                 return kind
         raise TypeError(
-            f"{self.path(name)} has no class whose `name` is {name!r}; give its mechanism the name of the file, or list"
-            f" the file as shared in {Path(self.path(name)).with_name('__init__.py')}."
+            f"{self.path(name)} has no class whose `name` is {name!r}; set `name` of its mechanism to the name of the "
+            f"file, or list the file as shared in {Path(self.path(name)).with_name('__init__.py')}."
         )
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names in alphabetical order."""
+        """Iterate over the names of the mechanisms in alphabetical order."""
         return iter(self._files)
 
     def __len__(self) -> int:
@@ -92,10 +93,14 @@ class Setting:
     Attributes
     ----------
     name : str
-    hint : type or union, of the value
-    default : the value if none is given, or `dataclasses.MISSING`
-    help : str, the first sentence of the setting's entry under "Parameters"
-    bounds : mapping of str to float, by ``ge``, ``gt``, ``le`` and ``lt``
+    hint : type or union
+        The type of the value.
+    default : object
+        The default value, or `dataclasses.MISSING`.
+    help : str
+        The first sentence of the setting's entry under "Parameters" in the docstring of the class.
+    bounds : mapping of str to float
+        The bounds of the value, with keys ``ge``, ``gt``, ``le`` and ``lt``.
     """
 
     name: str
@@ -128,7 +133,10 @@ def settings_of(kind: type[Any]) -> list[Setting]:
 
 
 def _help(kind: type[Any], name: str) -> str:
-    """Return the first sentence of a setting's description, following a reference to another class."""
+    """Return the first sentence of a setting's entry in the docstring of the class ``kind``.
+
+    If the entry refers to another class ("As for ..."), the sentence comes from the docstring of that class.
+    """
     entry = _entries(kind).get(name)
     if not entry:
         raise TypeError(f"{inspect.getfile(kind)}: the docstring of {kind.__name__} has no parameter {name!r}; add it.")

@@ -1,7 +1,8 @@
-"""Plan, release and eigenpairs of one noised second moment, shared by several mechanisms.
+"""Plan, release and eigenpairs of one noisy second moment, shared by several mechanisms.
 
-With ``center=private`` the rows are extended by a public constant c. One query of ``1 + c^2`` times the sensitivity
-then gives second moment, mean and count at once. Centring is post-processing of its answer.
+With ``center=private`` a public constant c, in clip norms, is appended to each row. The second moment of the extended
+rows contains the second moment, the sum and the count of the original rows. So one query answers all three, with
+``1 + c^2`` times the sensitivity of the plain second moment. The centred moment is post-processing of the answer.
 """
 
 import math
@@ -29,15 +30,17 @@ from dpca_tasks.queries.base import RowSum
 from dpca_tasks.queries.second_moment import CONSTANT, CentredMoment, SecondMoment
 
 UNSEEN = 2.0**-8
-"""Tolerated error of the noised matrix's eigenvalues, and of its vectors' residuals, as a part of the noise's std."""
-KEPT = 64  # number of leading eigenpairs in a result: public, enough for plots and for other k
+"""The tolerated numerical error of eigenvalues and of eigenvector residuals, relative to the noise's std."""
+KEPT = 64  # the number of leading eigenpairs in a result: public, and enough for plots and for another k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Moment:
-    """A released second moment, around the mean if there is one, in data units squared and not divided by n.
+    """A released noisy second moment, in data units squared and not divided by the number of records.
 
-    ``released`` and ``noise`` are as in `dpca_tasks.mechanisms.base.Subspace`.
+    ``matrix`` is the moment around ``mean`` if a mean was released, else around the origin. ``released`` is the matrix
+    before centring, and ``noise`` holds the public facts about its noise, both as in
+    `dpca_tasks.mechanisms.base.Subspace`.
     """
 
     matrix: NDArray[np.float64]
@@ -56,9 +59,9 @@ def plan_moment(
     spread: float = 1.0,
     printed: bool = False,
 ) -> Plan:
-    """Plan one release of the second moment with given noise, of which the k leading directions are kept.
+    """Plan one release of the second moment with a given noise, for a result of ``n_components`` directions.
 
-    ``spread`` is the largest std of an entry, divided by the scale of the noise.
+    ``spread`` is the largest std of an entry of the noise matrix, divided by the scale of the noise.
     """
     coarse = moment_query(problem, bits=1)
     check_tail(noise, draws=coarse.layout.size, delta=target.delta)
@@ -87,7 +90,10 @@ def plan_moment(
 
 
 def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
-    """Return the noise's largest eigenvalue and the least strength of a visible signal, both over the noise's scale."""
+    """Return the largest eigenvalue of a noise matrix, and the least strength of a signal visible above the noise.
+
+    Both are divided by the scale of the noise.
+    """
     if isinstance(noise, WishartDifference):
         return wishart_edge(order), wishart_visible(order)
     std = off_diagonal(noise, order)
@@ -95,27 +101,30 @@ def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[f
 
 
 def release_moment(curator: Curator, plan: Plan, noise: NoiseDistribution) -> Moment:
-    """Release the planned second moment, centred if the problem is."""
+    """Release the planned noisy second moment, around a released mean if the problem is centred."""
     query = moment_query(plan.problem, bits=plan.bits)
     facts = noise_facts(query, noise, plan.problem)
     return moment_from(curator.release(query, noise), plan.problem, noise=facts)
 
 
 def noise_facts(query: RowSum, law: NoiseDistribution, problem: Problem) -> dict[str, Any]:
-    """Return the public facts about the noise of a released moment."""
+    """Return the public facts about the noise of a released second moment, as in the ``noise`` of a `Moment`."""
     scale = law.noise_multiplier * query.sensitivity(law.norm) * query.unit
     std = scale * off_diagonal(law, query.layout.order)
     return measured_noise(problem, law=moment_law(law), std=std, step=query.unit / query.steps_per_unit)
 
 
 def measured_noise(problem: Problem, *, law: str, std: float, step: float) -> dict[str, Any]:
-    """Return facts about noise under the names defined in `dpca_tasks.mechanisms.base.Subspace`."""
+    """Return the facts about a moment's noise as a mapping, with the keys of ``noise`` in a `Subspace`.
+
+    ``std`` and ``step`` are in data units squared. The mapping adds the constant that was appended to the rows.
+    """
     constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
     return {"law": law, "std": std, "step": step, "constant": constant}
 
 
 def moment_law(law: NoiseDistribution) -> str:
-    """Return the name that refinements use for a law of noise on symmetric matrices."""
+    """Return the name by which refinements identify the law of a symmetric noise matrix, such as "isometric"."""
     match law:
         case UpperTriangle():
             return "upper_triangle"
@@ -127,7 +136,7 @@ def moment_law(law: NoiseDistribution) -> str:
 
 
 def off_diagonal(law: NoiseDistribution, order: int) -> float:
-    """Return the std of a law off the diagonal, over its scale."""
+    """Return the std of a noise matrix's entries off the diagonal, divided by the scale of the noise."""
     match law:
         case Symmetric():
             return law.off_diagonal
@@ -137,7 +146,11 @@ def off_diagonal(law: NoiseDistribution, order: int) -> float:
 
 
 def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any] | None = None) -> Moment:
-    """Convert the answer to `moment_query` to a moment, centred if the problem is; refinable if ``noise`` is given."""
+    """Convert a released answer to `moment_query` to a `Moment`, around the mean if the problem is centred.
+
+    The moment contains the uncentred answer and the ``noise`` facts, which a refinement needs, only if ``noise`` is
+    given.
+    """
     released = None if noise is None else answer
     if problem.center == "none":
         return Moment(matrix=answer, released=released, noise=noise)
@@ -155,7 +168,10 @@ def centred(
 
 
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
-    """Compute the leading eigenpairs of a released second moment: k or `KEPT`, whichever is larger."""
+    """Return the subspace of the ``n_components`` leading eigenvectors of a released second moment.
+
+    At least `KEPT` eigenpairs are computed, if the matrix has as many. The further ones are in ``further``.
+    """
     count = min(moment.matrix.shape[0], max(n_components, KEPT))
     harmless = 0.0 if moment.noise is None else UNSEEN * moment.noise["std"]
     values, rows = spectrum_and_leading(moment.matrix, count, within=harmless)
@@ -174,6 +190,6 @@ def decompose(moment: Moment, *, n_components: int) -> Subspace:
 
 
 def moment_query(problem: Problem, *, bits: int) -> SecondMoment | CentredMoment:
-    """Return the second moment query of a problem, with the mean if it is centred."""
+    """Return the query for the second moment of the records; with ``center=private``, also for mean and count."""
     kind = SecondMoment if problem.center == "none" else CentredMoment
     return kind(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=bits)

@@ -1,14 +1,15 @@
-"""Plan and release of a second moment in rounds, each with noise for records that earlier rounds made short.
+"""Plan and release of a second moment in rounds, where each round uses earlier answers to need less noise.
 
-Round 1 takes a small share of mu^2 and releases a rough moment with the number of records, and with their mean if the
-problem is centred. Each further round subtracts the mean, shrinks known directions by a public map, and clips records
-at a smaller norm (`dpca_tasks.refinement.rounds`). Map, mean and norm are functions of earlier answers, and public
+Round 1 takes a small share of the target's mu^2. It releases a rough second moment and the number of records, and also
+their mean if the problem is centred. Each further round subtracts the mean from the records, multiplies them by a
+public map that shrinks the directions found so far, and clips them at a smaller norm (`dpca_tasks.refinement.rounds`).
+The smaller norm reduces the noise. The map, the mean and the norm are computed from earlier answers. They are public
 inputs of the round's query (`dpca_tasks.queries.mapped_moment`).
 
-*Privacy.* A round's noise multiplier z is fixed at planning. Given the earlier answers, a round is a Gaussian answer of
-sensitivity at most 1 / z in units of its noise, so it is exactly (1 / z)-GDP, whatever its map, mean and norm are.
-Adaptive composition of such answers is Gaussian: the squares of 1 / z add up. The shares of mu^2 add up to 1, so all
-rounds together cost what one Gaussian release costs. All of them are reserved, in one event, before the first.
+*Privacy.* The plan fixes the noise multiplier z of each round. Given the earlier answers, a round is a Gaussian answer
+whose sensitivity is at most 1 / z, in units of its noise. So the round is (1 / z)-GDP, whatever its map, mean and norm
+are. The adaptive composition of such answers is Gaussian, and the squares of 1 / z add up. The shares of mu^2 add up to
+1, so all rounds together cost as much as one Gaussian release. One event reserves all rounds before the first round.
 
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
 >>> plan = plan_rounds("analyze_gauss", problem, target, n_components=10, rounds=3)
@@ -50,34 +51,38 @@ SHARES = {
     2: (Fraction(1, 5), Fraction(4, 5)),
     3: (Fraction(1, 10), Fraction(3, 10), Fraction(3, 5)),
 }
-"""The shares of mu^2 of the rounds, by their number."""
+"""The share of mu^2 that each round takes, by the number of rounds."""
 STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
-"""The numbers of an answer that a release states, in the plural, so that its post-processing can be repeated."""
+"""The attributes of each `Answer` that a release publishes as lists, so that the post-processing can be repeated."""
 CLIPPED, BLURRED = 0.7, 3.0
-"""Forecast: the least part of the energy that clipping keeps, and the most noise that an error of the mean adds."""
+"""For forecasts: the least assumed part of the records' energy after clipping, and the assumed factor by which the
+error of a released mean increases the noise of round 1."""
 LARGEST = 1 << 46
-"""The largest ``n d^2`` for which rows are made dense, with the public bound n on the number of records."""
+"""The largest ``n d^2`` for which sparse rows are made dense, with n the public bound on the number of records."""
 
 
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
-    """Return the number of rounds that public facts allow and that is best for the number of components."""
+    """Return the best number of rounds for ``n_components`` components, from public facts alone.
+
+    It is 1 if the rows are too large to be made dense.
+    """
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         return 1
     return best_rounds(n_components, epsilon=target.epsilon, centred=problem.center == "private")
 
 
 def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int, rounds: int) -> Plan:
-    """Plan a release in two or three rounds.
+    """Plan a release of the second moment in two or three rounds.
 
     Raises
     ------
     Refused
-        When rows would be made dense that are too many and too wide for it.
+        When the rows are too many and too wide to be made dense, which rounds require.
     """
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         raise Refused(
             f"rounds={rounds} makes rows dense, and records_at_most={problem.records_at_most} rows of "
-            f"n_features={problem.n_features} are too large for that; use rounds=1, hashed or fewer columns."
+            f"n_features={problem.n_features} columns are too large for that; use rounds=1, hashed or fewer columns."
         )
     multipliers = [
         gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share) for share in SHARES[rounds]
@@ -115,10 +120,12 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
 def last_rounds(
     problem: Problem, noises: Sequence[Symmetric], strengths: NDArray[np.float64], *, n_components: int
 ) -> list[LastRound]:
-    """Forecast the last round for components of given strengths, in cases that no spectrum decides.
+    """Forecast the last round of a release for components of given strengths, under two or three assumptions.
 
-    Clipping keeps all energy, or `CLIPPED` of it. A released mean has an error that is not even, which rounds of little
-    budget mistake for components. So there is a case in which round 1 has `BLURRED` times its noise, if centred.
+    The strengths do not determine how much energy clipping removes. One forecast assumes that clipping keeps all
+    energy, and another that it keeps the part `CLIPPED`. If the problem is centred, a third forecast also assumes
+    `BLURRED` times the noise in round 1. The reason is the error of the released mean, which is not isotropic: rounds
+    with a small budget mistake it for components.
     """
     centred = problem.center == "private"
     stds = [noise_std(_unmapped(problem, noise, first=at == 0), noise) for at, noise in enumerate(noises)]
@@ -136,9 +143,10 @@ def last_rounds(
 
 
 def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: int) -> Subspace:
-    """Release all planned rounds, designed for ``served`` components; return the leading eigenpairs of their estimate.
+    """Release all planned rounds, and return the leading eigenpairs of the second moment estimated from them.
 
-    A resumed release continues after the last stored round, with the public inputs that were stored.
+    The public maps of the rounds are designed for ``served`` components. A resumed release continues after the last
+    stored round, and uses the stored public inputs of earlier rounds.
     """
     problem, answers = plan.problem, list[Answer]()
     estimate: Estimate | None = None
@@ -170,12 +178,12 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: i
 
 
 def shares_of(plan: Plan) -> list[float]:
-    """Return the share of the budget of each round of a plan."""
+    """Return the share of mu^2 that each round of a plan takes."""
     return [float(share) for share in SHARES[plan.rounds]]
 
 
 def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequence[float]) -> dict[str, Any]:
-    """Return the released facts about the rounds as plain JSON values, by the names of the manifest's ``outcome``."""
+    """Return the public facts about the rounds of a release, as plain JSON values for the manifest's ``outcome``."""
     return {
         "shares": shares,
         "noised_records": estimate.n_records,
@@ -186,12 +194,15 @@ def round_facts(estimate: Estimate, answers: Sequence[Answer], *, shares: Sequen
 
 
 def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
-    """Return an upper bound on eigenvalues of noise alone in the estimate, in squared clip norms.
+    """Return an upper bound on the eigenvalues that noise alone has in a moment estimated from rounds.
+
+    The bound is in squared clip norms.
 
     Notes
     -----
-    Rounds without a map give an estimate whose noise is even. Other rounds only reduce the variance of its entries.
-    Centring at noisy means widens the noise of a round (`dpca_tasks.mechanisms.noise_level.widened_edge`).
+    The bound is the noise edge of an estimate from the rounds without a map alone, whose noise is isotropic. Rounds
+    with a map only reduce the variance of the estimate's entries. Subtraction of a noisy mean widens the spectrum of
+    the noise (`dpca_tasks.mechanisms.noise_level.widened_edge`).
     """
     order, even = len(estimate.matrix), [at for at, answer in enumerate(answers) if not answer.map.width]
     std = 1.0 / math.sqrt(sum(estimate.rounds[at].noise_std ** -2 for at in even))
@@ -205,18 +216,21 @@ def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
 
 
 def noise_std(query: MappedMoment, noise: Symmetric) -> float:
-    """Return the std of a round's noise off the diagonal, in squared clip norms."""
+    """Return the std of the noise of a round's answer off the diagonal, in squared clip norms."""
     unit = query.unit / query.clip_norm**2
     return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.off_diagonal
 
 
 def noises_of(event: Event) -> list[Symmetric]:
-    """Return the noise of each round."""
+    """Return the noise of each round of a planned release, from its composed event."""
     return [Symmetric(noise_multiplier=step["noise_multiplier"]) for step in steps(event)]
 
 
 def _unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMoment:
-    """Return the query of a round without a map, around the origin in place of a mean that is not yet released."""
+    """Return the query of a round without a map.
+
+    If the problem is centred, zeros replace the mean in rounds after the first: the mean is not yet released.
+    """
     centred, none = problem.center == "private", np.zeros((problem.n_features, 0), np.int64)
     coarse = MappedMoment(
         n_features=problem.n_features,

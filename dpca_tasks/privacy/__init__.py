@@ -1,1 +1,1 @@
-"""The trust boundary, with the gate and the curator, whose methods are the only exports of data."""
+"""The trust boundary around private rows: mechanisms get data only through the methods of the curator."""

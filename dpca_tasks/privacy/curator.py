@@ -1,8 +1,9 @@
-"""The curator, the only interface through which a mechanism gets a number from private rows.
+"""The curator, the only interface through which a mechanism gets numbers that depend on private rows.
 
-The curator checks that the step was reserved, sums exactly, adds keyed noise, and stores the noised array as the only
-answer to that step. It returns the array as read back from storage. It has one method for each kind of answer; the
-table of `dpca_tasks.privacy.gate` lists them with their proofs.
+For each request the curator checks that the step was charged (reserved), sums over the rows exactly, and adds keyed
+noise. It stores the noised array as the only answer to this step, and returns the array as read back from storage. The
+curator has one method for each kind of answer. The table of `dpca_tasks.privacy.gate` lists the methods with their
+proofs.
 
 >>> from dpca_tasks.accounting import events
 >>> from dpca_tasks.privacy.gate import InMemoryReservation
@@ -52,7 +53,7 @@ Query = TypeVar("Query", bound=RowSum | Eigensolver)
 
 
 class Curator:
-    """Answer the steps of one reserved release in order, each once.
+    """Answer the steps of one charged release, in order and once each.
 
     Parameters
     ----------
@@ -61,16 +62,16 @@ class Curator:
     reservation : Reservation
         The charged event, and the storage of answers.
     client : distributed.Client, optional
-        The cluster that sums the blocks; None sums them in this process.
+        The cluster that sums the blocks of rows; None sums them in this process.
     progress : callable, optional
-        Called with the number of finished partitions and the number of all, both public, during a sum.
+        Called during a sum with the number of finished partitions and the number of all partitions. Both are public.
 
     Notes
     -----
-    For each (release, step) at most one noised array is published. The noise of a step is a pseudo-random function of
-    the release's key and of everything that determines the answer: snapshot content, step, query with its public
-    inputs, noise distribution and scale. A stored step is read back, not computed again, so a resumed release gives the
-    same answers.
+    At most one noised array is published for each step of a release. The noise of a step is a pseudo-random function of
+    the release's key and of everything that determines the answer: content of the snapshot, step, query with its public
+    inputs, noise distribution and scale. A stored answer is read back and never computed again, so a resumed release
+    returns the same answers.
     """
 
     def __init__(
@@ -85,23 +86,25 @@ class Curator:
         self._rows = Rows(source=source, client=client, progress=progress)
 
     def with_stored_inputs(self, query: Query, *, step: int | None = None) -> Query:
-        """Return the query of the next step, or of a given one, with the public inputs that an earlier run stored.
+        """Return the query of the next step, with the public inputs that an earlier run stored, if any.
 
-        Public inputs that are computed again may differ in their last bits, so a resumed release uses the stored
-        inputs.
+        If public inputs are computed again, their last bits may differ. So a resumed release uses the stored inputs. If
+        ``step`` is given, the curator first moves to this step.
         """
         if step is not None:
             self._gate.move_to(step)
         return self._gate.with_stored_inputs(query)
 
     def release(self, query: RowSum, distribution: NoiseDistribution) -> NDArray[np.float64]:
-        """Answer the next step with a noisy sum.
+        """Answer the next step with a noisy sum over the rows.
 
         Parameters
         ----------
         query : RowSum
+            The sum to release.
         distribution : NoiseDistribution
-            Its event must be the one reserved for this step, and its layout that of the query.
+            The noise. Its event must be the event that was charged for this step, and it must have the layout of the
+            query.
 
         Returns
         -------
@@ -111,7 +114,7 @@ class Curator:
         Raises
         ------
         StepMismatch
-            When the step was not reserved, or was already answered for a different request. Nothing is released.
+            When the step was not charged, or was already answered for a different request. Nothing is released.
         """
         request = self._gate.admit(query, distribution, scale_in_steps)
 
@@ -127,18 +130,19 @@ class Curator:
         return in_data_units(self._load_or_compute(request, compute), request.query)
 
     def release_parts(self, query: JointSum, distribution: JointGaussian) -> dict[str, NDArray[np.float64]]:
-        """Answer the next step with the noisy parts of a statistic.
+        """Answer the next step with several noisy sums, the parts of a joint statistic.
 
         Parameters
         ----------
         query : JointSum
+            The joint statistic.
         distribution : JointGaussian
-            Its event must be the one reserved for this step.
+            The noise. Its event must be the event that was charged for this step.
 
         Returns
         -------
         dict of str to float64 array, data units
-            Each part by its name, in the form in which `release` returns a sum of its layout.
+            Each part by its name, in the form in which `release` returns a sum of the part's layout.
 
         Raises
         ------
@@ -150,19 +154,20 @@ class Curator:
         return {name: part_in_data_units(part, query.parts[name]) for name, part in request.query.split(packed).items()}
 
     def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> "TiledAnswer":
-        """Answer the next step with the noisy parts of a statistic that is too large for memory, in tiles.
+        """Answer the next step with a joint statistic that is too large for memory, in tiles of some items each.
 
         Parameters
         ----------
         query : TiledSum
+            The joint statistic, which has parts for each item.
         distribution : JointGaussian
-            Its event must be the one reserved for this step.
+            The noise. Its event must be the event that was charged for this step.
 
         Returns
         -------
         TiledAnswer
-            Computes, stores and reads its tiles one at a time. Together they are one release, bit-identical to the
-            answer of `release_parts`.
+            An object that computes, stores and reads one tile at a time. All tiles together are one release, with the
+            same bits as the answer of `release_parts`.
 
         Raises
         ------
@@ -171,9 +176,10 @@ class Curator:
 
         Notes
         -----
-        The noise of a coordinate is a function of the request's key and the coordinate's place in the whole statistic.
-        So it is the same in any tile. A step is stored whole if one tile has all items. Otherwise its entry holds the
-        public inputs and the bounds of the tiles, from which a resumed release continues.
+        The noise of a coordinate is a function of the request's key and of the coordinate's index in the whole
+        statistic. So the noise does not depend on the division into tiles. If one tile has all items, its answer is
+        stored as the answer of the step. Otherwise the public inputs and the bounds of the tiles are stored as the
+        answer of the step, and each tile separately. A resumed release continues from these.
         """
         request = self._gate.admit(query, distribution, part_scales_in_steps)
         requested = request.query
@@ -201,19 +207,21 @@ class Curator:
     def release_operator(self, query: SecondMoment | CentredMoment, distribution: Symmetric) -> NoisedOperator:
         """Answer the next step with a noisy matrix that is too large to form, as an operator.
 
-        The matrix is the one that `release` would return. A step is answered in one of the two forms, never in both.
+        The operator multiplies directions with the matrix that `release` would return. A step is answered in one of the
+        two forms, never in both.
 
         Parameters
         ----------
         query : SecondMoment or CentredMoment
+            The second moment to release.
         distribution : Symmetric
-            Its event must be the one reserved for this step.
+            The noise. Its event must be the event that was charged for this step.
 
         Returns
         -------
         NoisedOperator
-            Applies the matrix to public directions any number of times; its notes prove that this is one release. The
-            first application reads the rows and draws the noise.
+            The operator, which may be applied to public directions any number of times. The notes of its class prove
+            that all products together are one release. The first product reads the rows and draws the noise.
 
         Raises
         ------
@@ -236,44 +244,45 @@ class Curator:
         return NoisedOperator(request.query, partial(self._rows.sum, keep=True), begin, load_or_store)
 
     def share(self, query: RowSum, noise: Share, *, address: Address, seeds: Masks) -> Message:
-        """Answer a round of a joint release with this site's share of a sum, under a mask.
+        """Answer a round of a joint release over several sites: this site's noisy sum, under a mask.
 
         Parameters
         ----------
         query : RowSum
+            The sum to which all sites contribute.
         noise : Share
-            This site's part of a roster's noise. Its event is the event of all honest parts together. It must be the
-            one reserved for each attempt of each round.
+            This site's share of the noise. Its event is the event of the shares of all honest sites together. The same
+            event must have been charged for each attempt of each round.
         address : Address
-            The round and the attempt, in any order: a restarted site continues at any round.
+            The round and the attempt. Rounds may come in any order: a restarted site continues at any round.
         seeds : Masks
-            The seeds that this site shares with the other sites of the roster.
+            The seeds of the masks that this site shares with the other sites of the roster.
 
         Returns
         -------
         Message
-            The same noised integers for each attempt of one roster, under a mask of the attempt. Another roster uses
-            fresh noise and another of the round's reserved steps.
+            The noised sum under a mask. For one roster, every attempt of a round sends the same noised sum under
+            another mask. For another roster, a round uses fresh noise and another charged step.
 
         Raises
         ------
         StepMismatch
-            As for `release`; also when all reserved attempts of the round were for other rosters. Nothing is sent.
+            As for `release`. Also when all charged attempts of the round were used for other rosters. Nothing is sent.
 
         Notes
         -----
-        The message is the site's weighted sum plus its keyed noise plus a mask, modulo ``2^64``. The noised integers
-        are stored as the answer of the step and are never sent unmasked; each attempt sends them under a fresh mask. A
-        round has a step for each roster that is tried in it. The noise is a function of the roster, so another set of
-        sites has other noise and another charge.
+        The message is the sum of three terms modulo ``2^64``: the site's weighted sum, its keyed noise, and a mask. The
+        noised sum is stored as the answer of the step and never sent unmasked. A round has one charged step for each
+        roster that may be tried in the round. The noise is a function of the roster, so another set of sites has other
+        noise and another charge.
         """
         roster = noise.roster
         if seeds.site != noise.site:
             raise InvalidInput(
-                f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because they would not "
-                "cancel; pass the seeds of that site."
+                f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because the masks "
+                f"would not cancel; pass the seeds of site {noise.site!r}."
             )
-        check_room(roster, steps_per_unit=query.steps_per_unit)  # a record's contribution has norm at most one unit
+        check_room(roster, steps_per_unit=query.steps_per_unit)  # the contribution of a record is at most one unit long
         first = address.round * roster.attempts
         steps = range(first, first + roster.attempts)
         request = self._gate.admit_among(steps, query, noise, _share_numbers, bound_to=roster.digest)
@@ -290,20 +299,21 @@ class Curator:
         return Message(site=noise.site, address=address, roster_digest=roster.digest, words=masked(stored, mask))
 
     def sample(self, score: RowSum, mechanism: DirectionMechanism) -> NDArray[np.float64]:
-        """Answer the next step with directions drawn by their score.
+        """Answer the next step with random directions, drawn by the exponential mechanism.
 
         Parameters
         ----------
         score : RowSum
-            A symmetric statistic of matrix S; orthonormal directions V have the score ``tr(V^T S V)``.
+            The query for a symmetric matrix S. Orthonormal directions V have the score ``tr(V^T S V)``.
         mechanism : DirectionMechanism
-            Its event must be the one reserved for this step.
+            The mechanism that draws directions with a density that grows with the score. Its event must be the event
+            that was charged for this step.
 
         Returns
         -------
         float64 array of shape (k, d)
-            Rows on a public grid, orthonormal up to its rounding. The notes of `dpca_tasks.noise.bingham` state the
-            limits of the sampler's floating point.
+            The directions as rows on a public grid; they are orthonormal up to the rounding to this grid. The notes of
+            `dpca_tasks.noise.bingham` state the limits of a sampler in floating point.
 
         Raises
         ------
@@ -319,20 +329,20 @@ class Curator:
         return np.asarray(self._load_or_compute(request, compute) / STEPS_PER_UNIT)
 
     def perturb(self, solver: Eigensolver, mechanism: PerturbationMechanism) -> NDArray[np.float64]:
-        """Answer the next step with the leading directions plus noise.
+        """Answer the next step with the leading directions of the rows plus noise.
 
         Parameters
         ----------
         solver : Eigensolver
-            Computes the directions in a public number of passes over the rows.
+            The eigensolver, which computes the directions in a public number of passes over the rows.
         mechanism : PerturbationMechanism
-            Its event must be the one reserved for this step.
+            The mechanism that adds noise to the directions. Its event must be the event that was charged for this step.
 
         Returns
         -------
         float64 array
-            The output of the mechanism, on its public grid. Eigengap, residual and a scale that depends on them are not
-            released.
+            The output of the mechanism, on a public grid. The exact eigengap, the residual of the eigensolver, and
+            noise scales that depend on them are not released.
 
         Raises
         ------
@@ -348,13 +358,14 @@ class Curator:
         return self._load_or_compute(request, compute)
 
     def sequential(self, passes: SampledPasses, distribution: Gaussian) -> NDArray[np.float64]:
-        """Answer all steps of a sampled run with the states at its snapshots.
+        """Answer all steps of an iteration with sampled records at once; only the states at its snapshots are released.
 
         Parameters
         ----------
         passes : SampledPasses
+            The iteration: its query, the number of steps, and the steps at which a snapshot is taken.
         distribution : Gaussian
-            The noise of every step. The event of each step must be the one reserved for it.
+            The noise of every step. Its sampled event must be the event that was charged for each step.
 
         Returns
         -------
@@ -364,7 +375,7 @@ class Curator:
         Raises
         ------
         StepMismatch
-            When not all steps were reserved, or a different run was already answered. Nothing is released.
+            When not all steps were charged, or when a different request was already answered. Nothing is released.
         """
         request = self._gate.admit(passes, distribution, scale_in_steps, steps=passes.steps)
 
@@ -374,11 +385,11 @@ class Curator:
         return self._load_or_compute(request, compute)
 
     def _sum(self, query: RowSum) -> NDArray[np.int64]:
-        """Sum a query exactly; the workers keep the rows if more steps follow."""
+        """Sum a query over the rows exactly; if more steps follow, the workers keep the rows in memory."""
         return self._rows.sum(query, keep=self._gate.steps_left > 1)
 
     def _noised_parts(self, request: Request[JointSum, JointGaussian]) -> NDArray[np.int64]:
-        """Sum all parts and add their noise, with a separate key for each part."""
+        """Sum all parts of a joint statistic and add their noise, with a separate key for each part."""
         secrets, query = self._gate.secrets(request), request.query
         answer = self._sum(query.with_secrets(secrets))
         for (name, packed), scale in zip(query.split(answer).items(), request.numbers, strict=True):
@@ -388,7 +399,10 @@ class Curator:
         return answer
 
     def _noised_tile(self, request: Request[TiledSum, JointGaussian], tile: Tile) -> NDArray[np.int64]:
-        """Sum a tile and add the noise that its coordinates have in the whole draw of each part."""
+        """Sum one tile of a joint statistic, and add noise.
+
+        Each coordinate gets the noise that it would get if the whole part were drawn at once.
+        """
         secrets, requested = self._gate.secrets(request), request.query
         answer = self._rows.sum_tile(requested.with_secrets(secrets), tile, of=request.digest)
         scales = dict(zip(requested.parts, request.numbers, strict=True))
@@ -401,24 +415,24 @@ class Curator:
         return answer
 
     def _load_or_compute(self, request: Request[Any, Any], compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Load or compute the answer to a request, then free the rows on the workers if no step is left."""
+        """Load or compute the answer to a request; if no step is left, also free the rows in the workers' memory."""
         answer = self._gate.load_or_compute(request, compute)
         self._free_rows()
         return answer
 
     def _free_rows(self) -> None:
-        """Free the rows in the workers' memory after the last answer."""
+        """Free the rows in the workers' memory if no step is left."""
         if not self._gate.steps_left:
             self._rows.residency.clear()
 
 
 class DisclosingCurator(Curator):
-    """A curator that can also answer without noise, in steps that were reserved as not private.
+    """A curator that can also answer without noise, in steps that were charged as not private.
 
-    `Curator` has no such method, and no noise distribution has std 0. An exact sum is published only if all four
-    conditions hold. (1) The target sets ``i_know_this_is_not_private``. (2) The step was reserved as ``non_private``,
-    which a ledger grants on explicit request only and which voids the budget. (3) This class was constructed with the
-    acknowledgement. (4) `disclose` is called.
+    `Curator` cannot answer without noise, and no noise distribution has std 0. An exact sum is published only if all of
+    four conditions hold. (1) The privacy target sets ``i_know_this_is_not_private``. (2) The step was charged as
+    ``non_private``, which a ledger permits only on explicit request, and which voids the budget. (3) This class was
+    constructed with the acknowledgement. (4) `disclose` or `disclose_parts` is called.
 
     >>> from dpca_tasks.privacy.gate import InMemoryReservation
     >>> from dpca_tasks.records.blocks import ArrayBlocks
@@ -449,27 +463,28 @@ class DisclosingCurator(Curator):
         super().__init__(source, reservation, **others)
 
     def disclose(self, query: RowSum) -> NDArray[np.float64]:
-        """Answer the next step with the exact sum, without noise.
+        """Answer the next step with the exact sum over the rows, without noise.
 
         Returns
         -------
         float64 array, data units
-            As from `Curator.release`, without the noise. Records are still clipped and on the query's grid.
+            As from `Curator.release`, without the noise. Records are still clipped and rounded to the query's grid.
 
         Raises
         ------
         StepMismatch
-            When the step was reserved for another event, or was already answered for a different request.
+            When the step was charged with another event, or was already answered for a different request.
         """
         return in_data_units(self._exact_answer(query), query)
 
     def disclose_parts(self, query: JointSum) -> dict[str, NDArray[np.float64]]:
-        """Answer the next step with the exact parts of a statistic, without noise.
+        """Answer the next step with the exact parts of a joint statistic, without noise.
 
         Returns
         -------
         dict of str to float64 array, data units
-            As from `Curator.release_parts`, without the noise; ratings are still clipped, counted and on their grids.
+            As from `Curator.release_parts`, without the noise. Ratings are still clipped, limited in number and rounded
+            to their grids.
 
         Raises
         ------
@@ -480,21 +495,23 @@ class DisclosingCurator(Curator):
         return {name: part_in_data_units(packed, query.parts[name]) for name, packed in parts.items()}
 
     def _exact_answer(self, query: RowSum) -> NDArray[np.int64]:
-        """Return the stored answer of a step without noise: the exact sum, in grid steps."""
+        """Return the answer to a request without noise: the exact sum, in grid steps."""
         request = self._gate.admit(query, NoNoise(), lambda *_: ())
         return self._load_or_compute(request, lambda: self._sum(request.query))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
-    """A site that answers in this process; see `dpca_tasks.sites.rounds.Party`.
+    """A site of a joint release that answers in this process; it implements `dpca_tasks.sites.rounds.Party`.
 
     Parameters
     ----------
     name : str
+        The name of the site in the roster.
     curator : Curator
-        The curator of its rows and its reservation of the joint event, with one step for each attempt of each round.
+        The curator of the site's rows. Its charged event has one step for each attempt of each round.
     seeds : Masks
+        The seeds of the masks that the site shares with the other sites.
     """
 
     name: str
@@ -502,27 +519,32 @@ class Site:
     seeds: Masks = field(repr=False)
 
     def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
-        """Return the site's masked share of a query's sum."""
+        """Return the site's contribution to the sum of a query, with noise and under a mask."""
         kind = SHARES.get(query.layout.kind)
         if kind is None:
             raise InvalidInput(
-                f"a statistic of layout {query.layout.kind} has no shares; request one of {', '.join(SHARES)}."
+                f"a statistic of layout {query.layout.kind} cannot be summed over sites; request a statistic of layout "
+                f"{' or '.join(SHARES)}."
             )
         return self.curator.share(query, kind(roster=roster, site=self.name), address=address, seeds=self.seeds)
 
     def with_stored_inputs[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Q:
-        """Return the query of a round with the public inputs that an earlier run stored, if any."""
+        """Return the query of round ``index``, with the public inputs that an earlier run stored, if any."""
         return self.curator.with_stored_inputs(query, step=index * roster.attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TiledAnswer:
-    """The answer to one step, in tiles.
+    """The answer to one step that is computed, stored and read in tiles, each for a range of items.
 
     Attributes
     ----------
+    query : TiledSum
+        The query of the step.
     tiles : tuple of Tile
-        The tiles in order; together they have every item once.
+        The tiles in order; each item is in exactly one tile.
+    load : callable
+        Returns the packed answer of a tile, in grid steps.
     """
 
     query: TiledSum
@@ -530,23 +552,24 @@ class TiledAnswer:
     load: Callable[[Tile], NDArray[np.int64]] = field(repr=False)
 
     def read(self, at: int) -> dict[str, NDArray[np.float64]]:
-        """Return the parts of a tile by name, in data units; compute and store it if it has no stored answer.
+        """Return the parts of the tile with index ``at`` by name, in data units.
 
-        A stack is of shape (items, order, order); other parts are packed, or a full matrix for a symmetric part.
+        If the tile has no stored answer, it is computed and stored first. A part that is a stack of matrices has shape
+        (items, order, order). A symmetric part is a full matrix, and other parts are packed.
         """
         tile = self.tiles[at]
         parts = self.query.split_tile(tile, self.load(tile))
         return {name: part_in_data_units(packed, self.query.parts[name]) for name, packed in parts.items()}
 
     def whole(self) -> dict[str, NDArray[np.float64]]:
-        """Return all tiles together, as `release_parts` does, for statistics that fit in memory."""
+        """Return the parts of all tiles together, as `Curator.release_parts` does, if they fit in memory."""
         read = [self.read(at) for at in range(len(self.tiles))]
         return {name: np.concatenate([parts[name] for parts in read if name in parts]) for name in read[0]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Private rows and the cluster that sums them, with the parameters of `Curator`."""
+    """The private rows of a curator, and the cluster that sums over them; the parameters are as for `Curator`."""
 
     source: BlockSource = field(repr=False)
     client: "Client | None" = None
@@ -554,29 +577,32 @@ class Rows:
     residency: Residency = field(default_factory=Residency, repr=False)
 
     def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
-        """Sum a query exactly. With ``keep`` the workers keep the rows in memory for later sums."""
+        """Sum a query over the rows exactly. With ``keep``, the workers keep the rows in memory for later sums."""
         kept = self.residency if keep or self.residency.holds(self.source, query) else None
         return exact_sum(self.source, query, client=self.client, progress=self.progress, residency=kept)
 
     def sum_tile(self, query: TiledSum, tile: Tile, *, of: bytes) -> NDArray[np.int64]:
-        """Sum the items of a tile exactly; see `dpca_tasks.sums.exact_sum.tile_sum`."""
+        """Sum a tiled statistic over the rows exactly, for the items of one tile.
+
+        See `dpca_tasks.sums.exact_sum.tile_sum`.
+        """
         return tile_sum(self.source, query, tile, of=of, client=self.client, residency=self.residency)
 
     def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:
-        """Compute leading eigenpairs from a keyed random start."""
+        """Compute the leading eigenpairs of the rows' second moment, from a random start drawn with a key."""
         return solver.solve(self.source, start, client=self.client, progress=self.progress, residency=self.residency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNoise:
-    """The noise distribution of a request without noise."""
+    """The noise distribution of a request for an exact sum, which adds nothing."""
 
     name: ClassVar[str] = "NoneType"
     norm: ClassVar[str] = "none"
 
     @property
     def event(self) -> events.Event:
-        """The event without a guarantee."""
+        """The privacy event ``non_private``, which has no guarantee."""
         return events.non_private()
 
 

@@ -1,8 +1,8 @@
 r"""Leading eigenpairs of ``S = X^T X`` inside the trust boundary, by block Lanczos on exact products.
 
-A fixed public number of passes over the blocks computes exact products ``X^T (X V)`` with a block of columns. Sparse
-rows stay sparse, and memory holds the basis and its image, (d, passes * width) numbers each. The result is as private
-as the rows.
+A fixed public number of passes over the rows computes exact products ``X^T (X V)``, each with a block V of columns.
+Sparse rows remain sparse. The memory is the basis and its image, each of d * passes * width numbers. The result has no
+noise, so it must remain as secret as the rows.
 
 >>> from dpca_tasks.records.blocks import ArrayBlocks
 >>> from dpca_tasks.noise.keystream import subkey
@@ -13,29 +13,31 @@ as the rows.
 
 Notes
 -----
-*Exactness.* Records are clipped integers. V is on a grid of step ``2^-36``. Around a mean the step is ``2^-20``, which
-keeps products with the mean exact. Products are summed as integers, so the images of the basis have the same bits for
-any blocks, partitions and workers. The basis is completed by orthogonalisation. Every block contains a trace of fresh
-keyed noise, so the basis reaches the planned number of columns whatever the rank of S. LAPACK runs on one thread: with
-the locked versions, a key gives the same bits on one machine.
+*Exactness.* Records are clipped and rounded to integers. The entries of V are multiples of ``2^-36``. If a mean is
+subtracted, they are multiples of ``2^-20``, so that products with the mean are exact. Products are summed as integers,
+so they have the same bits for any blocks, partitions and workers. A small amount of fresh keyed noise is added to every
+block before orthogonalisation, so the basis reaches the planned number of columns for any rank of S. LAPACK runs on one
+thread. With the locked versions of libraries, a key gives the same bits on one machine.
 
-*What is certified.* Rayleigh-Ritz on the span gives k + 1 pairs with residual ``R = S V - V Lambda``. Then V spans an
-invariant subspace of ``S + E`` with ``||E||_2 = ||R||_2``. Suppose that the pairs are the leading ones and
-``||R||_F <= TOLERANCE``. Then each computed eigenvalue is within `TOLERANCE` of the exact one, and
-``gap = g_ritz - 2 TOLERANCE`` lies between ``g - 4 TOLERANCE`` and g. A larger residual certifies nothing, and the gap
-then counts as 0: the worst case for smooth noise, and a failed test for `ProposedGap`.
+*What the residual certifies.* The Rayleigh-Ritz method on the basis gives k + 1 pairs with the residual
+``R = S V - V Lambda``. Then V spans an invariant subspace of a matrix ``S + E`` with ``||E||_2 = ||R||_2``. Suppose
+that the pairs approximate the leading eigenpairs and that ``||R||_F <= TOLERANCE``. Then each computed eigenvalue
+differs from the exact one by at most `TOLERANCE`. Let g be the exact eigengap, and ``g_ritz`` the computed one. The
+returned ``gap = g_ritz - 2 TOLERANCE`` is between ``g - 4 TOLERANCE`` and g. A larger residual certifies nothing, and
+the returned gap is then 0. A gap of 0 means the most noise for `SmoothNoise`, and a failed test for `ProposedGap`.
 
-*When that is a proof.* With ``passes * width >= d`` the basis is all of R^d and Rayleigh-Ritz is a full
-eigendecomposition. The pairs are the leading ones, and the residual is rounding error, about ``1e-16 d`` of the largest
-eigenvalue. That is below the tolerance for any number of records that exact sums can hold. The width ensures this for
-up to `COMPLETE_UP_TO` features, and the guarantee then has no condition.
+*When the guarantee is unconditional.* If ``passes * width >= d``, the basis spans all of R^d, and the method is a full
+eigendecomposition. The pairs are then the leading ones, and the residual is a rounding error of about ``1e-16 d`` times
+the largest eigenvalue. This is below the tolerance for any number of records that exact sums can add. The width is
+chosen so that this holds for up to `COMPLETE_UP_TO` features.
 
-*What is not proved.* For more features the number of passes may be too small for a dataset. No fixed number excludes
-this: in the worst case a Krylov method needs d products. The proof then covers neighbours whose residuals both pass or
-both fail the tolerance. If both pass, the bounds hold, provided that the random start misses no leading direction; it
-is unknown to anyone who chose the rows. If both fail, both get the worst-case noise, which hides any two subspaces. The
-proof does not cover neighbours of which one passes and one fails. More passes move that boundary to smaller relative
-eigengaps. `is_complete` reports the case from public facts alone.
+*What is not proved.* With more features, the number of passes may be too small for a dataset. No fixed number excludes
+this, because a Krylov method needs d products in the worst case. The proof then covers only neighbouring datasets whose
+residuals are both within the tolerance, or both beyond it. If both are within the tolerance, the bounds hold, provided
+that the random start misses no leading direction. The start is unknown to anyone who chooses the rows. If both are
+beyond the tolerance, both get the worst-case noise, which hides any two subspaces. The proof does not cover neighbours
+of which only one is within the tolerance. With more passes, this happens only at smaller relative eigengaps.
+`is_complete` states from public facts alone whether the guarantee is unconditional.
 
 References
 ----------
@@ -67,7 +69,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 COMPLETE_UP_TO = 4096
-"""Largest number of features for which the basis is made complete."""
+"""The largest number of features for which the basis is made to span the whole space R^d."""
 
 _TRACE = 2.0**-EIGENSOLVER_DIRECTION_BITS
 _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "oversampling")
@@ -75,7 +77,10 @@ _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "over
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigenpairs:
-    """Leading directions (d, k) and a certified lower bound of the eigengap, in records of norm 1. Secret."""
+    """The exact leading directions of shape (d, k), and a lower bound on the eigengap after them. Secret.
+
+    The bound ``gap`` is in records at the clip norm, and 0 if nothing is certified.
+    """
 
     directions: NDArray[np.float64] = field(repr=False)
     gap: float = field(repr=False)
@@ -83,20 +88,21 @@ class Eigenpairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigensolver:
-    """Compute the leading k directions of clipped records, and the eigengap after them.
+    """Compute the leading k directions of clipped records, and a lower bound on the eigengap after them.
 
     Parameters
     ----------
     n_features, clip_norm, relation
-        As for a query.
+        The number of features, the clip norm of records and the neighboring relation, as for a query.
     n_components : int
-        k; k + 1 pairs are computed.
+        The number k of directions; k + 1 eigenpairs are computed.
     passes : int
-        The largest number of passes over the rows; public, independent of the data.
+        The largest number of passes over the rows; it is public and does not depend on the data.
     oversampling : int
-        Columns of a block beyond k + 1.
+        The number of columns of a block beyond k + 1.
     shift : int64 array of shape (n_features,), optional
-        A public mean to subtract, as for `dpca_tasks.queries.recentred_moment.ShiftedMoment`.
+        A public mean that is subtracted from the records, on the grid of
+        `dpca_tasks.queries.recentred_moment.ShiftedMoment`.
     """
 
     n_features: int
@@ -111,10 +117,12 @@ class Eigensolver:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Check the public parameters."""
+        """Refuse invalid public parameters."""
         self._query(np.zeros((self.n_features, 1), np.int64))
         if self.passes < 1 or self.oversampling < 0:
-            raise InvalidInput(f"passes={self.passes} must be at least 1, oversampling={self.oversampling} at least 0.")
+            raise InvalidInput(
+                f"passes={self.passes} must be at least 1, oversampling={self.oversampling} at least 0; correct them."
+            )
 
     @property
     def kind(self) -> str:
@@ -122,40 +130,43 @@ class Eigensolver:
         return f"{self.name} {self.version}" + (" around a mean" if self.shift is not None else "")
 
     def sensitivity(self, norm: Literal["eigengap"]) -> float:
-        """Bound the change of the eigengap by one record, in records of norm 1."""
+        """Return a bound on the change of the exact eigengap by one record, in records at the clip norm."""
         return gap_movement(self.effective_relation)
 
     @property
     def layout(self) -> Layout:
-        """The directions as a vector, row by row."""
+        """The layout of the answer: the matrix of directions as a vector, row by row."""
         return Layout(kind="vector", order=self.n_features * self.n_components)
 
     @property
     def width(self) -> int:
-        """Columns of a block."""
+        """The number of columns of a block."""
         complete = -(-self.n_features // self.passes) if self.n_features <= COMPLETE_UP_TO else 0
         return min(self.n_features, max(self.n_components + 1 + self.oversampling, complete))
 
     @property
     def is_complete(self) -> bool:
-        """True if the basis spans R^d, so that the pairs are correct for every dataset."""
+        """True if the basis spans all of R^d, so that the eigenpairs are correct for every dataset."""
         return self.width * self.passes >= self.n_features
 
     @property
     def effective_relation(self) -> Relation:
-        """The relation whose bounds hold for S: around a mean, an emptied record counts as a replaced one."""
+        """The neighboring relation whose sensitivity bounds apply to S.
+
+        It is the requested relation, except that with a subtracted mean an emptied record counts as a replaced record.
+        """
         return self.relation if self.shift is None else relation_around(self.relation)
 
     def event_of(self, noise: Event) -> Event:
-        """Return the event of an answer, which is the event of its mechanism."""
+        """Return the privacy event of an answer: the event of the mechanism that adds the noise, unchanged."""
         return noise
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the mean, if there is one."""
+        """Return the public arrays that determine the computation: the subtracted mean, if any."""
         return {} if self.shift is None else {"shift": self.shift}
 
     def digest(self) -> bytes:
-        """Hash everything that determines the pairs except the rows and the key."""
+        """Hash everything that determines the eigenpairs, except the rows and the key of the random start."""
         facts = ", ".join(f"{name}={getattr(self, name)!r}" for name in _FACTS)
         text = f"eigensolver {self.version} {RECORDS_VERSION} {self.name}({facts})"
         return hashlib.sha256(text.encode() + (b"" if self.shift is None else self.shift.tobytes())).digest()
@@ -169,7 +180,7 @@ class Eigensolver:
         progress: Callable[[int, int], None] | None = None,
         residency: Residency | None = None,
     ) -> Eigenpairs:
-        """Compute the pairs. Normal variates of the key start the basis."""
+        """Compute the eigenpairs of the records of ``source``, from a random start drawn with ``key``."""
         d, columns = self.n_features, min(self.n_features, self.width * self.passes)
         fresh = normals(key, start=0, stop=d * columns).reshape(columns, d).T
         basis, images = np.empty((d, columns)), np.empty((d, columns))
@@ -198,11 +209,14 @@ class Eigensolver:
         )
 
     def _pairs(self, basis: NDArray[np.float64], images: NDArray[np.float64]) -> Eigenpairs:
-        """Compute the leading Ritz pairs of a basis that is orthonormal up to its grid."""
+        """Compute the leading Ritz pairs of S from a basis V and its image ``S V``.
+
+        The basis is orthonormal only up to rounding to its grid.
+        """
         orthonormal, triangle = np.linalg.qr(basis)
         images = solve_triangular(triangle, images.T, trans="T").T
         small = orthonormal.T @ images
-        values, vectors = np.linalg.eigh((small + small.T) / 2)  # partial solvers may miss repeated eigenvalues
+        values, vectors = np.linalg.eigh((small + small.T) / 2)  # all pairs: solvers for some may miss repeated values
         values, vectors = values[-self.n_components - 1 :], vectors[:, -self.n_components - 1 :]
         pairs = orthonormal @ vectors
         residual = float(np.linalg.norm(images @ vectors - pairs * values))
@@ -211,14 +225,17 @@ class Eigensolver:
 
 
 def _orthonormal(block: NDArray[np.float64], basis: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Orthonormalise a block against a basis, twice, for columns that nearly cancel."""
+    """Orthonormalise the columns of a block against an orthonormal basis.
+
+    The step is repeated, because rounding matters for columns that are nearly in the span of the basis.
+    """
     for _ in range(2):
         block, _ = np.linalg.qr(_without(basis, block))
     return block
 
 
 def _without(basis: NDArray[np.float64], block: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Project a block onto the complement of orthonormal columns, twice against rounding."""
+    """Project a block onto the orthogonal complement of a basis, twice to remove rounding errors."""
     for _ in range(2):
         block = block - basis @ (basis.T @ block)
     return block

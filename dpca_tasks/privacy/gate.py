@@ -1,6 +1,7 @@
-"""The gate with the checks of every export through the trust boundary.
+"""The gate: the checks before any number that depends on private rows leaves the trust boundary.
 
-The gate alone uses the key and the stored steps. `Curator` and `DisclosingCurator` have one method for each export:
+Only the gate uses the key and the stored answers of a release. `Curator` and `DisclosingCurator` have one method for
+each kind of answer (export):
 
 ====================  ==========================  =============================  ===================================
 Export                Charge                      Result                         Proof
@@ -24,11 +25,12 @@ Export                Charge                      Result                        
                       the budget
 ====================  ==========================  =============================  ===================================
 
-Each export is a method of `dpca_tasks.privacy.curator` and calls the gate in a fixed order. `Gate.admit` checks event,
-relation, snapshot and table of sensitivities, and digests the request. `Gate.key` derives its keys.
-`Gate.load_or_compute` stores the answer before it is returned, and returns it as read back from storage.
+Each export calls the gate in a fixed order. `Gate.admit` compares the request with the charged event, the neighboring
+relation and the charged snapshot, checks that the table of sensitivities permits it, and computes its digest.
+`Gate.key` derives the keys of the request. `Gate.load_or_compute` stores the answer, and returns it as read back from
+storage.
 
-A `Reservation` is the interface of the charged release behind the gate; `InMemoryReservation` needs no ledger.
+A `Reservation` is the interface of a charged release. `InMemoryReservation` is an implementation without a ledger.
 """
 
 import dataclasses
@@ -51,17 +53,17 @@ from dpca_tasks.records.blocks import BlockSource, snapshot_content
 ANSWER, DIGEST, PUBLIC = "answer", "question", "public."
 """Names under which the arrays of a step are stored; they never change."""
 APPLIED, TILED = b"applied", b"tiled"
-"""Suffixes of a digest whose matrix was applied as an operator instead of formed, or whose answer is in tiles."""
+"""Suffixes of a stored digest, for an answer that is used as an operator, and for an answer that is stored in tiles."""
 
 Arrays = dict[str, NDArray[Any]]
-"""Arrays of a step by name."""
+"""The stored arrays of a step, by name."""
 
 type Numbers[Q, L] = Callable[[Q, L], tuple[float, ...]]
-"""Function that computes the numbers of the noise, scale first, from a query and its noise distribution."""
+"""A function of a query and a noise distribution that returns the numbers of the noise, such as its scale."""
 
 
 class Reservation(Protocol):
-    """A charged release with its event, neighbouring relation, snapshot, key, and the answers of its steps."""
+    """The interface of a charged release, with its event, neighboring relation, snapshot, key and stored answers."""
 
     @property
     def release_id(self) -> str: ...  # noqa: D102
@@ -74,20 +76,21 @@ class Reservation(Protocol):
 
     @property
     def content(self) -> str | None:
-        """The content digest of the charged snapshot, a secret; None if the rows are in no catalog."""
+        """The content digest of the charged snapshot, which is secret; None if the rows are in no catalog."""
 
     def kept(self, step: int, /) -> Arrays | None:
-        """Return the stored arrays of a step, or None."""
+        """Return the stored arrays of a step, or None if nothing is stored."""
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Store the arrays of a step and return the stored ones; the first writer wins."""
+        """Store the arrays of a step, unless arrays are already stored for it; return the stored arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryReservation:
     """A reservation without a ledger, for arrays in memory, tests and experiments.
 
-    Without ``content`` it accepts any rows. The key comes from the operating system; only tests may pass one.
+    Without ``content``, the reservation accepts any rows. By default the key is random bytes of the operating system;
+    only tests may pass a key.
     """
 
     event: events.Event
@@ -98,33 +101,33 @@ class InMemoryReservation:
     steps: dict[int, Arrays] = field(default_factory=dict, repr=False)
 
     def kept(self, step: int, /) -> Arrays | None:
-        """Return the stored arrays of a step, or None."""
+        """Return the stored arrays of a step, or None if nothing is stored."""
         return self.steps.get(step)
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]], /) -> Arrays:
-        """Store the arrays of a step and return the stored ones; the first writer wins."""
+        """Store the arrays of a step, unless arrays are already stored for it; return the stored arrays."""
         return self.steps.setdefault(step, dict(arrays))
 
 
 class Gate:
-    """The steps of one reserved release, each answered once and in order."""
+    """The checks, keys and stored answers of one charged release, whose steps are answered in order and once each."""
 
     def __init__(self, source: BlockSource, reservation: Reservation) -> None:
         self._source, self._reservation = source, reservation
         self._step = 0
-        self._vacant = -1  # the step that had no answer when `with_stored_inputs` was called
+        self._vacant = -1  # the last step without a stored answer for which `with_stored_inputs` was called
 
     def move_to(self, step: int) -> None:
-        """Continue at a given step, whatever was answered before."""
+        """Make ``step`` the current step, whichever steps were answered before."""
         self._step = step
 
     @property
     def steps_left(self) -> int:
-        """The number of reserved steps without an answer, including the current one."""
+        """The number of charged steps from the current step on."""
         return events.count_steps(self._reservation.event) - self._step
 
     def with_stored_inputs[Q: PublicQuery](self, query: Q) -> Q:
-        """Return the query of the next step with the public inputs that an earlier run stored, if any."""
+        """Return the query of the current step, with the public inputs that an earlier run stored, if any."""
         stored = self._reservation.kept(self._step)
         if stored is None:
             self._vacant = self._step
@@ -135,22 +138,22 @@ class Gate:
     def admit[Q: PublicQuery, L: Drawn](
         self, query: Q, distribution: L, numbers: Numbers[Q, L], *, steps: int = 1, bound_to: bytes = b""
     ) -> Request[Q, L]:
-        """Check a request against table and reservation, and digest it.
+        """Check a request against the table of sensitivities and the charged release, and compute its digest.
 
-        ``bound_to`` is a part of the digest: anything besides rows, step, query and noise to which the answer is bound.
+        ``bound_to`` is included in the digest: other facts than rows, step, query and noise that determine the answer.
         """
         check_row(query, distribution)
         step, charged = self._step, self._reservation
         events.check_reserved(query.event_of(distribution.event), charged.event, first=step, count=steps)
         if query.relation != charged.relation:
             raise StepMismatch(
-                f"step {step} uses sensitivities of relation {query.relation}, but {charged.relation} was reserved; "
-                "use the relation of the budget."
+                f"step {step} uses sensitivities for the relation {query.relation}, but the release was charged for "
+                f"{charged.relation}; use the neighboring relation of the budget."
             )
         if charged.content not in (None, snapshot_content(self._source)):
             raise StepMismatch(
-                "these rows are not those of the snapshot that was reserved; restore its files, or release the "
-                "present snapshot under another --run-key."
+                "these rows are not those of the snapshot for which the release was charged; restore the files of that "
+                "snapshot, or release the present snapshot under another --run-key."
             )
         return make_request(
             query,
@@ -165,12 +168,12 @@ class Gate:
     def admit_among[Q: PublicQuery, L: Drawn](
         self, steps: Iterable[int], query: Q, distribution: L, numbers: Numbers[Q, L], *, bound_to: bytes
     ) -> Request[Q, L]:
-        """Admit a request for the step that holds its answer, or else for the first of some steps without an answer.
+        """Admit a request for the first of the given steps that has no answer, or whose answer is for this request.
 
         Raises
         ------
         StepMismatch
-            When all of these steps were answered for other requests.
+            When all given steps were answered for other requests.
         """
         for step in steps:
             self.move_to(step)
@@ -179,16 +182,16 @@ class Gate:
             if stored is None or stored[DIGEST].tobytes() == request.digest:
                 return request
         raise StepMismatch(
-            f"step {self._step} and the steps before it were answered for other requests, and a step has one answer; "
-            "repeat one of these requests, or reserve more attempts in a new release."
+            f"all charged attempts up to step {self._step} were answered for other requests, and a step has only one "
+            "answer; repeat one of these requests, or reserve more attempts in a new release."
         )
 
     def key(self, request: Request[Any, Any], label: str) -> SecretKey:
-        """Derive a key that belongs to one request."""
+        """Derive a key for one purpose, ``label``, from the release's key and the digest of one request."""
         return subkey(self._reservation.key, label=label, info=request.digest)
 
     def secrets(self, request: Request[Any, Any]) -> StepSecrets:
-        """Derive the secrets of a step that a query may need."""
+        """Derive the secrets that a query may need in a step: coins of release and step, and the noise's key."""
         key, step = self._reservation.key, request.step.to_bytes(8, "little")
         return StepSecrets(
             release_coins=subkey(key, label="release coins", info=b""),
@@ -198,7 +201,10 @@ class Gate:
         )
 
     def load_or_compute(self, request: Request[Any, Any], compute: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """Load the stored answer to a request, or compute and store it; then advance to the next step."""
+        """Return the stored answer to a request, and advance to the next step.
+
+        If nothing is stored, the answer is computed and stored first.
+        """
         stored = self.load_or_store(request, lambda: (compute(), request.query.public_inputs()))
         self.advance(request)
         return stored[ANSWER]
@@ -210,7 +216,9 @@ class Gate:
         *,
         mark: bytes = b"",
     ) -> Arrays:
-        """Load the arrays of a step, or compute and store them; the first writer wins.
+        """Return the stored arrays of a request's step; compute and store them first if nothing is stored.
+
+        If two processes store arrays for the same step, the arrays of the first process are used.
 
         Raises
         ------
@@ -227,7 +235,9 @@ class Gate:
         if stored[DIGEST].tobytes() == digest:
             return stored
         if request.step == self._vacant:
-            raise StepTaken(f"step {request.step} was answered by another process in the meantime; run it again.")
+            raise StepTaken(
+                f"step {request.step} was answered by another process in the meantime; run the release again."
+            )
         raise StepMismatch(
             f"step {request.step} was answered for another request, and a step has one answer; "
             "repeat the first request, or start a new release."
@@ -236,9 +246,10 @@ class Gate:
     def load_or_compute_tile(
         self, request: Request[Any, Any], at: int, compute: Callable[[], NDArray[Any]]
     ) -> NDArray[Any]:
-        """Load a tile of a step's answer, or compute and store it; the first writer wins.
+        """Return the stored tile ``at`` of the answer to a request; compute and store it first if needed.
 
-        Tiles are stored after all steps of the release: tile i of step s under ``steps (i + 1) + s``.
+        In a release of n steps, tile i of step s is stored under the number ``n (i + 1) + s``, after the numbers of the
+        steps themselves.
 
         Raises
         ------
@@ -255,5 +266,5 @@ class Gate:
         return stored[ANSWER]
 
     def advance(self, request: Request[Any, Any]) -> None:
-        """Advance to the step after a request."""
+        """Advance to the step after the steps of a request."""
         self._step = request.step + request.steps

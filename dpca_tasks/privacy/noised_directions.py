@@ -1,8 +1,9 @@
-r"""Mechanisms that add noise to computed directions, by smooth sensitivity or a tested eigengap.
+r"""Mechanisms that add noise to computed leading directions, scaled by their eigengap.
 
-A mechanism takes computed eigenpairs and a key and returns the noised answer ``V Q + scale * Z``. Here Q is uniform
-among the orthogonal matrices of order k, and Z is keyed noise. Eigengap and scale stay inside the boundary; only
-`ProposedGap` releases a noisy bound of the gap, from which its scale follows.
+`SmoothNoise` uses smooth sensitivity, and `ProposedGap` a privately tested bound on the eigengap. A mechanism gets the
+computed directions V and a key, and returns ``V Q + scale * Z``. Here Q is a random orthogonal matrix of order k, and Z
+is noise drawn with the key. The exact eigengap and the scale of `SmoothNoise` are never released. `ProposedGap`
+releases a noisy bound on the eigengap, from which the scale of its noise follows.
 
 >>> from dpca_tasks.privacy.eigensolver import Eigenpairs, Eigensolver
 >>> from dpca_tasks.noise.keystream import subkey
@@ -14,16 +15,17 @@ among the orthogonal matrices of order k, and Z is keyed noise. Eigengap and sca
 
 Notes
 -----
-*Rotation.* Directions of equal span differ by an orthogonal W, and the choice of the solver may depend on any record.
-With Q uniform, ``V W Q`` is distributed as ``V Q``, so neighbours can be coupled at the nearest W. Outputs are then
-mixtures, with equal weights, of pairs whose means differ by at most ``min_W ||V - V' W||_F``. Without Q, the signs and
-rotations of the basis would reveal the solver's choice.
+*Rotation.* Two bases V and ``V W`` of the same subspace differ by an orthogonal matrix W. Which basis the eigensolver
+returns may depend on any record. Since Q is uniformly distributed, ``V W Q`` has the same distribution as ``V Q``. So
+for the bases V and V' of neighbouring datasets, one can compare V with the nearest basis ``V' W``. The outputs are
+mixtures with equal weights, and corresponding parts have means that differ by at most ``min_W ||V - V' W||_F``. Without
+Q, the signs and the rotation of the basis would reveal the choice of the eigensolver.
 
-*Floating point.* The scale is a float that depends on the rows, so the sums are not integers. They are rounded to a
-public grid of `SIGNIFICANT_BITS` bits (and of step ``2^-24`` near zero). Its cells are at least ``2^20`` times wider
-than the rounding errors of the sum. So the probability of a cell is off by a factor of at most about ``1 + 2^-20`` per
-coordinate. This limits the information in low bits of V or of the scale. The privacy claim does not include this
-factor.
+*Floating point.* The scale is a float that depends on the rows, so the entries of ``V Q + scale * Z`` are not integers.
+They are rounded to a public grid of `SIGNIFICANT_BITS` significant bits (near zero, of step ``2^-24``). The cells of
+this grid are at least ``2^20`` times wider than the rounding errors of the entries. So the probability of a cell
+differs from its ideal value by a factor of at most about ``1 + 2^-20`` per coordinate. The privacy claim does not
+include this factor.
 """
 
 import math
@@ -52,63 +54,67 @@ Shape = Literal["gaussian"] | TailedNoise
 
 SIGNIFICANT_BITS = 22
 _FINEST_EXPONENT = -24
-_GAP_STEPS = 2**16  # grid steps of the gap per record
+_GAP_STEPS = 2**16  # the number of grid steps of a released eigengap bound, per record at the clip norm
 
 
 class PerturbationMechanism(ABC):
-    """A mechanism that maps computed directions to noised ones."""
+    """The base class of mechanisms that add noise to computed leading directions."""
 
     __slots__ = ()
 
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
     norm: ClassVar[Literal["eigengap"]] = "eigengap"
-    """The sensitivity that scales the noise: the movement of the gap bounds how far one record turns the directions."""
+    """The kind of sensitivity that scales the noise: how much one record changes the eigengap. Together with the gap it
+    bounds how far one record rotates the directions."""
     tail_mass: ClassVar[float] = 4 * RESOLUTION
-    """A bound, per coordinate of the output, on the probability that a uniform runs out of bits."""
+    """A bound, per coordinate of the output, on the probability that a uniform variate has too few random bits."""
 
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """The event of a draw, for the ledger."""
+        """The privacy event of one noised answer, for the ledger."""
 
     @property
     @abstractmethod
     def numbers(self) -> tuple[float, ...]:
-        """The numbers that determine the distribution."""
+        """The numbers that determine the noise distribution."""
 
     @abstractmethod
     def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
-        """Return the noised answer.
+        """Return the noised answer for computed eigenpairs.
 
         Parameters
         ----------
         key : SecretKey
-            A key used for this draw only.
+            The key of the noise, which is used for this answer only.
         solver : Eigensolver
-            The solver, with its public parameters.
+            The eigensolver, with its public parameters.
         pairs : Eigenpairs
-            Its result.
+            The result of the eigensolver.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothNoise(PerturbationMechanism):
-    """Noise of scale ``U / shift``, where the smooth bound U limits how far one record turns the directions.
+    """Noise of scale ``U / shift``, where U is a smooth bound on how far one record rotates the directions.
 
     Parameters
     ----------
     shape : {"gaussian", "spherical_t", "cauchy"}
-        Independent normals; normals divided by one common ``sqrt(chi^2_D / D)``; independent Cauchy variates.
+        ``gaussian``: independent normals. ``spherical_t``: normals divided by one common ``sqrt(chi^2_D / D)``.
+        ``cauchy``: independent Cauchy variates.
     shift, smoothness : float
-        Calibrated by `dpca_tasks.accounting.smooth_sensitivity` for the shape and the size D of the output.
+        The parameters of the noise's scale. They are calibrated by `dpca_tasks.accounting.smooth_sensitivity` for the
+        shape and for the number D of entries in the output.
     epsilon, delta : float
-        The guarantee of that calibration.
+        The guarantee for which both are calibrated.
 
     Notes
     -----
-    U is evaluated at the certified gap, which one record moves by at most `computed_movement`. The answer is the
-    matrix, row by row: (d, k).
+    U is evaluated at the certified lower bound on the eigengap, which one record changes by at most
+    `dpca_tasks.accounting.smooth_sensitivity.computed_movement`. The answer is the (d, k) matrix of noised directions
+    as a vector, row by row.
     """
 
     name: ClassVar[str] = "SmoothNoise"
@@ -121,16 +127,16 @@ class SmoothNoise(PerturbationMechanism):
 
     @property
     def event(self) -> events.Event:
-        """The event, known by its (epsilon, delta) only."""
+        """The privacy event of one noised answer, of which only epsilon and delta are known."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The shape (as an index), the shift and the smoothness."""
+        """The numbers that determine the noise: the shape (as an index), the shift and the smoothness."""
         return (float(("gaussian", "spherical_t", "cauchy").index(self.shape)), self.shift, self.smoothness)
 
     def scale(self, solver: Eigensolver, pairs: Eigenpairs) -> float:
-        """Return the scale of the noise. Secret."""
+        """Return the scale of the noise, which depends on the eigengap and is secret."""
         bound = smooth_bound(
             pairs.gap,
             smoothness=self.smoothness,
@@ -141,7 +147,7 @@ class SmoothNoise(PerturbationMechanism):
         return bound / self.shift
 
     def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
-        """Return the noised directions."""
+        """Return the noised directions for computed eigenpairs, as a vector on the public grid."""
         noise = _normals(key, "noise", pairs.directions.size)
         if self.shape == "spherical_t":
             others = _normals(key, "radius", noise.size)
@@ -153,27 +159,28 @@ class SmoothNoise(PerturbationMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedGap(PerturbationMechanism):
-    r"""Release a noisy lower bound of the eigengap, test it, and add Gaussian noise calibrated to it.
+    r"""Release a noisy lower bound on the eigengap, and the directions with Gaussian noise calibrated to this bound.
 
     Parameters
     ----------
     gap_epsilon, gap_delta : float
-        The share of the guarantee that the noisy bound of the gap uses.
+        The part of the guarantee for the noisy bound on the eigengap.
     noise_multiplier : float
-        The multiplier of the Gaussian noise on the directions, which uses the rest of (epsilon, delta).
+        The noise multiplier of the Gaussian noise on the directions, for the rest of epsilon and delta.
     epsilon, delta : float
-        The sums of both parts.
+        The whole guarantee: the sums of both parts.
 
     Notes
     -----
-    The answer is the noisy bound h of the gap, then the matrix row by row. ``h = g + Laplace - margin`` is
-    gap_epsilon-DP and above g with probability at most gap_delta. If ``h <= threshold``, the matrix is noise alone and
-    depends on h only. If ``threshold < h <= g``, one record turns the directions by at most ``L(g) <= L(h)``. Since h
-    is public, noise of std ``L(h) noise_multiplier`` hides this rotation. Integrated over h, the whole answer is
-    (epsilon, delta)-DP.
+    Let g be the certified lower bound on the eigengap. The answer is a noisy bound h, followed by the matrix of
+    directions row by row. The noisy bound ``h = g + Laplace - margin`` is gap_epsilon-DP, and above g with probability
+    at most gap_delta. If ``h <= threshold``, the test fails: the matrix is noise alone, which depends on no directions.
+    If ``threshold < h <= g``, one record rotates the directions by at most ``L(g) <= L(h)``. Noise of std
+    ``L(h) noise_multiplier`` hides this rotation, and its std may depend on h, which is public. By integration over h,
+    the whole answer is (epsilon, delta)-DP.
 
-    g is the certified bound, rounded down to a grid of step ``2^-16``, with integer Laplace noise: h is an exact
-    number of steps, and so is its sensitivity.
+    g is rounded down to a grid of step ``2^-16``, and the Laplace noise is an integer number of steps. So h and its
+    sensitivity are exact numbers of steps.
     """
 
     name: ClassVar[str] = "ProposedGap"
@@ -186,28 +193,40 @@ class ProposedGap(PerturbationMechanism):
 
     @property
     def event(self) -> events.Event:
-        """The event, known by its (epsilon, delta) only: the parts are private together, not separately."""
+        """The privacy event of the whole answer, of which only epsilon and delta are known.
+
+        The bound and the directions are private together, not as two separate answers.
+        """
         return events.approximate(self.epsilon, self.delta)
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The parameters of both parts."""
+        """The numbers that determine the noise of the eigengap bound and of the directions."""
         return (self.gap_epsilon, self.gap_delta, self.noise_multiplier)
 
     def threshold(self, solver: Eigensolver) -> float:
-        """Return the largest bound for which the test fails: above the movement by one record plus the tolerance."""
+        """Return the largest bound on the eigengap for which the test fails.
+
+        It exceeds the change of the eigengap by one record plus the tolerance of the eigensolver.
+        """
         return 1.5 * solver.sensitivity(self.norm)
 
     def margin(self, solver: Eigensolver) -> float:
-        """Return the mean distance of the bound below the gap, in records: enough for gap_delta, rounded up."""
+        """Return the margin by which the noisy bound is below the eigengap in the mean, in records at the clip norm.
+
+        With this margin, the bound exceeds the eigengap with probability at most ``gap_delta``. It is rounded up.
+        """
         return (math.ceil(self._scale_in_steps(solver) * math.log(0.5 / self.gap_delta)) + 1) / _GAP_STEPS
 
     def gap_scale(self, solver: Eigensolver) -> float:
-        """Return the scale of the bound's noise, in records."""
+        """Return the scale of the Laplace noise in the eigengap bound, in records at the clip norm."""
         return self._scale_in_steps(solver) / _GAP_STEPS
 
     def noise_std(self, bound: float, solver: Eigensolver) -> float:
-        """Return the noise std of the directions for a bound of the gap; public, because the bound is public."""
+        """Return the std of the noise on the directions, for a released bound on the eigengap.
+
+        The std is public, because it follows from the released bound.
+        """
         turned = local_sensitivity(
             bound,
             relation=solver.effective_relation,
@@ -218,7 +237,7 @@ class ProposedGap(PerturbationMechanism):
         return self.noise_multiplier * float(turned)
 
     def draw(self, key: SecretKey, solver: Eigensolver, pairs: Eigenpairs) -> NDArray[np.float64]:
-        """Return the bound of the gap and the noised directions."""
+        """Return the noisy bound on the eigengap and the noised directions, as one vector."""
         laplace = Laplace(noise_multiplier=laplace_noise_multiplier(epsilon=self.gap_epsilon))
         noise = int(laplace.draw(_part(key, "gap"), 1, scale_in_steps=self._scale_in_steps(solver))[0])
         steps = math.floor(pairs.gap * _GAP_STEPS) + noise
@@ -229,22 +248,25 @@ class ProposedGap(PerturbationMechanism):
         return np.concatenate([[bound], on_output_grid(matrix)])
 
     def _scale_in_steps(self, solver: Eigensolver) -> float:
-        """Return the scale of the gap's noise in grid steps; rounding the gap down adds one step to the sensitivity."""
+        """Return the scale of the Laplace noise in the eigengap bound, in grid steps.
+
+        The eigengap is rounded down to the grid, which adds one step to its sensitivity.
+        """
         sensitivity = math.ceil(computed_movement(solver.effective_relation) * _GAP_STEPS) + 1
         scale = math.nextafter(laplace_noise_multiplier(epsilon=self.gap_epsilon) * sensitivity, math.inf)
-        check_scale(scale)  # here, so that plans are checked too: they use the margin
+        check_scale(scale)  # plans call this function through `margin`, so an invalid scale fails before any charge
         return scale
 
 
 def on_output_grid(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to `SIGNIFICANT_BITS` significant bits, and near zero to multiples of ``2^-24``."""
+    """Round each value to `SIGNIFICANT_BITS` significant bits, and values near zero to multiples of ``2^-24``."""
     _, exponents = np.frexp(values)
     exponents = np.maximum(exponents - SIGNIFICANT_BITS, _FINEST_EXPONENT)
     return np.asarray(np.ldexp(np.rint(np.ldexp(values, -exponents)), exponents))
 
 
 def random_rotation(key: SecretKey, order: int) -> NDArray[np.float64]:
-    """Return a uniformly distributed matrix of O(order); for order 1 a random sign."""
+    """Return a uniformly distributed random orthogonal matrix of the given order; for order 1 it is a random sign."""
     q, r = np.linalg.qr(_normals(key, "rotation", order * order).reshape(order, order))
     return np.asarray(q * np.where(np.diag(r) < 0, -1.0, 1.0))
 

@@ -1,12 +1,12 @@
-"""The request that the gate admits, and the closed table of sensitivities.
+"""Requests for noisy answers, and the table of all permitted requests with their sensitivities.
 
-The table lists the permitted pairs of query and noise distribution with their sensitivities. The gate refuses a pair
-without a row. The numbers of a row are stated for reviewers. The code computes with the query's `sensitivity` method,
-which its class notes prove, and a test compares the two. The numbers are in units in which a clipped record has norm 1,
-for d features.
+`TABLE` lists the permitted pairs of a query and a noise distribution. The gate refuses a pair without a row. The
+sensitivities in a row are for reviewers. The code uses the `sensitivity` method of the query, which the notes of the
+query's class prove, and a test compares both. The sensitivities are in units in which a clipped record has norm 1, and
+may depend on the number d of features.
 
-A request consists of a query, its noise, the scales in grid steps and the digest. The functions at the end convert
-sensitivities to noise scales in grid steps, and grid steps to data units.
+A `Request` consists of a query, its noise distribution, the scales of the noise in grid steps, and a digest. Other
+functions convert sensitivities to noise scales in grid steps, and answers from grid steps to data units.
 """
 
 import hashlib
@@ -32,16 +32,19 @@ _ROOT_2, _ROOT_3 = math.sqrt(2.0), math.sqrt(3.0)
 
 
 class Row(NamedTuple):
-    """The proved sensitivity for each relation, or None if the query refuses the relation."""
+    """A permitted query with its noise distributions, and its proved sensitivity for each neighboring relation.
 
-    query: str  # name and version
+    A sensitivity is None if the query refuses the relation.
+    """
+
+    query: str  # the name and the version of the query
     distributions: tuple[str, ...]
     norm: str
     add_remove: Bound
     zero_out: Bound
     replace_one: Bound
-    is_sharp: bool = True  # if not, the query may state less than this, depending on its grid
-    per_zeta: bool = False  # if so, in units of the query's `zeta`, and for all ticks of a stream together
+    is_sharp: bool = True  # False if the stated number is only an upper bound of the query's sensitivity
+    per_zeta: bool = False  # True if the sensitivity is for all ticks of a stream, in units of the query's `zeta`
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -64,7 +67,7 @@ _SUMS = (
         lambda d: max(math.sqrt(3 * d) / 2, 7 / 8),
     ),
 )
-"""Sums with additive noise that may also be taken over a Poisson sample."""
+"""Sums over all records that are also permitted over a Poisson sample of the records."""
 
 _MOMENTS = tuple(
     row
@@ -90,7 +93,7 @@ _SHARED = (
     Row("replaced_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("clipped_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
 )
-"""Sums to which several sites contribute noised shares; one record's contribution has norm at most one unit."""
+"""Sums over several sites, each of which adds a share of noise; the contribution of a record has norm at most 1."""
 
 _TENSORS = (
     Row("second_moment 1", ("SymmetricRadial",), "l2", 1.0, 1.0, _ROOT_2),
@@ -102,14 +105,14 @@ _TENSORS = (
         for kind in ("word_pairs 1", "word_triples 1", "point_triples 1")
     ),
 )
-"""Moments of documents and points, from which components are found; third moments along a few directions."""
+"""Second moments of documents and points, and third moments along a few directions, for tensor mechanisms."""
 
 _STREAMED = tuple(
     Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
     for kind in ("second_moment 1", "centred_moment 1")
     for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
 )
-"""Ticks of a stream; where weights have signs, replacing a record moves a stream by less than is stated here."""
+"""Answers of a stream. If weights have signs, the row states only an upper bound for a replaced record."""
 
 TABLE = (
     *_SUMS,
@@ -144,16 +147,16 @@ TABLE = (
     Row("Eigensolver 1", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 1.0, 2.0),
     Row("Eigensolver 1 around a mean", ("SmoothNoise", "ProposedGap"), "eigengap", 1.0, 2.0, 2.0),
 )
-"""All permitted pairs."""
+"""All permitted pairs of a query and its noise distributions."""
 
 WITHOUT_ROW = ("exact_product", "unrounded_product")
-"""Queries that are summed inside the boundary only: their sums are never published, with or without noise."""
+"""Queries that are used only inside the trust boundary: their sums are never published, with or without noise."""
 
 _ROWS = {(row.query, name): row for row in TABLE for name in row.distributions}
 
 
 class TableQuery(Protocol):
-    """The interface of a query that the table uses."""
+    """The attributes of a query by which a row of the table is found."""
 
     @property
     def kind(self) -> str: ...  # noqa: D102
@@ -162,7 +165,7 @@ class TableQuery(Protocol):
 
 
 class Named(Protocol):
-    """The interface of a noise distribution that the table uses."""
+    """The attributes of a noise distribution by which a row of the table is found."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -171,7 +174,7 @@ class Named(Protocol):
 
 
 def check_row(query: TableQuery, distribution: Named) -> None:
-    """Check that a sensitivity is proved for a query under a noise distribution."""
+    """Refuse a query with a noise distribution for which the table states no proved sensitivity."""
     row = _ROWS.get((query.kind, distribution.name))
     if row is None or row.norm != distribution.norm or getattr(row, query.relation) is None:
         others = sorted(name for kind, name in _ROWS if kind == query.kind and name not in _DISCLOSED)
@@ -182,7 +185,7 @@ def check_row(query: TableQuery, distribution: Named) -> None:
 
 
 class PublicQuery(TableQuery, Protocol):
-    """The interface of a query that the gate uses."""
+    """The interface of a query for the gate."""
 
     def event_of(self, noise: Event, /) -> Event: ...  # noqa: D102
     def public_inputs(self) -> dict[str, NDArray[Any]]: ...  # noqa: D102
@@ -190,7 +193,7 @@ class PublicQuery(TableQuery, Protocol):
 
 
 class Drawn(Named, Protocol):
-    """The interface of a noise distribution or mechanism that the gate uses."""
+    """The interface of a noise distribution, or of a mechanism with random output, for the gate."""
 
     @property
     def event(self) -> Event: ...  # noqa: D102
@@ -198,7 +201,11 @@ class Drawn(Named, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request[Q: PublicQuery, L: Drawn]:
-    """An admitted request with its query, its noise distribution, and the numbers of the noise, scale first."""
+    """An admitted request for an answer with noise.
+
+    ``step`` is the first of the ``steps`` charged steps that the request answers. ``numbers`` determine the noise; the
+    first is the scale. ``digest`` is a hash of everything that determines the answer except the key.
+    """
 
     step: int
     steps: int
@@ -218,7 +225,10 @@ def make_request[Q: PublicQuery, L: Drawn](
     steps: int,
     bound_to: bytes = b"",
 ) -> Request[Q, L]:
-    """Return the request for a query and a distribution at a step, on rows with a content digest."""
+    """Return the request for a query with noise in a step, with its digest.
+
+    ``content`` is the digest of the rows in hexadecimal form, and ``numbers`` computes the numbers of the noise.
+    """
     found = numbers(query, distribution)
     digest = hash_request(content, step, query, distribution, found, bound_to=bound_to)
     return Request(step=step, steps=steps, query=query, distribution=distribution, numbers=found, digest=digest)
@@ -233,9 +243,10 @@ def hash_request(
     *,
     bound_to: bytes = b"",
 ) -> bytes:
-    """Hash everything that determines an answer except the key.
+    """Hash everything that determines the answer to a request, except the key.
 
-    This is rows, step, query, noise and numbers, and ``bound_to`` only for an answer that is bound to something else.
+    The parts are the digest of the rows, the step, the query, the noise distribution and its numbers. ``bound_to`` is
+    hashed too, if the answer depends on other facts, such as a roster of sites.
     """
     hasher = hashlib.sha256()
     for part in (
@@ -252,16 +263,18 @@ def hash_request(
 
 
 def scale_in_steps(query: RowSum | SampledPasses, distribution: NoiseDistribution) -> tuple[float]:
-    """Return the noise scale in grid steps, rounded up: the only number of a request for a noisy sum."""
+    """Return the scale of a noisy sum's noise in grid steps, rounded up, as a tuple of one number."""
     scale = math.nextafter(distribution.noise_multiplier * query.sensitivity(distribution.norm), math.inf)
     scale *= query.steps_per_unit
     if not 0 < scale <= MAX_NOISE_STEPS:
-        raise InvalidInput(f"a noise scale of {scale:.3g} grid steps is outside 0 .. 2^28; use a coarser grid.")
+        raise InvalidInput(
+            f"the noise scale of {scale:.3g} grid steps must be positive and at most 2^28; use a coarser grid."
+        )
     return (scale,)
 
 
 def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[float, ...]:
-    """Return the noise scale of each part in the part's grid steps, rounded up: the numbers of a request for parts."""
+    """Return the noise scale of each part of a joint statistic, in the grid steps of the part, rounded up."""
     scales = tuple(
         math.nextafter(distribution.noise_multiplier * part.scale, math.inf) * part.steps_per_unit
         for part in query.parts.values()
@@ -269,24 +282,31 @@ def part_scales_in_steps(query: JointSum, distribution: JointGaussian) -> tuple[
     for name, scale in zip(query.parts, scales, strict=True):
         if not 0 < scale <= MAX_NOISE_STEPS:
             raise InvalidInput(
-                f"a noise scale of {scale:.3g} grid steps in {name} is outside 0 .. 2^28; change its grid."
+                f"the noise scale of {scale:.3g} grid steps in part {name} must be positive and at most 2^28; use "
+                "another grid for this part."
             )
     return scales
 
 
 def part_in_data_units(answer: NDArray[np.int64], part: Part) -> NDArray[np.float64]:
-    """Convert a part from grid steps to data units, and unpack it to a full matrix or tensor unless it is a vector."""
+    """Convert a part of a joint statistic from grid steps to data units.
+
+    A symmetric part is unpacked to a full matrix or tensor.
+    """
     return _unpacked(answer, part.unit / part.steps_per_unit, part.layout)
 
 
 def in_data_units(answer: NDArray[np.int64], query: RowSum) -> NDArray[np.float64]:
-    """Convert a packed answer from grid steps to data units, and unpack it unless it is a vector."""
+    """Convert the packed answer to a query from grid steps to data units.
+
+    A symmetric answer is unpacked to a full matrix or tensor.
+    """
     return _unpacked(answer, query.unit / query.steps_per_unit, query.layout)
 
 
 def _unpacked(answer: NDArray[np.int64], step: float, layout: Layout) -> NDArray[np.float64]:
     numbers = answer.astype(np.float64)
-    numbers *= step  # steps are a power of two: nothing is rounded twice
+    numbers *= step  # the number of steps per unit is a power of two, so nothing is rounded twice
     if layout.kind == "stack":
         return unpack_stack(numbers, layout.order)
     if layout.kind == "cube":

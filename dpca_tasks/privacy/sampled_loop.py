@@ -1,8 +1,9 @@
-"""One fused loop for thousands of sampled steps, over the few records that they use.
+"""One compiled loop for an iteration of thousands of steps, each over a small Poisson sample of the records.
 
-A step of `exact_sum` costs milliseconds on a cluster, and a run that samples one record a step has as many steps as
-records. So the samples of all steps are drawn first, and the sampled records are gathered from the blocks once. Then
-one compiled loop takes every step: exact integer product, integer noise, update of the directions.
+A sum by `exact_sum` takes milliseconds on a cluster. An iteration that samples about one record per step has as many
+steps as records, so one sum per step would be too slow. Therefore the samples of all steps are drawn first, and the
+sampled records are read from the blocks once. Then one compiled loop computes all steps. Each step consists of an exact
+integer product, integer noise, and an update of the directions.
 """
 
 import math
@@ -21,28 +22,30 @@ from dpca_tasks.queries.poisson_sampled import SampledPasses
 from dpca_tasks.queries.rounded_product import DIRECTION_BITS, MomentProduct
 from dpca_tasks.records.blocks import BlockSource, RowBlock
 
-_DRAWS_AT_ONCE = 1 << 16  # noise that stays in the processor's cache
+_DRAWS_AT_ONCE = 1 << 16  # the noise is drawn in pieces of this size, which fit into the processor's cache
 
 
 def run_passes(
     source: BlockSource, passes: SampledPasses, distribution: Gaussian, secrets: StepSecrets
 ) -> NDArray[np.float64]:
-    """Take all steps, and return V at each snapshot with the mean of ``V^T G`` since the previous snapshot.
+    """Compute all steps of an iteration with sampled records, and return its state at each snapshot.
 
-    The result has shape (snapshots, d + k, k). G is the noisy sum of a step in units of the clip norm, not divided by
-    the rate. The mean is over every fourth step; for the first snapshot it is zero.
+    A step computes the noisy sampled product G of the second moment with the directions V, and updates V. The result
+    has shape (snapshots, d + k, k). For each snapshot, the first d rows are V. The last k rows are the mean of
+    ``V^T G`` over every fourth step since the previous snapshot; for the first snapshot they are zero. G is in squared
+    clip norms, and not divided by the sampling rate.
 
     Guarantees
     ----------
-    The noisy sum of each step is the integer array that `Curator.release` would have stored for it, with a separate
-    range of one noise stream. Only the snapshots are published. Between steps the directions are floats, computed in
-    this process by loops of fixed order. They are rounded to their public grid before they are multiplied with a
-    record. Memory holds the sampled records only.
+    G of each step is the integer array that `Curator.release` would have stored for the step, with a separate range of
+    one noise stream. Only the snapshots are published. Between steps, V is in floats, computed in this process by loops
+    of fixed order. V is rounded to its public grid before it is multiplied with a record. The memory holds only the
+    sampled records.
 
     Raises
     ------
     WorkerFailed
-        When a block cannot be read. The exception omits its cause, which may contain data.
+        When a block cannot be read. The exception does not contain its cause, which may contain data.
     """
     query = passes.product
     try:
@@ -53,15 +56,19 @@ def run_passes(
         failure = type(error).__name__
     else:
         return _take_steps(rows, query, passes, distribution, secrets, step_ptr, np.searchsorted(touched, ordinals))
-    raise WorkerFailed(f"a block could not be gathered ({failure}); check the dataset with `dpca dataset verify`.")
+    raise WorkerFailed(f"a block of rows cannot be read ({failure}); check the dataset with `dpca dataset verify`.")
 
 
 def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sample records for each step, and return the bounds of the steps and the ordinals of the sampled records.
+    """Draw a Poisson sample of the records for each step.
 
-    Each of the ``steps * records`` coins is heads with probability ``rate``. The gaps between heads are geometric, so
-    only heads are drawn: ``gap = 1 + floor(log u / log(1 - rate))``. Uniforms, logarithms and quotients are floats, so
-    the probability of heads is within about 2^-48 of the rate: 2^-33 of it at a rate of 1 in 32,768.
+    Returns the ordinals of the sampled records for all steps, one step after the other, and before them the array of
+    the positions at which each step begins.
+
+    There is one coin for each of the ``steps * records`` pairs of a step and a record, which is heads with probability
+    ``rate``. The distances between successive heads are geometrically distributed, so only the heads are drawn, by
+    ``distance = 1 + floor(log u / log(1 - rate))`` for uniform u. The computation uses floats, so the probability of
+    heads differs from the rate by at most about 2^-48. For a rate of 1 in 32,768, this is 2^-33 of the rate.
     """
     coins = steps * records
     found: list[NDArray[np.int64]] = []
@@ -82,7 +89,7 @@ def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDAr
 
 
 def _gather(source: BlockSource, query: MomentProduct, touched: NDArray[np.int64]) -> RowBlock:
-    """Read every block once and return the sampled records on the query's grid."""
+    """Read every block once, and return the sampled records, rounded to the query's grid."""
     values, indices, lengths, sizes = [], [], [], []
     for at in range(source.n_blocks):
         block = query.grid(source.read(at))
@@ -121,7 +128,7 @@ def _take_steps(
     directions = np.ascontiguousarray((query.directions / 2.0**DIRECTION_BITS).T)
     out = np.zeros((len(passes.snapshots), d + k, k))
     out[np.asarray(passes.snapshots) == 0, :d] = directions.T
-    seen = np.zeros((k + 1, k))  # the last row is a count
+    seen = np.zeros((k + 1, k))  # the sum of V^T G over some steps; the last row counts these steps
     at_once = max(1, _DRAWS_AT_ONCE // (d * k))
     for first in range(0, passes.steps, at_once):
         last = min(first + at_once, passes.steps)
@@ -170,7 +177,10 @@ def _loop(
     seen: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Take a run of steps and update ``directions``, of shape (k, d), in place."""
+    """Compute consecutive steps of the iteration, and update ``directions``, of shape (k, d), in place.
+
+    The states at snapshots are written to ``out``.
+    """
     k, d = directions.shape
     gridded = np.empty((d, k), np.int64)
     product = np.empty((k, d))
@@ -180,7 +190,7 @@ def _loop(
         total = noise[step]
         for at in range(step_ptr[step], step_ptr[step + 1]):
             bounds = record_ptr[records[at] : records[at] + 2]
-            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # the record has no other features
+            for stored in range(row_ptr[bounds[0]], row_ptr[bounds[1]]):  # only nonzero features of the record matter
                 i = indices[stored]
                 for j in range(k):
                     gridded[i, j] = np.int64(np.rint(directions[j, i] * 16777216.0))
@@ -208,9 +218,9 @@ def _loop(
 
 @njit(cache=True, nogil=True)
 def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> None:
-    """Orthonormalise rows by Gram-Schmidt in a fixed order, which gives the same bits everywhere.
+    """Orthonormalise rows in place by Gram-Schmidt, in a fixed order that gives the same bits on every machine.
 
-    One pass is enough: the next steps correct a loss of orthogonality, and no sensitivity depends on it.
+    One pass is enough. Later steps correct a small loss of orthogonality, and no sensitivity depends on orthogonality.
     """
     k, d = rows.shape
     for j in range(k):
@@ -228,7 +238,7 @@ def _orthonormalise(rows: NDArray[np.float64], shares: NDArray[np.float64]) -> N
 
 @njit(cache=True, nogil=True)
 def _dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
-    """Return an inner product, summed in eight lanes so that it is vectorised but has a fixed order."""
+    """Return an inner product, as eight partial sums: the compiler can vectorise them, and the order is fixed."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
     whole = left.size - left.size % 8
     for i in range(0, whole, 8):

@@ -1,14 +1,14 @@
-"""Keyed symmetric noise too large to form, and the noised matrix as an operator.
+"""Products with a noise matrix that is too large to form, and with a noisy matrix that is too large to form.
 
-`NoiseOperator` computes exact products of a keyed symmetric noise matrix E with integer directions. E is the matrix
-that the distribution would draw with the same key, coordinate by coordinate. Its upper triangle is cut into panels of
-rows of about equal size, and a panel into strips that fit in memory. A strip depends only on the key and its rows, so
-any worker can draw it. Strips are kept in memory while there is room and drawn again otherwise. The product has the
-same bits either way, on any number of workers.
+`NoiseOperator` computes exact products of a symmetric noise matrix E with integer directions. E is exactly the matrix
+that the noise distribution draws with the same key. The upper triangle of E is divided into panels of rows with about
+equal numbers of entries, and a panel into strips that fit in memory. A strip depends only on the key and on the indices
+of its rows, so any worker can draw it. If there is memory, strips are kept for the next product; otherwise they are
+drawn again. The product has the same bits in both cases, on any number of workers.
 
-BLAS computes the products in float64. Every partial sum is an integer below ``2^53``, hence exact in any order. A
-coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1), and 1,024 entries of a column of norm
-``2^15.5`` add up to less than ``2^20.5`` in magnitude.
+BLAS computes the products in float64. Every partial sum is an integer below ``2^53``, hence exact in any order. The
+reason is that an entry of E is below ``2^32.02`` in magnitude (a std of at most ``2^28`` steps times 16.1), and that
+the magnitudes of 1,024 entries of a column of norm ``2^15.5`` add up to less than ``2^20.5``.
 
 >>> import numpy as np
 >>> from dpca_tasks.noise.keystream import subkey
@@ -17,7 +17,8 @@ coordinate of E is below ``2^32.02`` (a std of at most ``2^28`` steps times 16.1
 >>> bool((noise.begin(np.eye(3, dtype=np.int64))() == noise.begin(np.eye(3, dtype=np.int64))().T).all())
 True
 
-`NoisedOperator` is a noised matrix that is too large to form: the operator V -> (S + E) V, for any number of V.
+`NoisedOperator` computes products ``(S + E) V`` of the released noisy matrix, the exact matrix S plus noise E, with any
+number of directions V.
 """
 
 import itertools
@@ -43,20 +44,23 @@ if TYPE_CHECKING:
 
 
 INNER = 1 << 10
-"""Number of terms that BLAS can add exactly."""
+"""The number of products that BLAS can add exactly in float64."""
 STRIP_ROWS, STRIP_ENTRIES = 1 << 9, 1 << 24
-"""Largest numbers of rows and entries of a strip: 128 MiB."""
+"""The largest numbers of rows and of entries of a strip; so a strip has at most 128 MiB."""
 SHARE = 0.3
-"""Share of the workers' declared memory that noise may use."""
+"""The share of the workers' declared memory that noise may use."""
 OWN_MEMORY = 1 << 31
-"""Bytes that noise may use in this process, without a cluster."""
+"""The number of bytes that noise may use in this process, without a cluster."""
 PANELS_PER_WORKER = 4
 FAN_IN = 4
 RETRIES = 2
 
 
 class Strip(NamedTuple):
-    """Some rows of E, from the diagonal entry of the first row on."""
+    """The noise of some consecutive rows of the symmetric noise matrix E.
+
+    ``first`` is the index of the first row, and of the first column of ``noise``. Earlier columns follow by symmetry.
+    """
 
     first: int
     noise: NDArray[np.float64]
@@ -64,7 +68,7 @@ class Strip(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Panel:
-    """Rows ``first <= i < last`` of the upper triangle of E, not drawn yet."""
+    """The rows ``first <= i < last`` in the upper triangle of the noise matrix E, whose noise is drawn when needed."""
 
     distribution: Symmetric
     key: SecretKey
@@ -74,7 +78,7 @@ class Panel:
     last: int
 
     def strips(self) -> Iterator[Strip]:
-        """Draw the rows, strip by strip."""
+        """Draw the noise of the rows, one strip after the other."""
         step = max(1, min(STRIP_ROWS, STRIP_ENTRIES // self.order))
         for first in range(self.first, self.last, step):
             noise = self.distribution.draw_strip(
@@ -89,32 +93,38 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DrawnPanel:
-    """The noise of a panel, kept in memory. Its repr hides it: workers log reprs, and noise reveals the sum."""
+    """The noise of a panel, kept in memory.
+
+    The repr of this object does not show the noise, because workers log reprs, and known noise reveals the exact sum.
+    """
 
     drawn: tuple[Strip, ...] = field(repr=False)
 
     def strips(self) -> Iterable[Strip]:
-        """Return the strips."""
+        """Return the strips of noise in memory."""
         return self.drawn
 
     def __sizeof__(self) -> int:
-        """Include the noise, because Dask moves small objects between workers."""
+        """Return the size of the noise in bytes, since Dask would move an object that seems small between workers."""
         return sum(strip.noise.nbytes for strip in self.drawn)
 
 
 def draw_panel(panel: Panel) -> DrawnPanel:
-    """Draw the noise of a panel, to be kept in memory."""
+    """Draw the noise of a panel, and return it for storage in memory."""
     return DrawnPanel(drawn=tuple(panel.strips()))
 
 
 def multiply(panel: Panel | DrawnPanel, directions: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return a panel's share of ``E V``: its rows times V, plus the mirrored part below them.
+    """Return the contribution of one panel of rows to the product ``E V`` of the symmetric noise matrix E.
+
+    It includes the contribution of the mirrored entries below the diagonal.
 
     Parameters
     ----------
     panel : Panel or DrawnPanel
+        The rows of the upper triangle of E.
     directions : integer array of shape (order, p)
-        Columns of norm below ``2^15.5``.
+        The columns of V, of norm below ``2^15.5``.
     """
     right = directions.astype(np.float64)
     total = np.zeros(right.shape, np.int64)
@@ -128,17 +138,18 @@ def multiply(panel: Panel | DrawnPanel, directions: NDArray[np.integer]) -> NDAr
 
 
 class NoiseOperator:
-    """One keyed symmetric noise matrix, applied to directions in this process or on a cluster.
+    """Products of one symmetric noise matrix E with directions, computed in this process or on a cluster.
 
     Parameters
     ----------
     distribution : Symmetric
+        The distribution of the noise.
     key : SecretKey
-        A key used for this matrix only.
+        The key of the noise, which is used for this matrix only.
     order : int
-        Rows of the matrix.
+        The number of rows of E.
     scale_in_steps : float, grid steps
-        At most ``2^28``.
+        The scale of the noise, at most ``2^28``.
     client : distributed.Client, optional
         The cluster whose workers draw and keep the noise; None computes in this process.
     """
@@ -164,16 +175,16 @@ class NoiseOperator:
         self._homes = [at for at in memory for _ in range(PANELS_PER_WORKER)]
         room = SHARE * len(memory) * min(memory.values()) if memory else OWN_MEMORY
         self._keeps = 4 * order * (order + 1) <= room
-        self._drawn: list[Any] = []  # panels, or futures of them on a cluster
-        self._home_of: dict[str, str] = {}  # the worker of each submitted task
+        self._drawn: list[Any] = []  # panels with noise in memory; on a cluster, futures of these panels
+        self._home_of: dict[str, str] = {}  # the address of the worker for each submitted task
 
     def begin(self, directions: NDArray[np.integer]) -> Callable[[], NDArray[np.int64]]:
-        """Start the multiplication on the cluster, and return a function that waits for the product.
+        """Start the computation of ``E V`` on the cluster, and return a function that waits for the product.
 
         Parameters
         ----------
         directions : integer array of shape (order, p)
-            Columns of norm below ``2^15.5``.
+            The columns of V, of norm below ``2^15.5``.
 
         Returns
         -------
@@ -214,7 +225,7 @@ class NoiseOperator:
         return resubmitted(lambda: _total(gather(client, next(levels), home_of=self._home_of)))
 
     def _submit_anew(self, directions: NDArray[np.integer]) -> list["Future[NDArray[np.int64]]"]:
-        """Submit a product again, with panels drawn again on the present workers."""
+        """Submit a product again after a failure; the panels are drawn again, on the workers that are now available."""
         assert self._client is not None
         self._drawn, self._home_of = [], {}
         self._homes = settle_homes(self._homes, [*_memory_of(self._client)])
@@ -226,7 +237,7 @@ class NoiseOperator:
         return _total([multiply(panel, directions) for panel in self._drawn or self._panels])
 
     def _submit(self, function: Callable[..., Any], at: int, *arguments: Any, key: str) -> "Future[Any]":
-        """Submit a task to the worker of a panel; another worker may take it over."""
+        """Submit a task to the worker of panel ``at``; if needed, Dask may run the task on another worker."""
         assert self._client is not None
         self._home_of[key] = self._homes[at]
         return self._client.submit(
@@ -236,17 +247,17 @@ class NoiseOperator:
             workers=[self._homes[at]],
             allow_other_workers=True,
             retries=RETRIES,
-            priority=-1,  # after the rows: their totals are transferred while the noise is multiplied
+            priority=-1,  # sums over rows run first, so that their totals are sent while the noise is multiplied
         )
 
 
 def cut_rows(order: int, parts: int) -> list[int]:
-    """Return the bounds that cut the rows of an upper triangle into parts with about equal numbers of entries."""
+    """Return the bounds that divide the rows of an upper triangle into parts with about equal numbers of entries."""
     return [order - round(order * math.sqrt(1 - part / parts)) for part in range(parts + 1)]
 
 
 def _memory_of(client: "Client") -> dict[str, int]:
-    from dpca_tasks.sums.cluster_sum import await_workers  # imported here: without a cluster, Dask is not needed
+    from dpca_tasks.sums.cluster_sum import await_workers  # imported late, because Dask is needed only with a cluster
 
     return await_workers(client)
 
@@ -263,36 +274,41 @@ type Integers = NDArray[np.int64]
 type CheckColumns = tuple[Integers, Integers]
 
 CHECK_COLUMNS = 4
-"""Number of columns of the first product that are stored, and with which every product must agree."""
+"""The number of columns of the first product that are stored, and with which every later product must agree."""
 
 
 class NoisedOperator:
-    r"""One released matrix ``M = S + E``, applied to public directions; created by `Curator.release_operator`.
+    r"""One released noisy matrix ``M = S + E``, available only through products with public directions.
+
+    `Curator.release_operator` creates this object.
 
     Parameters
     ----------
     moment : SecondMoment or CentredMoment
-        The query of S.
+        The query for the exact matrix S.
     total : callable
-        Returns the exact sum of a product of the moment.
+        Returns the exact sum over the rows for a product query.
     noise : callable
-        Returns the operator of E, which draws the noise when it is first applied.
+        Returns the operator of the noise matrix E, which draws the noise in the first product.
     load_or_store : callable
-        Takes check columns of V and of ``M V``, and returns the stored ones of the step; the first writer wins.
+        Gets the first columns of V and of ``M V``, stores them unless columns are already stored for this step, and
+        returns the stored columns.
 
     Notes
     -----
     *Why any number of products costs one release.* M is the integer matrix that `Curator.release` would have stored for
-    the same request: E is the same function of key and digest, coordinate by coordinate. A product is computed from the
-    same records without rounding, so it equals ``M V`` exactly for every V and is post-processing of M. V may depend on
-    earlier products, and a resumed run may choose other V.
+    the same request, because E is the same function of the key and the request digest. A product is computed from the
+    same records without rounding. So it equals ``M V`` exactly for every V, and is post-processing of M. The directions
+    V may depend on earlier products, and a resumed release may use other directions.
 
-    *Why M stays the same.* The request digest (of snapshot content, step, query, noise, scale; not V) is stored with
-    the check columns before the first product is returned, and another request is refused. The digest does not detect
-    rows or programs that changed without notice. These would give another S with the same E, and the difference of two
-    answers would have no noise. But M is symmetric, so a product Y of V satisfies ``V_0^T Y = (M V_0)^T V`` for the
-    check columns ``V_0``. A difference ``D V`` is missed only if it is orthogonal to all check columns. Both sides are
-    compared as integers modulo ``2^64``, and a product that fails the comparison is not returned.
+    *Why M does not change.* The request digest covers snapshot content, step, query, noise and scale, but not V. Before
+    the first product is returned, the digest is stored with the first columns ``V_0`` of V and their products
+    ``M V_0``, the check columns. A request with another digest is refused. The digest does not detect rows or programs
+    that were changed without notice. These would give another S with the same E, so the difference of two answers would
+    have no noise. The check columns detect such a change: M is symmetric, so a product Y of V satisfies
+    ``V_0^T Y = (M V_0)^T V``. If S has changed by D, the change is missed only if ``D V`` is orthogonal to all columns
+    of ``V_0``. Both sides are compared as integers modulo ``2^64``, and a product that fails the comparison is not
+    returned.
     """
 
     def __init__(
@@ -309,12 +325,12 @@ class NoisedOperator:
         self._check: CheckColumns | None = None
 
     def product(self, directions: NDArray[Any]) -> NDArray[np.float64]:
-        """Return ``M V``, computed in exact integers and rounded to floats at the end.
+        """Return the product ``M V`` of the noisy matrix, computed in exact integers and rounded to floats at the end.
 
         Parameters
         ----------
         directions : integer array of shape (order, p)
-            V in steps of ``2^-15``, columns of norm at most ``sqrt 2``.
+            V in steps of ``2^-15``, with columns of norm at most ``sqrt 2``.
 
         Returns
         -------
@@ -325,7 +341,8 @@ class NoisedOperator:
         InvalidInput
             When V has another shape, or longer columns.
         StepMismatch
-            When the step was answered for another request, or from another matrix. The product is not returned.
+            When the step was answered for another request, or when the product is not one of the released matrix. The
+            product is not returned.
         """
         requested = np.ascontiguousarray(directions, np.int64)
         high, low = self._exactly(requested)
@@ -335,13 +352,16 @@ class NoisedOperator:
         columns, images = self._check
         if not np.array_equal(np.einsum("ij,ik->jk", columns, wrapped), np.einsum("ij,ik->jk", images, requested)):
             raise StepMismatch(
-                "a product differs from the matrix that this step released, so it is not released; run `dpca dataset "
-                "verify`, and finish the release with the version of dpca that began it."
+                "a product does not fit the matrix that this step released, so the product is not released; run `dpca "
+                "dataset verify`, and finish the release with the version of dpca that began it."
             )
         return np.asarray((high * 2.0**LOW_BITS + low) * self._step)
 
     def _exactly(self, directions: Integers) -> Integers:
-        """Return ``M V`` as two words; the cluster draws and applies the noise while it sums the rows."""
+        """Return the exact product ``M V``, each entry as a high and a low integer.
+
+        On a cluster, the noise is drawn and multiplied while the rows are summed.
+        """
         product = UnroundedProduct.of(self._moment, directions)
         if self._noise is None:
             self._noise = self._make_noise()

@@ -117,12 +117,14 @@ class RowSum(ABC):
         """Bound the change of the sum by one record, in units in which a clipped record has norm 1."""
 
     @abstractmethod
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add a block to a packed total in grid steps."""
+
     def map(self, block: RowBlock) -> NDArray[np.int64]:
         """Return the packed total of a block in grid steps."""
-
-    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add the result of `map` to a running total; queries with large totals override this to save an array."""
-        total += self.map(block)
+        total = np.zeros(self.layout.size, np.int64)
+        self.add(block, total)
+        return total
 
     @property
     def steps_per_unit(self) -> int:

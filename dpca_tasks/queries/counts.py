@@ -82,9 +82,9 @@ class NormHistogram(RowSum):
             bits=self.bits,
         )
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the counts of the bins, in steps of ``2^-bits``."""
-        return np.bincount(block.indices, minlength=self.layout.size).astype(np.int64) << self.bits
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the counts of the bins, in steps of ``2^-bits``."""
+        total += np.bincount(block.indices, minlength=self.layout.size).astype(np.int64) << self.bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -137,6 +137,6 @@ class RejectedRecords(RowSum):
             bits=self.bits,
         )
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the two counts, in steps of ``2^-bits``."""
-        return np.bincount(block.indices, minlength=2).astype(np.int64) << self.bits
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the two counts, in steps of ``2^-bits``."""
+        total += np.bincount(block.indices, minlength=2).astype(np.int64) << self.bits

@@ -177,12 +177,6 @@ class TiledSum(JointSum):
                 at += stop - start
         return found
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the whole statistic of a block in grid steps."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the whole statistic of a block to a running total: a tile of all items has all coordinates in order."""
         self.prepare(block).add(self.tile(0, self.n_features), total)

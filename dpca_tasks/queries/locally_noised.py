@@ -83,7 +83,7 @@ class LocallyNoised(RowSum):
 
     @property
     def noises_itself(self) -> bool:
-        """Always true: `map` adds the noise of every report."""
+        """Always true: `add` adds the noise of every report."""
         return True
 
     def with_secrets(self, secrets: StepSecrets) -> RowSum:
@@ -110,17 +110,16 @@ class LocallyNoised(RowSum):
         """Clip a stored block's records and put them on the grid."""
         return self.moment.grid(block)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's noised reports."""
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the block's noised reports."""
         if self.noise_key is None:
             raise InvalidInput("local reports need a noise key; release them through the curator, which has it.")
-        total = self.moment.map(block)
+        self.moment.add(block, total)
         if block.n_records:
             place = f"{block.first_record} {block.n_records}".encode()
             key = subkey(self.noise_key.secret, label="reports", info=place)
             scale = self.noise_std * math.sqrt(block.n_records)
             total += Symmetric(noise_multiplier=1.0).draw(key, self.layout.order, scale_in_steps=scale)
-        return total
 
     def digest(self) -> bytes:
         """Hash everything that determines the reports except the noise, which the key of the release determines."""

@@ -195,12 +195,6 @@ class MappedMoment(RowSum):
         else:
             self._moment.add(self._unmapped(block), total)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the outer products of the images."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
     @property
     def _moment(self) -> SecondMoment:
         return SecondMoment(

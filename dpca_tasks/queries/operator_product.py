@@ -109,15 +109,15 @@ class UnroundedProduct(RowSum):
         """Convert records to the grid of the moment."""
         return self.moment.grid(block)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's products, in steps of ``2^-(2 bits + 15)``."""
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the block's products, in steps of ``2^-(2 bits + 15)``."""
         high, low = words = np.zeros((2, self.directions.size), np.int64)
         for first in range(0, block.row_ptr.size - 1, _ROWS_AT_ONCE):
             row_ptr = block.row_ptr[first : first + _ROWS_AT_ONCE + 1]
             add_unrounded_products(block.values, block.indices, row_ptr, self.directions, low)
             high += low >> LOW_BITS
             low &= _LOW
-        return words.reshape(-1)
+        total += words.reshape(-1)
 
 
 BITS = 12
@@ -200,12 +200,12 @@ class ExactProduct(RowSum):
         """Convert records to the grid of the moment."""
         return self.plain.grid(block)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's products, limb by limb."""
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the block's products, limb by limb."""
         directions = self.directions if self.shift is None else lifted(self.directions, self.shift)
-        total = np.zeros((LIMBS, *directions.shape), np.int64)
-        add_exact_products(block.values, block.indices, block.row_ptr, directions, LIMB_BITS, total)
-        return total.ravel()
+        limbs = np.zeros((LIMBS, *directions.shape), np.int64)
+        add_exact_products(block.values, block.indices, block.row_ptr, directions, LIMB_BITS, limbs)
+        total += limbs.ravel()
 
     def product(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return ``S V`` of shape (n_features, p) in units of the clip norm, rounded to floats at the end."""

@@ -116,9 +116,9 @@ class PoissonSampled(RowSum):
         """Empty the records outside the sample. Records are gridded separately, so the result equals `grid`."""
         return dataclasses.replace(rows, **self._sample(rows))
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the query's total over the sampled records of a block."""
-        return self.query.map(block)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the query's total over the sampled records of a block."""
+        self.query.add(block, total)
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays of the query."""

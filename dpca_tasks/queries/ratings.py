@@ -196,15 +196,15 @@ class UserMeans(RatingsSum):
             for name, share in shares.items()
         }
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum and the number of a block in grid steps."""
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the sum and the number of a block in grid steps."""
         rated = np.diff(block.row_ptr)
         sums = np.diff(np.concatenate([[0], np.cumsum(block.values, dtype=np.int64)])[block.row_ptr])
         above = (
             2.0 * sums / np.maximum(rated, 1) / 2.0**RATING_BITS - 1.0
         )  # of each user alone: equal bits in any block
         steps = np.where(rated > 0, np.rint(above * 2.0**self.bits), 0.0)
-        return np.array([steps.astype(np.int64).sum(), np.count_nonzero(rated) << self.bits], np.int64)
+        total += np.array([steps.astype(np.int64).sum(), np.count_nonzero(rated) << self.bits], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -265,9 +265,8 @@ class ItemTotals(RatingsSum):
             for name, share in shares.items()
         }
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the totals of a block in grid steps."""
-        total = np.zeros(self.layout.size, np.int64)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the totals of a block in grid steps."""
         parts = self.split(total)
         chosen = self.chosen(block, np.zeros(self.n_features))
         facts = (self.low, self.step, self.offsets, self.centre, self.prior)
@@ -276,7 +275,6 @@ class ItemTotals(RatingsSum):
         steps = grid_ratings(left, block.row_ptr, scales, self.bound, self.bits, PAPER_CLIP)
         np.add.at(parts["sums"], block.indices[chosen], steps[chosen])
         np.add.at(parts["counts"], block.indices[chosen], 1 << self.bits)
-        return total
 
 
 Scaling = Literal["clip", "normalise", "by_count"]
@@ -373,12 +371,6 @@ class RatingMoment(RatingsSum):
             density=block.density,
         )
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the moment of a block in grid steps."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the moment of a block to a running total."""
         moment = SecondMoment(n_features=self.n_features, clip_norm=1.0, relation=self.relation, bits=self.bits)
@@ -451,9 +443,8 @@ class PredictionScores(RatingsSum):
         layout = Layout(kind="vector", order=SCORES)
         return {"scores": Part(layout=layout, bound=2.0, share=1.0, unit=1.0, steps_per_unit=2**self.bits)}
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sums of a block's users in grid steps."""
-        total = np.zeros(SCORES, np.int64)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the sums of a block's users in grid steps."""
         hidden = hidden_ratings(block.indices, block.row_ptr, ONE_IN)
         row_ptr = np.concatenate([[0], np.cumsum(~hidden)])[block.row_ptr]
         values, items = block.values[~hidden], block.indices[~hidden]
@@ -471,4 +462,3 @@ class PredictionScores(RatingsSum):
         of_users = (block.values, block.indices, block.row_ptr, hidden, own, solved)
         of_items = (self.offsets, self.factors, self.factor_unit, self.low, self.high, self.step)
         add_prediction_scores(*of_users, *of_items, discounts, self.bits, total)
-        return total

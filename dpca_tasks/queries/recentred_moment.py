@@ -119,10 +119,6 @@ class ShiftedMoment(RowSum):
         """Add the outer products of the block's extended rows, in steps of ``4^-bits``."""
         self._moment.add(block, total)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the outer products of the block's extended rows."""
-        return self._moment.map(block)
-
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return S, exactly symmetric."""
         half = lowered(RowSum.matrix(self, total), self.shift)
@@ -240,9 +236,8 @@ class CapturedEnergies(RowSum):
         """Clip the records of a stored block, around the mean if there is one, and convert them to the grid."""
         return RowSum.grid(self, block) if self.shift is None else self._around.grid(block)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sums of the block's records, in steps of ``4^-bits``."""
-        total = np.zeros(PARTS, np.int64)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the sums of the block's records, in steps of ``4^-bits``."""
         rows = (block.values, block.indices, block.row_ptr, block.record_ptr)
         if self.shift is None:
             squares, directions = record_squares(block.values, block.row_ptr, block.record_ptr), self.directions
@@ -251,7 +246,6 @@ class CapturedEnergies(RowSum):
             last = -np.rint(self.shift @ self.directions.astype(np.float64) * SHIFT_STEP).astype(np.int64)
             directions = np.vstack([self.directions, last])
         add_energies(*rows, directions, DIRECTION_BITS, squares, total)
-        return total
 
     @property
     def _around(self) -> ShiftedMoment:

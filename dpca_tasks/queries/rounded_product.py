@@ -111,12 +111,6 @@ class MomentProduct(RowSum):
         if longest < UNLIMITED:
             add_long_products(*rows, directions, DIRECTION_BITS, self.bits, longest, most, total)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's products."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
 
 ROUNDING = 2.0**-7
 """Largest change of a record's contribution by rounded scores; with a coarse grid, one row may exceed it."""

@@ -82,12 +82,6 @@ class SecondMoment(RowSum):
         else:
             add_others(*arguments)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's outer products."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
 
 CONSTANT = 1.0 / math.sqrt(3.0)
 """c, in clip norms: the constant of a one-row record is then exactly half of its bound, which is on every grid."""
@@ -195,10 +189,6 @@ class CentredMoment(RowSum):
         """Add the outer products of the block's extended rows."""
         self._moment.add(block, total)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the outer products of the block's extended rows."""
-        return self._moment.map(block)
-
     @property
     def _moment(self) -> SecondMoment:
         return SecondMoment(
@@ -267,9 +257,7 @@ class RecordMean(RowSum):
         """Clip the records of a stored block, append their constants, and convert them to the grid."""
         return extended(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.bits)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's rows, each times its constant, in steps of ``4^-bits``."""
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the block's rows, each times its constant, in steps of ``4^-bits``."""
         constants = block.values[block.row_ptr[1:] - 1].astype(np.int64)  # the last entry of every extended row
-        total = np.zeros(self.layout.size, np.int64)
         np.add.at(total, block.indices, block.values * np.repeat(constants, np.diff(block.row_ptr)))
-        return total

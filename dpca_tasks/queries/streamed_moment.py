@@ -192,12 +192,6 @@ class StreamedMoment(RowSum):
             moment *= weight
             total += moment
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the moment of a block times its weight."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
     def digest(self) -> bytes:
         """Hash the moment, the weights, the horizon, the tick and the numbers of all arrivals."""
         numbers = (self.horizon, self.tick, *self.arrivals)

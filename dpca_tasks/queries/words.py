@@ -143,12 +143,6 @@ class WordPairs(DocumentsSum):
         """Add the pairs of the block's documents."""
         add_word_pairs(block.values, block.indices, block.row_ptr, self.n_features, self.steps_per_unit, total)
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's pairs."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
-
 
 _LENGTH = 1.0 + 2.0**-12  # a bound on the spectral norm of U
 _UP = 1.0 + 2.0**-48  # covers the rounding of a bound
@@ -241,12 +235,6 @@ class WordTriples(DocumentsSum):
         """Add the cores of the block's documents."""
         rows = (block.values, block.indices, block.row_ptr)
         add_word_cores(*rows, self.directions / 2.0**DIRECTION_BITS, float(self.steps_per_unit), self.bound, total)
-
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's cores."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total
 
 
 def check_directions(directions: NDArray[np.int64], *, n_features: int) -> None:
@@ -390,9 +378,3 @@ class PointTriples(RowSum):
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
         """Add the cores of the block's points."""
         add_point_cores(block.values, self.layout.order, self.variance_steps, 3 * SCORE_BITS - self.bits, total)
-
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the sum of the block's cores."""
-        total = np.zeros(self.layout.size, np.int64)
-        self.add(block, total)
-        return total

@@ -1,26 +1,26 @@
-"""Contents of a backup, with its manifest, the files of a store and the rows of a database.
+"""Manifest of a backup, and copies of the files of a store and of the rows of a database.
 
 A backup is a folder. Its manifest lists every file with its digest, and describes the home that was backed up.
 
 ::
 
     backup.json          this manifest
-    backup.sig           its signature, and its MAC where there is a passphrase
+    backup.sig           the manifest's signature, and a MAC of the manifest if there is a passphrase
     database/TABLE.jsonl the rows of a table, one per line
     store/...            the files of the artifact store, under their paths in the store
-    keys.sealed          signing keys, encrypted under a passphrase; only where one was given
+    keys.sealed          signing keys, encrypted under a passphrase; absent if no passphrase was given
 
-A backup never contains a noise key, staged step or witness; see ``docs/how-to/backup.md``.
+A backup never contains the key of a release's noise, the stored answers of an unfinished release, or the witness file
+that detects an outdated ledger; see ``docs/how-to/backup.md``.
 
-The rows of the ledger's snapshot determine which files of the store are copied, so that files and rows are of one
-point. These are the artifacts of versions and committed releases, the answers of streams, and datasets on request.
-Pointer files and the other small files of the registry are copied while publishers are kept out. Checkpoints of the
-audit trail are copied without selection, because an additional signed statement does no harm. A restore writes the
-files into an empty store.
+All database rows are read in one snapshot of the database. These rows determine which files of the store are copied, so
+that files and rows describe the same state. Copied are the artifacts of versions and committed releases, the answers of
+streams, and, on request, datasets. Pointer files and the other small files of the registry are copied while a lock
+prevents new publications. All checkpoints of the ledger's audit trail are copied, even checkpoints
+newer than the rows, because an additional signed statement does no harm. A restore requires an empty store.
 
-The rows of the database are written as text, one JSON object per line, in the same form for SQLite and PostgreSQL. They
-are read in one snapshot of the database, so they are one point of the journal. They are restored into the schema that
-they were read from.
+The rows of the database are written as text, one JSON object per line, in the same form for SQLite and PostgreSQL. A
+restore requires the database schema from which the rows were read.
 """
 
 import hashlib
@@ -56,22 +56,22 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Manifest of a backup.
+    """Manifest of a backup, with the state of the backed-up ledger and the list of files.
 
     Attributes
     ----------
-    at : str, UTC
+    at : str, time of the backup in UTC
     code_version : str, version of the program that made the backup
-    ledger : str
-    entries, head : int and str, number of journal entries, and hash of the last one
-    migration : str, schema of the rows
-    database : str, ``sqlite`` or ``postgresql``; the backup can be restored into either
+    ledger : str, id of the backed-up ledger
+    entries, head : int and str, number of journal entries, and hash of the last entry
+    migration : str, database migration (schema version) of the rows
+    database : str, ``sqlite`` or ``postgresql``, from which the rows were read; a restore may use the other database
     datasets : bool, whether the backup contains raw rows
-    keys : tuple of str, names of the sealed keys
+    keys : tuple of str, file names of the signing keys in ``keys.sealed``
     spent : mapping of population to its spent epsilon
-    missing : tuple of str, paths in the store that the ledger refers to and that were missing or damaged
+    missing : tuple of str, store paths that the ledger refers to, and whose files were missing or damaged
     files : mapping of path to its size and SHA-256
-    signed_by : str, the public key of the audit trail, in hex
+    signed_by : str, the public key in hex that verifies the manifest's signature
     """
 
     at: str
@@ -94,12 +94,12 @@ class Contents:
 
     @staticmethod
     def read_bytes(folder: Path) -> bytes:
-        """Return the bytes of a backup's manifest.
+        """Return the bytes of a backup's manifest file.
 
         Raises
         ------
         NotFound
-            If the folder is no backup.
+            If the folder contains no manifest, so it is not a backup.
         """
         try:
             return (folder / MANIFEST).read_bytes()
@@ -111,12 +111,12 @@ class Contents:
 
     @classmethod
     def decode(cls, manifest: bytes, folder: Path) -> Self:
-        """Read the manifest of a folder, without checking its signature or the files.
+        """Parse the bytes of a manifest, without checking the signature or the files of the backup.
 
         Raises
         ------
         Refused
-            If another version of the format is stated.
+            If the manifest has another format version.
         Corrupt
             If the manifest is damaged.
         """
@@ -125,7 +125,10 @@ class Contents:
         except (ValueError, RecursionError):
             raise damaged(folder, f"{MANIFEST} is not JSON") from None
         if isinstance(found, dict) and found.get("format") == FORMAT and found.get("version") != VERSION:
-            raise Refused(f"{folder} is a backup of version {found.get('version')}; restore it with a newer dpca.")
+            raise Refused(
+                f"{folder} is a backup of format version {found.get('version')}, and this dpca reads only version "
+                f"{VERSION}; restore it with a newer dpca."
+            )
         try:
             shown = {name: found[name] for name in cls.__slots__}
             shown |= {name: tuple(shown[name]) for name in ("keys", "missing")}
@@ -137,12 +140,12 @@ class Contents:
             raise damaged(folder, f"{MANIFEST} does not have the required fields") from None
 
     def check_files(self, folder: Path) -> None:
-        """Check that the folder contains exactly the listed files, with the listed content.
+        """Check that a backup folder contains exactly the files listed in this manifest, with the listed content.
 
         Raises
         ------
         Corrupt
-            At the first file that is missing, not listed or changed.
+            If a file is missing, is not listed in the manifest, or has changed.
         """
         try:
             here = set(relative_paths(folder)) - {MANIFEST, SIGNATURE}
@@ -158,12 +161,14 @@ class Contents:
             raise damaged(folder, str(error)) from None
 
     def pieces(self, folder: Path, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file; they must not be used before the last piece, because their check is at the end.
+        """Yield the bytes of one file of a backup, piece by piece, and compare them with the manifest at the end.
+
+        The caller must not use the pieces before the last one has been yielded without an error.
 
         Raises
         ------
         Corrupt
-            At the end, if the file has changed; at once, if it is a pipe or a device.
+            After the last piece, if the file has changed. Before the first piece, if the file is a pipe or a device.
         """
         size, digest = 0, hashlib.sha256()
         with open_regular(folder / path) as file:
@@ -175,13 +180,16 @@ class Contents:
             raise damaged(folder, f"{path} differs from the file that was written")
 
     def copy(self, folder: Path, path: str, to: Path) -> None:
-        """Copy a file to a path of the caller, who must use the copy; raise as `pieces`."""
+        """Copy a file of a backup to the path `to`, and check the copy as `pieces` does.
+
+        The caller must not use the copy if this method raises.
+        """
         to.parent.mkdir(parents=True, exist_ok=True)
         with to.open("wb") as file:
             file.writelines(self.pieces(folder, path))
 
     def holds(self, path: str, payload: bytes) -> bool:
-        """Return whether a file of the backup has this path and content."""
+        """Return whether the manifest lists a file with this path and this content."""
         return self.files.get(path) == (len(payload), hashlib.sha256(payload).hexdigest())
 
 
@@ -201,7 +209,7 @@ def list_files(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def facts_of(contents: Contents) -> dict[str, Any]:
-    """Return the facts about a backup that are shown to users."""
+    """Return the facts about a backup that commands display, by label."""
     return {
         "ledger": contents.ledger,
         "entries": contents.entries,
@@ -217,24 +225,31 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 
 
 def damaged(folder: Path, found: str) -> Corrupt:
-    """Return the error for a backup that has changed since it was written."""
+    """Return the error for a backup that has changed since its creation; `found` describes the damage."""
     return Corrupt(
-        f"the backup {folder} is damaged ({found}); it must be unchanged since it was written: use another backup."
+        f"the backup {folder} is damaged ({found}); a backup must not be changed after its creation: use another."
     )
 
 
 REGISTRY, ARTIFACTS, DATASETS = "registry", "registry/artifacts", "datasets"
-ARTIFACT_MARKER = "manifest.json"  # written last when an artifact is published
+# an artifact's manifest is written last, so an artifact folder with this file is complete
+ARTIFACT_MARKER = "manifest.json"
 
 
 def copy_pointers(place: Place, to: Path) -> list[str]:
-    """Copy a registry without its artifacts, while publishers are kept out; return the missing or damaged paths."""
+    """Copy the small files of a registry, everything except artifacts; return the missing or damaged paths.
+
+    The caller holds the ledger's lock, so that no version is published during the copy.
+    """
     folders = [name for name in place.names(REGISTRY) if name != "artifacts" and not name.startswith(".")]
     return [path for folder in folders for path in _copy_each(place, to, f"{REGISTRY}/{folder}")]
 
 
 def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str, datasets: bool) -> list[str]:
-    """Copy the files that the rows refer to; return the paths that are missing or damaged, and are not copied."""
+    """Copy the store files to which the database rows refer.
+
+    Return the paths of files that were missing or damaged; these files are not copied.
+    """
     missing = [
         f"{ARTIFACTS}/{digest}"
         for digest in _digests(connection)
@@ -256,7 +271,7 @@ def copy_store(connection: sa.Connection, place: Place, to: Path, *, ledger: str
 
 
 def refuse_full_place(place: Place, contents: Contents) -> None:
-    """Check that a store is empty, except for files of this backup that an interrupted restore has left.
+    """Check that a store is empty, except for files that an interrupted restore of this backup left there.
 
     Raises
     ------
@@ -273,9 +288,10 @@ def refuse_full_place(place: Place, contents: Contents) -> None:
 
 
 def put_back(source: Path, contents: Contents, place: Place, *, home: Path, datasets: bool) -> None:
-    """Restore the files of a backup into an empty store, artifacts and datasets as a whole and pointer files last.
+    """Restore the files of a backup into an empty store.
 
-    Files that an interrupted restore has already written are kept.
+    Each artifact and dataset appears as a whole or not at all. Pointer files are written last. Files that an
+    interrupted restore has already written stay unchanged.
     """
     paths = sorted(path.removeprefix(f"{STORE}/") for path in contents.files if path.startswith(f"{STORE}/"))
     whole = {_folder(path, 3): ARTIFACT_MARKER for path in paths if path.startswith(f"{ARTIFACTS}/")}
@@ -284,7 +300,9 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
     for folder, marker in whole.items():
         staged = home / STAGING / token_hex(16)
         try:
-            make_folder(staged)  # a new folder; the copies have the times of the backup, and would look like orphans
+            # copied files keep their old modification times, so cleanup would take the staging folder for an orphan
+            # unless it were created now
+            make_folder(staged)
             for path in paths:
                 if path.startswith(f"{folder}/"):
                     contents.copy(source, f"{STORE}/{path}", staged / "whole" / path.removeprefix(f"{folder}/"))
@@ -309,7 +327,10 @@ def _digests(connection: sa.Connection) -> Sequence[str]:
 
 
 def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> bool:
-    """Copy all files of a folder, or none; an artifact with another digest is removed again."""
+    """Copy all files of a store folder and return True, or copy none and return False.
+
+    The copy is removed if a file is missing or damaged, or if the folder's digest is not `digest`.
+    """
     missing = _copy_each(place, to, folder)
     if not missing and (to / folder).is_dir() and digest in (None, digest_tree(to / folder)):
         return True
@@ -318,7 +339,10 @@ def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> 
 
 
 def _is_dataset(folder: Path, content: str) -> bool:
-    """Return whether a copy of a dataset contains all ingested rows; the listing of a store may be incomplete."""
+    """Return whether a copied dataset has the content digest `content`, so that no ingested row is missing.
+
+    An incomplete listing of the store could have left out files.
+    """
     try:
         return Dataset.open(folder).verify() == content
     except (Corrupt, NotFound):
@@ -326,7 +350,7 @@ def _is_dataset(folder: Path, content: str) -> bool:
 
 
 def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
-    """Copy the files of a folder, and return the paths that are missing or damaged, and are not copied."""
+    """Copy each readable file of a store folder; return the paths that are missing or damaged and not copied."""
     paths = [f"{folder}/{path}" for path in place.paths(folder)]
     copied = each(partial(_copy_file, place, to), paths)
     return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]
@@ -335,7 +359,7 @@ def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
 def _copy_file(place: Place, to: Path, path: str) -> bool:
     try:
         payload = place.read(path).payload
-        if path.endswith(".json"):  # a JSON file that is incomplete counts as missing
+        if path.endswith(".json"):  # an incomplete JSON file counts as missing from the backup
             json.loads(payload)
     except (FileNotFoundError, Corrupt, ValueError, RecursionError):
         return False
@@ -350,14 +374,15 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 _LEFT_OUT = {
-    "pointer",  # tags of one store's files; without a row the file of a name is rewritten
-    "charged_total",  # recomputed from the releases
+    # the table `pointer` holds tags of files in one store; after a restore, every pointer file is written again
+    "pointer",
+    "charged_total",  # the table `charged_total` is a cache, which is computed again from the releases
 }
 _AT_ONCE = 1_000
 
 
 def write_rows(connection: sa.Connection, folder: Path) -> None:
-    """Write every table to a file in a new folder."""
+    """Write each backed-up database table to a JSON Lines file in a new folder."""
     folder.mkdir()
     for table in tables.metadata.sorted_tables:
         if table.name not in _LEFT_OUT:
@@ -373,20 +398,20 @@ def read_rows(connection: sa.Connection, folder: Path, *, migration: str) -> Non
     Raises
     ------
     Refused
-        As `refuse_full_database`.
+        If the rows have another schema version, or the database is not empty.
     Corrupt
-        If the rows are not those of a ledger.
+        If the files do not contain valid rows of a ledger.
     """
     refuse_full_database(connection, migration=migration)
     migrate(connection)
     try:
         _fill(connection, folder)
-    except OperationalError:  # the database's own failure
+    except OperationalError:  # an OperationalError is a failure of the database, not of the rows in the backup
         raise
     except (AttributeError, KeyError, OSError, TypeError, ValueError, SQLAlchemyError) as error:
         raise Corrupt(
-            f"the rows in {folder} are not rows of a ledger ({type(error).__name__}); a backup must be unchanged "
-            "since it was written: use another backup."
+            f"the rows in {folder} are not rows of a ledger ({type(error).__name__}); a backup must not be changed "
+            "after its creation: use another backup."
         ) from None
 
 
@@ -402,17 +427,18 @@ def _fill(connection: sa.Connection, folder: Path) -> None:
 
 
 def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
-    """Check that the rows are of this version, and that the database has no ledger or tables of another version.
+    """Check that backup rows fit this version of dpca, and that the target database can receive them.
 
     Raises
     ------
     Refused
-        If one of the two checks fails.
+        If the rows have another schema version than this version of dpca, or the database contains a ledger or tables
+        of another schema version.
     """
     if migration != HEAD:
         raise Refused(
-            f"the rows of the backup have schema {migration}, and this version of dpca restores schema {HEAD}; "
-            "restore them with the version that wrote them."
+            f"the rows of the backup have database schema {migration}, and this version of dpca restores only schema "
+            f"{HEAD}; restore the backup with the version of dpca that wrote it."
         )
     standing = migration_of(connection)
     if standing is None:

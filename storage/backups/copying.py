@@ -1,18 +1,21 @@
 """Creation, restoration and rehearsal of backups.
 
-A backup is made of one point of the journal, completely or not at all, while other processes continue. Writers wait
-while pointer files are read, so that pointers and rows are of one point. All other copied files never change once they
-are written.
+A backup contains the state of the ledger as of one journal entry. The backup appears completely or not at all, and
+other processes continue while it is made. Writers of the ledger wait while pointer files are copied, so that pointers
+and database rows describe the same state. All other copied files never change once they are written.
 
-A backup is restored into an empty target, where the ledger is locked until an operator accepts it. No witness is ever
-restored: the ledger is locked because the witness does not know the database. Keys and files are restored first, and
-the database last, in one transaction. So an interrupted restore leaves no ledger.
+A backup is restored into an empty target. The restored ledger is locked until an operator accepts it. The lock results
+from the witness, a file outside the home that records the newest journal entry: it is never restored, so it does not
+match the restored database. Keys and files are restored first, and the database last, in one transaction. Therefore an
+interrupted restore leaves no ledger.
 
-A rehearsal restores a backup into a temporary target, checks all its contents, and removes the target. SQLite is
-rehearsed in a file of a temporary folder. PostgreSQL is rehearsed in a separate schema next to the ledger's tables,
-which is dropped at the end. The rehearsal covers `restore_backup`, and everything that the next command would read.
+A rehearsal restores a backup into a temporary target, checks the restored contents, and removes the target. With
+SQLite, the temporary database is a file in a temporary folder. With PostgreSQL, it is a separate schema on the same
+server, which is dropped at the end. A rehearsal runs `restore_backup`, and then reads everything that the first command
+after a real restore would read.
 
-The dates of the last backup and the last rehearsal are in this machine's state folder, for `dpca doctor`.
+The dates of the last backup and the last rehearsal are stored in this machine's state folder, where `dpca doctor` reads
+them.
 """
 
 import json
@@ -71,7 +74,10 @@ from storage.workspace import Workspace
 
 
 def note_date(ledger: str, *, what: str, entries: int) -> None:
-    """Record that a backup with this number of journal entries was ``made`` or ``rehearsed`` now."""
+    """Record that a backup of a ledger was ``made`` or ``rehearsed`` now.
+
+    ``what`` is ``made`` or ``rehearsed``, and ``entries`` is the number of journal entries in the backup.
+    """
     path = _path(ledger)
     with writing(path.parent):
         make_folder(path.parent)
@@ -80,7 +86,11 @@ def note_date(ledger: str, *, what: str, entries: int) -> None:
 
 
 def read_dates(ledger: str) -> dict[str, Any]:
-    """Return the known time and number of entries of the last backup ``made`` and the last one ``rehearsed``."""
+    """Return when the last backup of a ledger was ``made``, and when the last one was ``rehearsed``.
+
+    Each of the two keys maps to the time and the number of journal entries of that backup. A key is absent if no date
+    is known.
+    """
     try:
         found = json.loads(_path(ledger).read_bytes())
     except (OSError, RecursionError, ValueError):
@@ -93,7 +103,9 @@ def _path(ledger: str) -> Path:
 
 
 def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = None) -> Contents:
-    """Back up the configured home with its database and store, and its signing keys if there is a passphrase.
+    """Write a backup of the configured home, including its database and store, to a new folder.
+
+    Signing keys are included only if there is a passphrase.
 
     Parameters
     ----------
@@ -107,11 +119,11 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
     Raises
     ------
     Refused
-        If the folder exists, it is part of the home, or the ledger is locked.
+        If the folder exists or is inside the home, or if the ledger is locked.
     Corrupt
-        If the journal's chain is broken.
+        If the journal's hash chain is broken.
     Unavailable
-        If something cannot be read or written.
+        If a file or the database cannot be read or written.
     """
     workspace, to = Workspace.open(), to.absolute()
     if to.exists() or to.is_symlink():
@@ -138,12 +150,14 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
 def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str | None, signed_by: str) -> Contents:
     engine, place = workspace.ledger.engine, workspace.store
     with ExitStack() as stack:
-        with transaction(engine):  # makes writers wait
+        # this transaction holds the ledger's lock, so writers wait while pointer files are copied
+        with transaction(engine):
             connection = stack.enter_context(reading(engine))
-            head = journal.head(connection)  # begins the snapshot of `connection`
+            # reading the journal's head begins the database snapshot of this connection
+            head = journal.head(connection)
             lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:
-            raise Corrupt("the journal has gaps; restore the newest copy of the database.")
+            raise Corrupt("the journal lacks entries; restore the newest copy of the database, and back that up.")
         write_rows(connection, staged / ROWS)
         lost += copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
         populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
@@ -174,14 +188,14 @@ PARTS = ("database", "keys", "store")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The target of a restore.
+    """The locations into which a backup is restored.
 
     Attributes
     ----------
-    home : Path
-    database_url : str
-    keys : Path
-    place : Place, of artifacts and datasets
+    home : Path, the home folder
+    database_url : str, URL of the database
+    keys : Path, the folder of keys
+    place : Place, the store of artifacts and datasets
     """
 
     home: Path
@@ -191,7 +205,7 @@ class Target:
 
     @classmethod
     def configured(cls) -> Self:
-        """Return the configured home as a target; its folder is created if necessary."""
+        """Return the configured home, database, key folder and store; the home folder is created if necessary."""
         found = home.writable_home()
         return cls(home=found, database_url=home.database_url(), keys=home.key_folder(), place=home.store())
 
@@ -205,20 +219,20 @@ def restore_backup(
     key: str | None = None,
     datasets: bool = True,
 ) -> Contents:
-    """Restore all or some parts of a backup.
+    """Restore the database, the keys and the store of a backup, or only some of these three parts.
 
     Parameters
     ----------
     source : Path
-        A backup, whose signature and files are checked first; see `storage.backups.signatures.open_backup`.
+        The folder of the backup. `storage.backups.signatures.open_backup` checks its signature and files first.
     into : Target
-        The target, in which each restored part must be empty.
+        The locations to write to. Each part that is restored must be empty there.
     only : collection of str
-        Some of `PARTS`.
+        The parts to restore, out of "database", "keys" and "store".
     passphrase : str, optional
-        Decrypts the sealed keys; without it no key is restored.
+        Decrypts the signing keys of the backup; without a passphrase, no key is restored.
     key : str, optional
-        The published key of the ledger's audit trail.
+        The published public key of the ledger's audit trail, in hex, which must have signed the backup.
     datasets : bool
         Restore raw rows, if the backup contains any.
 
@@ -227,11 +241,11 @@ def restore_backup(
     Corrupt
         If the backup is damaged.
     Refused
-        If a part is not empty, except for files that an interrupted restore of this backup left. Also if the signer of
-        the backup is unknown. In both cases nothing is changed.
+        If a part of the target contains anything except files that an interrupted restore of this backup left. Also if
+        the signer of the backup is unknown. In both cases nothing is changed.
     """
     if unknown := sorted(set(only) - set(PARTS)):
-        raise Invalid(f"part {unknown[0]!r} is not one of {', '.join(PARTS)}; choose one of these.")
+        raise Invalid(f"{unknown[0]!r} is no part of a backup; the parts are {', '.join(PARTS)}: choose among these.")
     contents = open_backup(source, key=key, passphrase=passphrase)
     keys: dict[str, bytes] = {}
     if "keys" in only and passphrase is not None and contents.keys:
@@ -245,7 +259,10 @@ def restore_backup(
         refuse_full_place(into.place, contents)
     for name, secret in keys.items():
         if (into.keys / name).exists() and (into.keys / name).read_bytes() != secret:
-            raise Refused(f"{into.keys / name} is another key; move it away, or restore the other parts with --only.")
+            raise Refused(
+                f"{into.keys / name} exists and differs from the key in the backup; a restore never overwrites a key: "
+                "move the file away, or restore the other parts with --only."
+            )
     with writing(into.home):
         if "store" in only:
             put_back(source, contents, into.place, home=into.home, datasets=datasets)
@@ -260,7 +277,10 @@ def restore_backup(
 
 @contextmanager
 def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]:
-    """Copy the rows of a backup to a folder in the home, and check them while they are copied."""
+    """Yield a temporary folder in the home with the backup's table files, and remove the folder at the end.
+
+    Each file is compared with the manifest while it is copied, so the restore reads exactly the checked bytes.
+    """
     staged = home / STAGING / token_hex(16)
     try:
         make_folder(staged)
@@ -274,7 +294,11 @@ def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The result of a successful rehearsal, with counts of what was restored and found equal to the backup."""
+    """The result of a successful rehearsal.
+
+    The counts are of restored items that were compared with the backup, except ``missing``: the number of files that
+    were already missing when the backup was made.
+    """
 
     ledger: str
     entries: int
@@ -294,9 +318,10 @@ def rehearse_backup(
     ----------
     source : Path
     database_url : str
-        The configured URL; with PostgreSQL, the rehearsal runs on that server.
+        The URL of the configured database. If it is PostgreSQL, the rehearsal creates a temporary schema there.
     passphrase, key : str, optional
-        As for `storage.backups.signatures.open_backup`.
+        The passphrase of the backup, and the public key that must have signed it; see
+        `storage.backups.signatures.open_backup`.
 
     Raises
     ------
@@ -312,12 +337,12 @@ def rehearse_backup(
             _check_locked(connection, target.keys, entries=contents.entries)
             found = journal.head(connection)
             if (found.ledger, found.seq, found.hash) != (contents.ledger, contents.entries, contents.head):
-                raise _differs("the journal ends with another entry")
+                raise _differs("the restored journal does not end with the same entry")
             if compare(connection).entries != contents.entries:
-                raise _differs("the journal has gaps")
+                raise _differs("the restored journal lacks entries")
             populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
             if {name: statement_of(connection, name, newest=0).spent for name in populations} != dict(contents.spent):
-                raise _differs("the sum that was spent differs")
+                raise _differs("the spent epsilon of a population is not the same")
             versions = _check_pointers(connection, target.place)
             _check_artifacts(connection, target.place, missing=contents.missing)
             if not contents.missing:
@@ -334,28 +359,31 @@ def rehearse_backup(
 
 
 def _check_locked(connection: sa.Connection, keys: Path, *, entries: int) -> None:
-    """Check that the restored ledger is locked until it is accepted."""
+    """Check that a newly restored ledger is locked, since no operator has accepted it yet."""
     try:
         Witness(keys).check(connection, journal.head(connection))
     except Refused:
         return
     if entries > 1:
-        raise _differs("the restored ledger is not locked")
+        raise _differs("the restored ledger is not locked, although no operator has accepted it")
 
 
 def _check_pointers(connection: sa.Connection, place: Place) -> int:
-    """Check that pointer files contain only versions that have rows; return the number of these rows."""
+    """Check that each version in a restored pointer file has a row in the database, with the same digest.
+
+    Return the number of published versions in the database.
+    """
     rows = connection.execute(sa.select(tables.published)).all()
     known = {(row.name, row.version): row.digest for row in rows}
     for name in read_names(place):
         for number, digest in Pointer.read(place, name).versions.items():
             if known.get((name, number)) != digest:
-                raise _differs(f"the registry shows another {name}@{number}")
+                raise _differs(f"the registry has {name}@{number}, which the database lacks or has with another digest")
     return len(known)
 
 
 def _check_artifacts(connection: sa.Connection, place: Place, *, missing: Collection[str]) -> None:
-    """Check the bytes of all artifacts that were not missing from the backup."""
+    """Check the content of each restored artifact, except those that the backup already lacked."""
     digests = connection.execute(sa.select(tables.published.c.digest).distinct()).scalars().all()
     for digest in digests:
         if f"{ARTIFACTS}/{digest}" not in missing:

@@ -1,12 +1,14 @@
 """Signature of a backup, and encryption of signing keys under a passphrase.
 
-Only signing keys may be in a backup, sealed under a passphrase. The key of a release is never copied: together with the
-published artifact it would remove the noise. The keys of first-seen ids are not copied either, because accepting a
-restored ledger begins another arrival epoch.
+A backup contains no keys except signing keys, and those only encrypted under a passphrase. The key of a release is
+never copied: it generates the release's noise, so it could remove the noise from the published artifact. The keys that
+hash the ids of individuals seen by earlier ingests are not copied either. After a restored ledger is accepted, ingests
+use a new table of ids under a new key.
 
-A program that can write a backup can change rows and their digests together. So the manifest is signed with the key of
-the audit trail, whose public half is published. A backup under a passphrase also has a MAC over the same bytes.
-`open_backup` checks both before anything of the backup is used.
+An attacker who can write to a backup can change rows together with their digests in the manifest. Therefore the
+manifest is signed with the key of the audit trail, whose public half is published. If a passphrase is given, the
+manifest also has a MAC under a key derived from the passphrase. `open_backup` checks both before anything of the backup
+is used.
 """
 
 import hashlib
@@ -28,18 +30,21 @@ from storage.backups.contents import MANIFEST, SIGNATURE, Contents, damaged
 from storage.ledger.trail_export import KEY_FILE, public_key, signing_key
 
 SEALABLE = re.compile(r"(trail|publisher)-signing(-[0-9a-f]+)?\.key")
-"""The names of files in the key folder that may be sealed; every other file stays there."""
+"""Pattern of the key files that a backup may contain, encrypted; every other key file is never backed up."""
 LEAST_CHARACTERS = 12
-_MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1  # 64 MiB and a fraction of a second per guess
+# scrypt parameters: each guess of a passphrase costs 64 MiB of memory and a fraction of a second
+_MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1
 
 
 def read_passphrase(file: Path) -> str:
-    """Read a passphrase, the first line of a file.
+    """Read a passphrase from the first line of a file.
 
     Raises
     ------
-    NotFound, Invalid
-        If the file cannot be read, or its line is short.
+    NotFound
+        If the file cannot be read.
+    Invalid
+        If the passphrase is shorter than `LEAST_CHARACTERS`.
     """
     try:
         line = file.read_text(encoding="utf-8").split("\n")[0].strip()
@@ -51,7 +56,7 @@ def read_passphrase(file: Path) -> str:
 
 
 def sealable_keys(keys: Path) -> dict[str, bytes]:
-    """Return the keys of a key folder that may be sealed, by file name."""
+    """Return the signing keys in a key folder that a backup may contain, by file name."""
     if not keys.is_dir():
         return {}
     return {path.name: path.read_bytes() for path in sorted(keys.iterdir()) if SEALABLE.fullmatch(path.name)}
@@ -102,7 +107,7 @@ _SIGNED, _KEYED = b"dpca backup 1\n", b"dpca backup under a passphrase 1\n"
 
 
 def sign_manifest(manifest: bytes, *, private: Ed25519PrivateKey, passphrase: str | None) -> bytes:
-    """Return the content of the signature file: the signature, and with a passphrase a salt and a MAC."""
+    """Return the content of the signature file, which has a salt and a MAC if there is a passphrase."""
     facts = {"signature": private.sign(_SIGNED + manifest).hex()}
     if passphrase is not None:
         salt = os.urandom(16)
@@ -149,8 +154,8 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
     is_keyed = passphrase is not None and has_mac
     if is_keyed and not hmac.compare_digest(mac, _mac(manifest, passphrase=str(passphrase), salt=salt)):
         raise Refused(
-            f"the backup {folder} was written with another passphrase, or was changed since; give the passphrase that "
-            "it was written with, or use another backup."
+            f"the passphrase does not match the backup {folder}, or the backup was changed after its creation; give "
+            "the passphrase with which it was made, or use another backup."
         )
     if key is not None or not is_keyed:
         _check_signer(folder, contents.signed_by, known=key or _own_key())

@@ -1,14 +1,14 @@
 """Connections, transactions and migrations of a database, for SQLite and PostgreSQL.
 
-There are two ways to use a database. `reading` is for reads: all its statements see one snapshot, and it never waits
-for a writer. `transaction` is for writes: it holds the ledger's lock from its first statement on, so nothing that it
-reads changes before it commits. Two statements outside of both could see two states, and the difference looks like
-damage.
+Every access uses one of two contexts. `reading` is for reads: all statements in one `reading` see the same snapshot of
+the database, and never wait for a writer. `transaction` is for writes: it takes the ledger's lock with its first
+statement, so no row that it reads changes before the commit. Without either context, two statements could see different
+states of the database, which later checks would report as damage.
 
-`one_connection` shares one connection to a SQLite file for the duration of a stage. Opening a file, and moving its log
-into it when the last connection is closed, takes longer than most transactions.
+`one_connection` keeps one connection to a SQLite file open for several transactions. It saves time: opening the file,
+and the checkpoint of the write-ahead log when the last connection closes, take longer than most transactions.
 
-`raw_rows` returns many rows as the driver yields them, as tuples without names or conversions of columns.
+`raw_rows` is for large results: it yields the driver's plain tuples, without column names or type conversions.
 """
 
 import os
@@ -36,9 +36,10 @@ type _Connections = dict[sa.Engine, tuple[_Identity, sa.Connection]]
 
 
 _held: ContextVar[tuple[int, _Connections] | None] = ContextVar("held", default=None)
-"""The thread, and its open connections by engine, each with the identity of its files; None where none are held.
+"""The thread id, and the connections that this thread shares, by engine; None outside of `one_connection`.
 
-A context may be copied into another thread, where these connections do not count as held.
+Each connection is stored with the identity of its process and files. The thread id is needed because a context may be
+copied into another thread, which must not use these connections.
 """
 
 
@@ -46,9 +47,9 @@ A context may be copied into another thread, where these connections do not coun
 def one_connection() -> Iterator[None]:
     """Let the transactions of this thread share one connection to each SQLite file while the context is open.
 
-    A connection is not reused after a failed transaction, after a restored copy has replaced its files, or in a forked
-    process. With PostgreSQL, each transaction still opens a new connection. A connection that idles while rows are
-    summed may be closed by the network in between.
+    The connection is replaced by a new one after a failed transaction, after a restored copy has replaced the database
+    files, and in a forked process. PostgreSQL connections are not shared: the network may close a connection that idles
+    while rows are summed. Each PostgreSQL transaction opens a new connection.
     """
     if _held_here() is not None:
         yield
@@ -65,7 +66,10 @@ def one_connection() -> Iterator[None]:
 
 @contextmanager
 def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
-    """Yield the held connection or a new one in a transaction, which is committed at the end unless it ``reads``."""
+    """Yield a connection in a transaction, which is rolled back at the end if ``reads`` is true, and else committed.
+
+    Inside `one_connection`, the thread's shared SQLite connection is used; otherwise a new connection is opened.
+    """
     connections, path = _held_here(), engine.url.database
     if connections is None or engine.dialect.name != "sqlite" or path is None:
         with engine.connect() as connection, connection.begin() as transaction:
@@ -82,20 +86,20 @@ def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
     except BaseException:
         connection.close()
         raise
-    if engine in connections:  # put there by a transaction inside this one
+    if engine in connections:  # a nested transaction has already stored a connection to this database
         connection.close()
     else:
         connections[engine] = identity or _identity(path), connection
 
 
 def _held_here() -> _Connections | None:
-    """Return the connections that this thread holds, or None."""
+    """Return the SQLite connections that `one_connection` shares in this thread, or None outside of that context."""
     thread, connections = _held.get() or (0, None)
     return connections if thread == get_ident() else None
 
 
 def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Identity | None, sa.Connection]:
-    """Take the held connection with its identity if it may be reused, or a new connection."""
+    """Return the shared connection and its files' identity, or a new connection if the shared one may not be reused."""
     if engine not in connections:
         return None, engine.connect()
     identity, held = connections.pop(engine)
@@ -106,13 +110,14 @@ def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Id
 
 
 def _identity(path: str) -> _Identity:
-    """Return the identity of this process, and of the database and log files in the file system."""
+    """Return this process id, and the device and inode of the database file and of its write-ahead log."""
     found: list[object] = [os.getpid()]
     for file in (path, f"{path}-wal"):
         try:
             status = os.stat(file)  # noqa: PTH116 - a path takes ten times as long
         except OSError:
-            found.append(object())  # equal to nothing: a connection to files without an identity is not reused
+            # a missing file gets a new object as identity, so a connection to it is never reused
+            found.append(object())
         else:
             found.append((status.st_dev, status.st_ino))
     return tuple(found)
@@ -124,7 +129,7 @@ _AT_ONCE = 4096
 def raw_rows(
     connection: sa.Connection, query: sa.Select[Any], given: Mapping[str, Any] | None = None
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of a query in order, in batches of `_AT_ONCE`."""
+    """Yield the rows of a query in order, in lists of up to `_AT_ONCE` plain tuples."""
     with connection.execute(query, given) as result:
         cursor = result.cursor
         assert cursor is not None
@@ -150,17 +155,18 @@ _NOTICES = {
 
 
 def connect(url: str) -> sa.Engine:
-    """Return an engine on an up-to-date database.
+    """Open a database for reading and writing, and migrate it to the newest schema if necessary.
 
-    A connection lives as long as a transaction, or as a stage (see `one_connection`), so nothing is shared with a
-    forked process or left open. SQLite runs in WAL mode with full synchronisation. A writing transaction takes the
-    write lock of SQLite, or locks the row of the ledger in PostgreSQL, as its first statement. It runs at READ
-    COMMITTED, whatever PostgreSQL's default, because rows that are read after a lock must be newer than the lock.
+    A connection is closed after each transaction, or at the end of `one_connection`, so no connection is left open or
+    shared with a forked process. SQLite runs in WAL mode with full synchronization. With its first statement, a writing
+    transaction takes the write lock of SQLite, or locks the row of the ledger in PostgreSQL. In PostgreSQL, it runs at
+    the isolation level READ COMMITTED, whatever the server's default, so that it reads the rows as they are after it
+    got the lock.
 
     Raises
     ------
     Invalid
-        When the URL is not that of a supported database.
+        When the URL is not the URL of a SQLite file or of PostgreSQL.
     Refused
         When the database was written by a newer version of this program.
     Unavailable
@@ -173,12 +179,12 @@ def connect(url: str) -> sa.Engine:
 
 
 def connect_as_is(url: str) -> sa.Engine:
-    """Return an engine on a database without migrating it; it may be empty, or of any version.
+    """Return an engine on a database without migrating it; the database may be empty or have any schema version.
 
     Raises
     ------
     Invalid
-        As `connect`.
+        When the URL is not the URL of a SQLite file or of PostgreSQL.
     """
     return _usable_engine(url)
 
@@ -187,7 +193,8 @@ def connect_as_is(url: str) -> sa.Engine:
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Yield a connection that reads the database as of its first statement, without blocking writers.
 
-    Later commits are not visible. To compare with a file, read the file first, or read the database again.
+    Later commits are not visible. A file that is read afterwards may therefore be newer than these rows. To compare
+    rows with a file, read the file first, or read the database again after the file.
 
     Raises
     ------
@@ -206,15 +213,18 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def connect_to_read(url: str) -> sa.Engine | None:
-    """Return a read-only engine; None where there is no database yet.
+    """Open a database for reading only; return None if no database exists yet.
 
-    The files that readers and writers of SQLite share cannot be created on a read-only or full disk. The database is
-    then read without them, unless the write-ahead log holds content that the database lacks.
+    On a read-only or full disk, SQLite cannot create the files that coordinate readers and writers. The database file
+    is then opened as immutable. This is refused if the write-ahead log has content, because the database file alone
+    would lack the newest rows.
 
     Raises
     ------
-    Invalid, Unavailable
-        As `connect`.
+    Invalid
+        When the URL is not the URL of a SQLite file or of PostgreSQL.
+    Unavailable
+        When the database cannot be read.
     Refused
         When another version of this program wrote the database.
     """
@@ -234,7 +244,8 @@ def connect_to_read(url: str) -> sa.Engine | None:
 def connect_in_memory() -> sa.Engine:
     """Return an engine on a new SQLite database in memory."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    weakref.finalize(engine, engine.pool.dispose)  # the one connection is the database: it lasts as long as the engine
+    # the engine's only connection holds the in-memory database, so it is closed together with the engine
+    weakref.finalize(engine, engine.pool.dispose)
     with schema_transaction(engine) as connection:
         migrate(connection)
     return engine
@@ -272,12 +283,12 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Run one writing transaction, with the lock of the ledger held from its first statement to its end.
+    """Run one writing transaction, which holds the ledger's lock from its first statement to its end.
 
     Raises
     ------
     Unavailable
-        As `schema_transaction`.
+        When the database cannot be used; see `schema_transaction`.
     """
     with schema_transaction(engine) as connection:
         if engine.dialect.name == "postgresql":
@@ -287,28 +298,28 @@ def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 @contextmanager
 def schema_transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Run one transaction that creates or upgrades tables, before there may be a ledger to lock.
+    """Run one transaction without the ledger's lock, to create, upgrade or fill tables.
 
-    Failures of the database become one clear error.
+    The table `ledger`, whose row is the lock, may not exist yet. Failures of the database are reported in one line.
 
     Raises
     ------
     Unavailable
-        When the database is missing, full, locked for too long, damaged, read-only or a standby. The transaction wrote
-        nothing, except that it may have been committed if the connection was lost during the commit. Running the
-        request again resolves this. Also raised when PostgreSQL committed with a warning, for example that it stopped
-        waiting for its standby.
+        When the database is missing, full, locked for too long, damaged, read-only or a standby. The transaction then
+        wrote nothing, with one exception: if the connection was lost during the commit, the transaction may be
+        committed. Running the same request again is safe in both cases. Also raised when PostgreSQL committed with a
+        warning, for example that it stopped waiting for its standby.
     """
     warned: list[str] = []
     with _explained(), begun(engine) as connection:
         if engine.dialect.name == "postgresql":
             _listen_for_warnings(connection, warned)
         yield connection
-        warned.clear()  # later warnings are about the commit
+        warned.clear()  # warnings from before the commit are dropped; only warnings about the commit count
     if warned:
         raise Unavailable(
-            f"the database committed and warned ({warned[0]}): a failover may lose it; restore the standby, and run "
-            "the same request again."
+            f"the database committed the transaction with a warning ({warned[0]}), so a failover may lose it; restore "
+            "the standby, and run the same request again."
         )
 
 
@@ -317,7 +328,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
-        # SQLite reports a damaged file as a bare DatabaseError; other subclasses report refused statements.
+        # SQLite reports a damaged file as the base class DatabaseError; its other subclasses mean a faulty statement.
         known = isinstance(error, OperationalError) or type(error) is DatabaseError
         if not known and getattr(error.orig, "sqlstate", None) != _OF_A_STANDBY:
             raise
@@ -327,21 +338,26 @@ def _explained() -> Iterator[None]:
 
 
 def _listen_for_warnings(connection: sa.Connection, notices: list[str]) -> None:
-    """Collect the server's warnings, for example that a commit did not wait for the synchronous standby."""
+    """Append the PostgreSQL server's warnings on this connection to `notices`.
+
+    One such warning is that a commit did not wait for the synchronous standby.
+    """
 
     def record(notice: Any) -> None:
         if notice.severity_nonlocalized == "WARNING":
             notices.append(" ".join(str(notice.message_primary).split())[:200])
 
     driver: Any = connection.connection.driver_connection
-    if hasattr(driver, "add_notice_handler"):  # psycopg, from the extra `postgres`
+    # psycopg 3, from the extra `postgres`, reports server warnings to such a handler
+    if hasattr(driver, "add_notice_handler"):
         driver.add_notice_handler(record)
 
 
 def _usable_engine(url: str) -> sa.Engine:
     try:
         return _engine(url)
-    except (ArgumentError, ImportError, ValueError):  # ValueError: a port that is no number
+    # SQLAlchemy raises ValueError if the port in the URL is not a number
+    except (ArgumentError, ImportError, ValueError):
         raise Invalid(
             "DPCA_DATABASE_URL is not usable; write sqlite:////path/to/file or postgresql+psycopg://user@host/name "
             "(with the `postgres` extra installed)."
@@ -350,7 +366,7 @@ def _usable_engine(url: str) -> sa.Engine:
 
 @cache
 def _engine(url: str) -> sa.Engine:
-    """Return this process's only engine of a database, which caches compiled statements."""
+    """Return the engine of a database URL; each process makes only one, because it caches compiled statements."""
     address = sa.make_url(url)
     match address.get_backend_name():
         case "postgresql":
@@ -369,13 +385,15 @@ def _sqlite(url: sa.URL) -> sa.Engine:
     @sa.event.listens_for(engine, "do_connect")
     def _create(_dialect: Any, _record: Any, arguments: Any, _others: Any) -> None:
         path = Path(arguments[0])
-        if not path.exists() and path.parent.is_dir():  # SQLite gives its other files the mode of this file
+        # the database file is created as a private file, because SQLite gives its log files the same mode
+        if not path.exists() and path.parent.is_dir():
             with suppress(OSError):
                 create_file(path)
 
     @sa.event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # `_begin_with` begins the transactions
+        # the driver must not begin transactions by itself, because `_begin_with` begins them
+        connection.isolation_level = None
         _switch_to_wal(connection)
         for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute("PRAGMA " + pragma)
@@ -388,11 +406,12 @@ def _begin_with(engine: sa.Engine, statement: str) -> None:
     def begin(dbapi_connection: Any) -> None:
         dbapi_connection.execute(statement)
 
-    engine.dialect.do_begin = begin  # type: ignore[method-assign]  # an event would slow down every statement
+    # the dialect's method is replaced, because an event listener would slow down every statement
+    engine.dialect.do_begin = begin  # type: ignore[method-assign]
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Switch a new file to WAL mode, and wait for other processes that do the same, because SQLite does not wait."""
+    """Switch a new file to WAL mode, retrying while another process switches it, because SQLite does not wait then."""
     last = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
@@ -406,38 +425,39 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def migration_of(connection: sa.Connection) -> str | None:
-    """Return the current migration of a database; None when the database is empty."""
+    """Return the database's current migration (its schema version), or None if the database is empty."""
     if not connection.dialect.has_table(connection, "alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Migrate a database unless it is up to date, in the caller's transaction.
+    """Migrate a database to the newest schema if it is not up to date, in the caller's transaction.
 
     Raises
     ------
     Refused
-        As `migrate`.
+        When the database was written by a newer version of this program.
     """
     if migration_of(connection) != HEAD:
         migrate(connection)
 
 
 def migrate(connection: sa.Connection) -> None:
-    """Migrate a database to the newest migration, in the caller's transaction.
+    """Run all missing migrations up to the newest one, in the caller's transaction.
 
     Raises
     ------
     Refused
-        When this version of the program does not contain the database's migration.
+        When the database has a migration that this version of the program does not know.
     """
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
 
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")  # one migration at a time
+        # this PostgreSQL lock lets only one process migrate at a time
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(4452437761)")
     config = Config()
     config.set_main_option("script_location", "storage.database:migrations")
     config.attributes["connection"] = connection
@@ -450,5 +470,5 @@ def migrate(connection: sa.Connection) -> None:
 def _unavailable(error: DBAPIError) -> Unavailable:
     reason = " ".join(str(error.orig).split())[:200]
     return Unavailable(
-        f"the database cannot be used ({reason}); fix it, or DPCA_DATABASE_URL, and run the same request again."
+        f"the database cannot be used ({reason}); fix it, or correct DPCA_DATABASE_URL, and run the request again."
     )

@@ -1,4 +1,4 @@
-"""Tables of the ledger, the catalog and the registry index."""
+"""Definitions of the SQL tables of the ledger, the catalog of datasets and the registry index."""
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ budget = sa.Table(
     sa.Column("relation", Text, nullable=False),
     sa.Column("filter", Text, nullable=False),
     sa.Column("unit", Text, nullable=False),
-    sa.Column("rows_per_unit", sa.BigInteger),  # maximum; NULL is no bound
+    sa.Column("rows_per_unit", sa.BigInteger),  # maximum number of rows of one individual; NULL means no bound
     sa.Column("created_at", Text, nullable=False),
 )
 snapshot = sa.Table(
@@ -36,16 +36,18 @@ snapshot = sa.Table(
     sa.Column("records_at_most", sa.BigInteger),
     sa.Column("path", Text, nullable=False),
     sa.Column("content_digest", Text, nullable=False),
-    sa.Column("rows_digest", Text),  # digest of the rows without their ids
+    sa.Column("rows_digest", Text),  # digest of the snapshot's rows without the ids of individuals
     sa.Column("unit", Text, nullable=False, default=ROW),
-    sa.Column("rows_per_unit", sa.BigInteger, default=1),  # maximum; NULL is no bound
+    # maximum number of rows of one individual; NULL means no bound
+    sa.Column("rows_per_unit", sa.BigInteger, default=1),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("removed_at", Text),
-    sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered it
-    sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest
-    sa.Column("epoch", Text),  # arrival epoch of the first-seen numbers of its blocks, if they have any
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that registered the snapshot
+    sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest that made the snapshot
+    sa.Column("epoch", Text),  # id of the table of first-seen ids (arrival_epoch) for this snapshot, or NULL
 )
-arrival_epoch = sa.Table(  # a table of first-seen ids under one key, until a part of the table is lost
+# table `arrival_epoch`: each row is one table of the ids that ingests have seen, hashed under one key
+arrival_epoch = sa.Table(
     "arrival_epoch",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -53,7 +55,8 @@ arrival_epoch = sa.Table(  # a table of first-seen ids under one key, until a pa
     sa.Column("created_at", Text, nullable=False),
     sa.Column("lost_at", Text),
 )
-arrival_segment = sa.Table(  # the ids that first appeared in one ingest; no number while its files are being written
+# table `arrival_segment`: the ids that first appeared in one ingest; no number while their files are being written
+arrival_segment = sa.Table(
     "arrival_segment",
     metadata,
     sa.Column("id", Text, primary_key=True),
@@ -79,13 +82,14 @@ release = sa.Table(
     sa.Column("artifact_digest", Text),
     sa.Column("created_at", Text, nullable=False),
     sa.Column("updated_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved it
+    sa.Column("seq", sa.BigInteger),  # number of the journal entry that reserved the release
 )
-charged_total = sa.Table(  # cached total charge of a population's releases; without a row the charges are added up
+# table `charged_total`: cached sum of a population's charges; if its row is missing, the sum is computed again
+charged_total = sa.Table(
     "charged_total",
     metadata,
     sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
-    sa.Column("charge", Text, nullable=False),  # JSON: numbers of any size
+    sa.Column("charge", Text, nullable=False),  # the charge is stored as JSON, because its integers may exceed 64 bits
     sa.Column("accounting", Text, nullable=False),
     sa.Column("releases", sa.BigInteger, nullable=False),  # including abandoned ones
 )
@@ -121,7 +125,7 @@ version = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "release_id"),
 )
-joint_version = sa.Table(  # a version of a joint release, which is charged in the ledgers of its sites
+joint_version = sa.Table(  # table `joint_version`: a published version of a joint release of several sites
     "joint_version",
     metadata,
     sa.Column("name", Text, primary_key=True),
@@ -132,18 +136,20 @@ joint_version = sa.Table(  # a version of a joint release, which is charged in t
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
-stream = sa.Table(  # one Gaussian release, charged in advance, whose ticks are releases at no further charge
+# table `stream`: a release repeated at every tick of a schedule, and charged once in advance
+stream = sa.Table(
     "stream",
     metadata,
-    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # id of the release that opened it
+    sa.Column("id", Text, sa.ForeignKey("release.id"), primary_key=True),  # id of the release that opened the stream
     sa.Column("name", Text, nullable=False, index=True),
     sa.Column("population", Text, nullable=False),
     sa.Column("fingerprint", Text, nullable=False),
     sa.Column("terms", Text, nullable=False),
     sa.Column("created_at", Text, nullable=False),
-    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry that opened it
+    sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry about the opening of the stream
 )
-stream_charge = sa.Table(  # a release that is charged for a stream, and the number of ticks paid for up to it
+# table `stream_charge`: a release that pays for ticks of a stream, and the total number of ticks then paid for
+stream_charge = sa.Table(
     "stream_charge",
     metadata,
     sa.Column("stream", Text, sa.ForeignKey("stream.id"), primary_key=True),
@@ -158,11 +164,11 @@ tick = sa.Table(
     sa.Column("slot", Text, nullable=False),
     sa.Column("release_id", Text, sa.ForeignKey("release.id"), nullable=False, unique=True),
     sa.Column("snapshot_id", Text, nullable=False),
-    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest
+    sa.Column("number", sa.BigInteger, nullable=False),  # number of the ingest that made the tick's snapshot
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )
-tick_answer = sa.Table(  # the copy of a tick's answer in the stream's store
+tick_answer = sa.Table(  # table `tick_answer`: digest of a tick's noised answer, which is a file in the store
     "tick_answer",
     metadata,
     sa.Column("stream", Text, primary_key=True),
@@ -177,20 +183,22 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-pointer = sa.Table(  # pointer files that agree with the rows; the file of a name without a row must be written
+# table `pointer`: names whose pointer file agrees with the rows; the file of any other name must be rewritten
+pointer = sa.Table(
     "pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
-    sa.Column("tag", Text, nullable=False),  # tag of the last written file
+    sa.Column("tag", Text, nullable=False),  # the store's tag (ETag) of the pointer file when it was last written
 )
-signed_pointer = sa.Table(  # the signed pointer of each name: its number, which only grows, and the tag of its file
+# table `signed_pointer`: number and file tag of each name's last signed pointer; numbers only grow
+signed_pointer = sa.Table(
     "signed_pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("number", sa.BigInteger, nullable=False),
     sa.Column("tag", Text),
 )
-published = sa.union_all(  # every version, with the release or joint release that it comes from
+published = sa.union_all(  # all published versions, each with the id of its release or joint release
     sa.select(version.c.name, version.c.version, version.c.digest, version.c.release_id.label("origin")),
     sa.select(joint_version.c.name, joint_version.c.version, joint_version.c.digest, joint_version.c.joint_id),
 ).subquery("published")

@@ -1,8 +1,8 @@
 """Catalog of the snapshots of each dataset name, with their populations.
 
-A name belongs to one population for ever. Its current snapshot is the newest one that is not removed. The journal
-decides which snapshot is newest, since a clock may be set back. The database decides which snapshots exist: a folder
-without a row is invisible.
+A dataset name belongs to one population permanently. The current snapshot of a name is the newest snapshot that is not
+removed. The order of journal entries decides which snapshot is newest, since a clock may be set back. The database
+decides which snapshots exist: a snapshot's folder without a database row is ignored.
 
 Examples
 --------
@@ -45,21 +45,21 @@ _NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One snapshot in the catalog.
+    """Catalog entry of one snapshot.
 
     Attributes
     ----------
-    snapshot : str
-    name, population : str
+    snapshot : str, the id of the snapshot
+    name, population : str, the names of the dataset and of its population
     n_features : int
     records_at_most : int or None, the declared public bound on the number of records
-    path : str, relative to the place of datasets
-    content_digest : str, a secret of the curator
-    rows_digest : str or None, the digest of the rows without regard to their individuals; also a secret
+    path : str, the snapshot's folder, relative to the store of datasets
+    content_digest : str, the digest of the stored rows; private, because it could confirm a guess of all rows
+    rows_digest : str or None, the digest of the rows in any order and without ids of individuals; also private
     unit, rows_per_unit : str and int or None, the privacy unit, see `privacy_unit`
     created_at : str, ISO 8601 in UTC
-    number : int or None, of the snapshot's ingest in the ledger's sequence; None before the snapshot is registered
-    epoch : str or None, of the first-seen numbers of the blocks; None where the blocks have none
+    number : int or None, the number of the snapshot's ingest, counted by the ledger; None before registration
+    epoch : str or None, the id of the table with the number of the ingest in which each id first appeared, or None
     """
 
     snapshot: str
@@ -78,7 +78,7 @@ class Entry:
 
     @property
     def privacy_unit(self) -> PrivacyUnit:
-        """Privacy unit, as an object."""
+        """Privacy unit of the snapshot, as an object."""
         return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
 
     @classmethod
@@ -91,7 +91,7 @@ class Entry:
 
 
 class Catalog:
-    """The snapshots of one home.
+    """Catalog of the snapshots of all datasets in one home.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Catalog:
     home : Path
         The local home folder.
     place : Place, optional
-        Store to which `Entry.path` is relative; the home folder by default.
+        The store of datasets, to which `Entry.path` is relative; the home folder by default.
     ledger : str, optional
         The id of the ledger; read from the database if it is not given.
     """
@@ -112,7 +112,7 @@ class Catalog:
         self.place = LocalPlace(home) if place is None else place
 
     def admit(self, *, name: str, population: str, unit: PrivacyUnit | None = None) -> str:
-        """Check that a snapshot of a population may be registered under `name`; return the id of the ledger.
+        """Check that a new snapshot may be registered under this dataset name and population; return the ledger's id.
 
         Raises
         ------
@@ -138,26 +138,26 @@ class Catalog:
         allow_shared_rows: bool = False,
         over: str | None = None,
     ) -> Entry:
-        """Register a finished snapshot as the current one of its name, in one transaction.
+        """Register a finished snapshot as the current snapshot of its dataset, in one transaction.
 
         Parameters
         ----------
         manifest : Manifest
         path : str
-            Relative to the place of datasets.
+            The snapshot's folder, relative to the store of datasets.
         number : int, optional
-            The number with which the snapshot's new ids were recorded. The snapshot gets the next number if none is
-            given, or if a snapshot with a higher number was registered since.
+            The number of the ingest under which the snapshot's new ids were recorded. If it is None, or if a snapshot
+            with a higher number was registered since, the snapshot gets the next free number.
         allow_shared_rows : bool
-            Whether another population may hold the same rows.
+            Whether to accept the snapshot if a dataset of another population has the same rows.
         over : str, optional
-            The snapshot that must still be the current one.
+            The id of the snapshot that the new one replaces; it must still be current.
 
         Raises
         ------
         Conflict
-            If the name belongs to another population, or another snapshot than ``over`` is current. Also if another
-            population holds these rows and shared rows are not allowed.
+            If the name belongs to another population, or ``over`` is no longer current. Also if another population has
+            a dataset with the same rows and ``allow_shared_rows`` is false.
         """
         (population,) = manifest.populations
         found = Entry(
@@ -182,9 +182,9 @@ class Catalog:
             holder = _holder(connection, population=population, rows_digest=entry.rows_digest)
             if holder is not None and not allow_shared_rows:
                 raise Conflict(
-                    f"the rows of {entry.name!r} equal those of dataset {holder.name!r} of population "
-                    f"{holder.population!r}, and two budgets for the same people add up; ingest them with "
-                    f"--population {holder.population}, or allow it with --allow-shared-rows"
+                    f"the rows of {entry.name!r} equal the rows of dataset {holder.name!r} in population "
+                    f"{holder.population!r}, and the privacy losses of two populations with the same people add up; "
+                    f"ingest with --population {holder.population}, or allow it with --allow-shared-rows"
                 )
             connection.execute(
                 insert(tables.snapshot).values(
@@ -209,29 +209,31 @@ class Catalog:
                 population=population,
                 detail={"dataset": entry.name, "snapshot": entry.snapshot, "number": entry.number, "epoch": entry.epoch}
                 | entry.privacy_unit.facts
-                | ({"shared_rows": "allowed"} if allow_shared_rows else {}),  # whether there are shared rows is private
+                # whether another population has the same rows is private, so only the permission is recorded
+                | ({"shared_rows": "allowed"} if allow_shared_rows else {}),
             )
         return entry
 
     def entries(self) -> list[Entry]:
-        """Return the current snapshot of every name, sorted by name.
+        """Return the current snapshot of every dataset, sorted by name.
 
         Raises the errors of `storage.ledger.budgets.check_snapshots`.
         """
-        with reading(self.engine) as connection:  # the newest snapshot of each name comes last
+        # rows are sorted so that the newest snapshot of each dataset comes last, and replaces earlier ones in the dict
+        with reading(self.engine) as connection:
             newest = {row.name: row for row in connection.execute(_PRESENT)}
             check_snapshots(connection, list(newest.values()))
         return [Entry.from_row(row) for row in newest.values()]
 
     def current(self, name: str) -> Entry:
-        """Return the current snapshot of a name.
+        """Return the current snapshot of a dataset.
 
         Raises
         ------
         NotFound
-            If no snapshot has this name.
+            If no dataset has this name.
         Corrupt
-            If the newest snapshot was edited, removed or restored by hand.
+            If the newest snapshot's database row was edited, removed or restored by hand.
         """
         with reading(self.engine) as connection:
             row = current_snapshot(connection, name)
@@ -240,20 +242,20 @@ class Catalog:
         return Entry.from_row(row)
 
     def older(self, name: str) -> list[Entry]:
-        """Return the snapshots of a name that are not current, oldest first."""
+        """Return the snapshots of a dataset that are not current, oldest first."""
         with reading(self.engine) as connection:
             found = [Entry.from_row(row) for row in connection.execute(_PRESENT) if row.name == name]
         return found[:-1]
 
     def entry(self, snapshot: str) -> Entry:
-        """Return a snapshot by its id, current or not.
+        """Return a snapshot by its id, whether it is current or not.
 
         Raises
         ------
         NotFound
             If the snapshot was never registered, or was removed.
         Corrupt
-            If the row of the snapshot was edited, removed or restored by hand.
+            If the snapshot's database row was edited, removed or restored by hand.
         """
         with reading(self.engine) as connection:
             row = connection.execute(_BY_ID, {"id": snapshot}).first()
@@ -263,37 +265,38 @@ class Catalog:
         return Entry.from_row(row)
 
     def number(self, snapshot: str) -> int | None:
-        """Return the number of a snapshot's ingest; numbers rise from one registered snapshot to the next.
+        """Return the number of the ingest that made a snapshot; a snapshot registered later has a higher number.
 
         Raises
         ------
         NotFound
-            As for `entry`.
+            If the snapshot was never registered, or was removed.
         """
         return self.entry(snapshot).number
 
     def epoch(self, snapshot: str) -> str | None:
-        """Return the epoch of the first-seen numbers of a snapshot's blocks, or None if they have none.
+        """Return the epoch of a snapshot's first-seen numbers, or None if the snapshot has no such numbers.
 
-        Numbers of two epochs cannot be compared: an id that occurs in both has two numbers.
+        A first-seen number is the number of the ingest in which the id of an individual first appeared. An epoch is one
+        table of these ids. Numbers of different epochs cannot be compared, because each epoch numbers the same id anew.
 
         Raises
         ------
         NotFound
-            As for `entry`.
+            If the snapshot was never registered, or was removed.
         """
         return self.entry(snapshot).epoch
 
     def arrivals_of(self, snapshot: str) -> Literal["ids", "rows"]:
-        """Return whether arrivals are known for each individual or for each row.
+        """Return "ids" if arrivals are known for each individual, or "rows" if they are known for each row only.
 
-        "ids" means that the individuals behind the rows have first-seen numbers, "rows" that each row came with its
-        snapshot.
+        With "ids", each individual has a first-seen number: the number of the ingest in which its id first appeared.
+        With "rows", the rows have no ids, and each row counts as arrived with its snapshot.
 
         Raises
         ------
         NotFound
-            As for `entry`.
+            If the snapshot was never registered, or was removed.
         """
         return "rows" if self.entry(snapshot).unit == ROW else "ids"
 
@@ -306,11 +309,11 @@ class Catalog:
         return True
 
     def address(self, entry: Entry) -> str:
-        """Return the address of a snapshot's Zarr group."""
+        """Return the address (path or URL) of a snapshot's Zarr group."""
         return self.place.at(entry.path)
 
     def open(self, entry: Entry) -> Dataset:
-        """Open a snapshot.
+        """Open the rows of a snapshot.
 
         Raises
         ------
@@ -322,7 +325,7 @@ class Catalog:
         return open_snapshot(self.place, entry, ledger=self._ledger_id())
 
     def manifest(self, entry: Entry) -> Manifest:
-        """Return the manifest of a snapshot, without opening its arrays; raises the errors of `open`."""
+        """Return the manifest of a snapshot without opening the arrays; raises the errors of `open`."""
         return _checked(read_manifest(self.place.at(entry.path)), entry, ledger=self._ledger_id())
 
     def _ledger_id(self) -> str:
@@ -332,32 +335,33 @@ class Catalog:
         return self._ledger
 
     def verify(self, name: str) -> str:
-        """Recompute the content digest of the current snapshot from its files and return it.
+        """Check a dataset's current snapshot: recompute the content digest from the files, and return it.
 
         Raises
         ------
         Corrupt
-            If the files are not those that were ingested.
+            If the files differ from the ingested rows.
         """
         entry = self.current(name)
         digest = self.open(entry).verify()
         if digest != entry.content_digest:
             raise Corrupt(
-                f"the files of dataset {name!r} differ from the registered ones; restore them or ingest the data again"
+                f"the files of dataset {name!r} differ from the ingested rows; restore them or ingest the data again"
             )
         return digest
 
     def remove(self, name: str, *, snapshot: str | None = None, force: bool = False) -> list[str]:
-        """Remove one or all snapshots of a name, first the rows, then the files; return their ids.
+        """Remove one snapshot or all snapshots of a dataset, and return the removed ids.
 
-        Files that an earlier removal left behind, because the place of datasets failed, are removed by the next call.
+        The catalog rows are marked as removed first, then the files are deleted. If the store of datasets fails in
+        between, the next call deletes the remaining files.
 
         Raises
         ------
         NotFound
-            If no snapshot has this name.
+            If no dataset has this name, or it has no such snapshot.
         Refused
-            If a release was made from one of them, and `force` is not set.
+            If a release was made from one of the snapshots, and `force` is false.
         """
         table, release = tables.snapshot, tables.release
         with transaction(self.engine) as connection:
@@ -368,8 +372,8 @@ class Catalog:
             named = connection.scalar(select(exists().where(release.c.snapshot_id.in_(present))))
             if named and not force:
                 raise Refused(
-                    f"a release was made from dataset {name!r}, so its removal must be forced; keep it, or force its "
-                    "removal"
+                    f"a release was made from dataset {name!r}, so its removal must be forced; keep the dataset, or "
+                    "force its removal"
                 )
             if present:
                 connection.execute(update(table).where(table.c.id.in_(present)).values(removed_at=journal.now()))
@@ -390,22 +394,22 @@ class Catalog:
 
 
 def open_snapshot(place: Place, entry: Entry, *, ledger: str) -> Dataset:
-    """Open the files of a snapshot in the place of datasets; raises the errors of `Catalog.open`."""
+    """Open the files of a snapshot in the store of datasets; raises the errors of `Catalog.open`."""
     dataset = Dataset.open(place.at(entry.path))
     _checked(dataset.manifest, entry, ledger=ledger)
     return dataset
 
 
 def _checked(manifest: Manifest, entry: Entry, *, ledger: str) -> Manifest:
-    """Return a manifest if it belongs to a registered snapshot."""
+    """Check that a manifest belongs to the registered snapshot `entry` and to this ledger, and return the manifest."""
     found = (manifest.ledger, manifest.populations, manifest.snapshot)
     if found != (ledger, [entry.population], entry.snapshot):
         raise Refused(
-            f"the files of dataset {entry.name!r} belong to another ledger or population; ingest the data here"
+            f"the files of dataset {entry.name!r} belong to another ledger or population; ingest the data in this home"
         )
     if manifest.content_digest != entry.content_digest:
         raise Corrupt(
-            f"the files of dataset {entry.name!r} differ from the registered ones; restore them or ingest the data "
+            f"the files of dataset {entry.name!r} differ from the registered snapshot; restore them or ingest the data "
             "again"
         )
     return manifest
@@ -417,7 +421,7 @@ def check_name(name: str) -> str:
     Raises
     ------
     Invalid
-        If the name breaks the rule for names.
+        If the name does not match the pattern of names.
     """
     if not re.fullmatch(_NAME, name):
         raise Invalid(
@@ -447,17 +451,16 @@ def _admit(connection: Connection, *, name: str, population: str, unit: PrivacyU
     if unit is not None and before not in (None, unit.name):
         shown = PrivacyUnit(name=before, rows=1 if before == ROW else None)
         raise Conflict(
-            f"the snapshots of dataset {name!r} have {shown} as the unit of privacy, and the new one would have "
-            f"{unit}; ingest it with the same ids, or with another name in the same population"
+            f"the snapshots of dataset {name!r} have {shown} as the unit of privacy, and the new snapshot would have "
+            f"{unit}; use the same column of ids, or another name of a dataset in the same population"
         )
 
 
 def _holder(connection: Connection, *, population: str, rows_digest: str | None) -> Row[tuple[str, str]] | None:
-    """Return the name and population of a snapshot of another population that has the same rows, or None.
+    """Return the name and population of a dataset in another population that has the same rows, or None.
 
-    Rows are compared without their ids and order: ids that are added later do not make new people.
-
-    A removed snapshot counts if a release was made from it, because what was spent on its people stays spent.
+    Rows are compared without ids and order, because adding ids does not turn the same rows into other people. A removed
+    snapshot counts if a release was made from it, because the privacy loss of its people remains spent.
     """
     table, release = tables.snapshot, tables.release
     charged = exists().where(release.c.snapshot_id == table.c.id, release.c.state != "abandoned")

@@ -1,8 +1,8 @@
 """Content digest and manifest of a snapshot.
 
-The same rows give the same content digest, whatever their source and storage. The digest is a secret of the curator:
-anyone who holds it can test a guess of the whole dataset. Therefore it never enters an artifact, a run key or an
-orchestrator.
+The same rows have the same content digest, whatever the format of their source and of their storage. The digest is
+private, because it can confirm a guess of the whole dataset. Therefore the digest never enters an artifact, a run key
+or Prefect.
 
 >>> digest = ContentDigest(n_features=3)
 >>> digest.update(
@@ -11,7 +11,7 @@ orchestrator.
 >>> len(digest.hexdigest())
 64
 
-The manifest of a snapshot holds the sizes and types of its arrays, and the declarations of its ingest.
+The manifest of a snapshot records the sizes and types of the stored arrays, and the options declared at the ingest.
 """
 
 import struct
@@ -30,14 +30,15 @@ _LABEL = b"dpca content 1\0"
 
 
 class ContentDigest:
-    """Hash of canonical rows that arrive as a stream, in pieces of any size.
+    """Hash of rows in canonical form, which are added in order, in pieces of any size.
 
     Guarantees
     ----------
     The digest is BLAKE3 over a label, the number of rows, records and columns, and the BLAKE3 digests of four streams:
     the number of rows of each record, the number of values of each row, the column of each value (all int64), and the
-    values (float64). All are little endian. If there are rejected records, a digest of their ordinals (int64) is added.
-    Block size, file format and any dtype that holds the values exactly do not change the digest.
+    values (float64). All numbers are little-endian. If there are rejected records, a digest of their ordinals (int64)
+    is added. The digest does not depend on the block size, the file format, or the dtype, if that dtype represents the
+    values exactly.
     """
 
     def __init__(self, *, n_features: int) -> None:
@@ -57,7 +58,7 @@ class ContentDigest:
         record_rows: NDArray[np.integer[Any]],
         rejected: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add whole records in order.
+        """Add whole records to the hash, in the order of the dataset.
 
         Parameters
         ----------
@@ -65,7 +66,8 @@ class ContentDigest:
         indices : integer array of shape (nnz,), columns from 0
         row_nnz : integer array of shape (n_rows,), stored values of each row
         record_rows : integer array of shape (n_records,), rows of each record
-        rejected : bool array of shape (n_records,), or None: the records that are empty because they had a bad row
+        rejected : bool array of shape (n_records,), or None: true for a record that was emptied because it had a bad
+            row
         """
         if rejected is not None:
             ordinals = self._n_records + np.flatnonzero(rejected)
@@ -78,7 +80,7 @@ class ContentDigest:
             stream.update(_bytes(array, kind))
 
     def hexdigest(self) -> str:
-        """Return the digest of everything added so far, as 64 hex digits."""
+        """Return the digest of all records added so far, as 64 hex digits."""
         shape = struct.pack("<3q", self._n_rows, self._n_records, self._n_features)
         streams = (*self._streams, *([self._rejected] if self._n_rejected else []))
         return blake3(_LABEL + shape + b"".join(stream.digest() for stream in streams)).hexdigest()
@@ -90,41 +92,43 @@ def _bytes(array: NDArray[Any], kind: str) -> memoryview:
 
 FORMAT = "dpca-rows"
 FORMAT_VERSION = 1
-MARKER = "zarr.json"  # holds the manifest; is written last when a snapshot is published
+MARKER = "zarr.json"  # this file contains the manifest and is written last, so a snapshot with this file is complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Facts of a snapshot, stored as attributes of its group; for the curator only, as sizes are private.
+    """Facts about a snapshot, stored as attributes of its Zarr group; private, because the sizes are.
 
     Attributes
     ----------
-    snapshot : str, 128 random bits in hex
-    dataset : str
+    snapshot : str, the id of the snapshot, 128 random bits in hex
+    dataset : str, the name of the dataset
     ledger : str, the id of the only ledger whose budgets may be spent on the snapshot
-    populations : list of str, every population that a release over the snapshot charges
-    privacy_unit : str, the name of the ids of individuals, or "row" if each row is a record
-    max_rows_per_unit : int or None, the number of rows kept of each individual, the first ones
-    feature_names : str or None, SHA-256 of the names, one a line, which the array of this name holds
-    scale : str or None, SHA-256 of the public factors of the columns, float64, in the array of this name
-    encoder : str or None, SHA-256 of the declared schema as JSON, which the array of this name holds
-    duplicates : str or None, the declared policy for several values of one row and column. If none was declared:
-        "whole" if the source holds whole rows, where a second value is refused, and None if triplets were added up
-    keeps_zeros : bool, whether values of 0 are stored
-    quarantined : int, the number of bad rows left out
-    first_seen : str or None, SHA-256 of the numbers of the ingests that first saw the individuals of each block, int64,
-        in the array of this name
-    epoch : str or None, the table of ids from which the numbers of `first_seen` come
-    owners : str or None, the name of the key of the hashes of ids, which the array of this name holds
+    populations : list of str, the populations whose budgets are charged by a release made from the snapshot
+    privacy_unit : str, the name of the column with the ids of individuals, or "row" if each row is a record
+    max_rows_per_unit : int or None, the most rows stored per individual; further rows were dropped
+    feature_names : str or None, SHA-256 of the array ``feature_names``, which holds the feature names, one per line
+    scale : str or None, SHA-256 of the array ``scale``, which holds one public factor (float64) per column
+    encoder : str or None, SHA-256 of the array ``encoder``, which holds the declared schema as JSON
+    duplicates : str or None, the declared policy for several values of one row and column. If no policy was declared,
+        it is "whole" for a source of whole rows, where a second value is an error, and None for a source of triplets,
+        whose values were added up
+    keeps_zeros : bool, whether explicit values of 0 are stored
+    quarantined : int, the number of bad rows that were left out
+    first_seen : str or None, SHA-256 of the array ``first_seen``. This array holds one int64 per block: the number of
+        the ingest in which the ids of the block's individuals first appeared
+    epoch : str or None, the id of the table of ids from which the numbers in ``first_seen`` come
+    owners : str or None, the name of the secret key with which ids were hashed. The array ``owners`` holds the hash of
+        each record's id
     n_features, n_records, n_rows, nnz, n_blocks : int
-    dtype : str, of the stored values
-    content_digest : str, see `ContentDigest`
-    rows_digest : str, digest of the rows of the source, in any order and of any individuals; see
+    dtype : str, the NumPy dtype of the stored values
+    content_digest : str, the digest of the stored rows; see `ContentDigest`
+    rows_digest : str, a digest of the source's rows that ignores their order and individuals; see
         `storage.datasets.rows_digest.RowsDigest`
     records_at_most : int or None, the declared public bound on n_records
-    density : float or None, the share of nonzero entries, as declared or as fixed by the format
+    density : float or None, the share of nonzero entries, as declared by the user or fixed by the source format
     source : str, the format of the source
-    code_version : str
+    code_version : str, the version of dpca that wrote the snapshot
     """
 
     snapshot: str
@@ -156,7 +160,7 @@ class Manifest:
     owners: str | None = None
 
     def to_attributes(self) -> dict[str, Any]:
-        """Return the attributes of the group."""
+        """Return the manifest as attributes of a Zarr group."""
         return {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
 
     @property
@@ -167,19 +171,20 @@ class Manifest:
 
     @classmethod
     def from_attributes(cls, attributes: Mapping[str, Any]) -> Self:
-        """Read the attributes of a group.
+        """Read a manifest from the attributes of a Zarr group.
 
         Raises
         ------
         Corrupt
-            If they are not a manifest of this format version.
+            If the attributes are not a manifest of this format version.
         """
         found = (attributes.get("format"), attributes.get("format_version"))
         if found != (FORMAT, FORMAT_VERSION):
             raise Corrupt(
-                f"format {found} is not {(FORMAT, FORMAT_VERSION)}; read it with the version of dpca that wrote it"
+                f"the snapshot has format {found}, not {(FORMAT, FORMAT_VERSION)}; read it with the dpca that wrote it"
             )
-        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))  # older manifests lack these
+        # fields that manifests of older versions lack
+        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))
         stored = {**older, "keeps_zeros": False, **attributes}
         missing = [known.name for known in fields(cls) if known.name not in stored]
         if missing:

@@ -1,9 +1,10 @@
-"""Stable sort of the entries of rows by the ids of individual and row.
+"""Stable sort of the stored values (entries) of rows, by the ids of individual and row.
 
-Entries fill a part of bounded size. A source that fits into one part is sorted in memory. For a larger source, each
-part is sorted and written to disk, and the parts are then merged. The merge reads a piece of each part. All entries
-below the least id at which a piece ends are whole records, since no part holds more of them. Ids are 64-bit integers,
-sorted by a radix sort.
+An external merge sort. Entries are collected in memory up to a bounded number, called a part. A source that fits into
+one part is sorted in memory. For a larger source, each part is sorted and written to disk, and the sorted parts are
+then merged. The merge reads a piece of each part. For each piece that is not the end of its part, take its last id.
+Records with ids below the least of these last ids are complete in memory. Ids are 64-bit integers, sorted by a radix
+sort.
 
 >>> sort = EntrySort(Path("nothing-is-written"), by_line=False)
 >>> sort.add(
@@ -33,11 +34,11 @@ REJECTED = -2
 ENTRY = np.dtype(
     [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("place", np.int32)]
 )
-"""One stored value, with its individual, its row, its column and its place in the source."""
+"""An entry: one stored value, with its individual (unit), row (line), column, and place (line or row) in the source."""
 LAST_PLACE = np.iinfo(np.int32).max
 
-PART = 1 << 20  # entries, 32 MiB; sorting takes three quarters more
-_LEAST_PIECE = 1 << 10  # entries read from a part at a time, at least
+PART = 1 << 20  # number of entries in one part of the sort, 32 MiB; sorting needs three quarters more memory
+_LEAST_PIECE = 1 << 10  # least number of entries that are read from a sorted part at a time
 _DIGIT = 11  # bits
 _SIGN = np.uint64(1 << 63)
 
@@ -45,20 +46,20 @@ type Entries = NDArray[Any]
 
 
 class EntrySort:
-    """Sorter of entries by (unit, line), where equal entries keep their order.
+    """External sort of entries (stored values) by individual (unit) and row (line); equal entries keep their order.
 
-    Memory is bounded by a constant and the widest record.
+    Memory is bounded by a constant plus the size of the largest record.
 
     Parameters
     ----------
     folder : Path
-        A private folder, created for parts that do not fit into memory. The caller removes it.
+        A private folder, created if a part must be written to disk. The caller removes the folder.
     by_line : bool
-        Whether entries are sorted by line within a unit. Otherwise lines only distinguish rows.
+        Whether entries are sorted by line (the id of the row) within a unit. If not, lines only distinguish rows.
     most : int
-        Number of entries of a part, unless one row holds more.
+        Largest number of entries in a part; a part may exceed it if one row alone has more entries.
     provisional : bool
-        Whether the ids are preliminary until all entries were added. Parts are then sorted after `translate` replaced
+        Whether the added ids are provisional. Parts are then written unsorted, and sorted when `translate` has replaced
         the ids.
     """
 
@@ -67,7 +68,7 @@ class EntrySort:
         self._buffer: Entries = np.empty(most, ENTRY)
         self._filled = 0
         self._files: list[Path] = []
-        self._order: NDArray[np.int32] | None = None  # of the buffer, once it is sorted
+        self._order: NDArray[np.int32] | None = None  # sorted order of the entries in the buffer, computed once
         self.size = 0
 
     def add(
@@ -81,7 +82,10 @@ class EntrySort:
         places: NDArray[np.int64] | None = None,
         rejected: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add rows in source order; an empty row becomes one entry with column `NO_COLUMN`, or `REJECTED` if it is bad.
+        """Add rows in source order.
+
+        A row without values becomes one entry with column `NO_COLUMN`. If the row is rejected, this column is
+        `REJECTED`.
 
         Raises
         ------
@@ -98,14 +102,16 @@ class EntrySort:
         self.size += needed
 
     def add_entries(self, entries: Entries) -> None:
-        """Add entries without changing them."""
+        """Add existing entries unchanged."""
         self._make_room(len(entries))
         self._buffer[self._filled : self._filled + len(entries)] = entries
         self._filled += len(entries)
         self.size += len(entries)
 
     def translate(self, replace: Callable[[Entries], None]) -> None:
-        """Replace provisional ids, part by part in source order; `replace` modifies the given entries in place.
+        """Replace the provisional ids of all entries (stored values) by final ids, then sort each part on disk.
+
+        `replace` is called with the entries of one part at a time, in source order, and modifies them in place.
 
         Raises
         ------
@@ -120,7 +126,7 @@ class EntrySort:
         self._provisional = False
 
     def records(self) -> Iterator[Entries]:
-        """Yield all entries in order, as chunks of whole records.
+        """Yield all entries in sorted order, in chunks that never split a record.
 
         The method may be called again, but no entries may be added after the first call.
 
@@ -165,7 +171,7 @@ class EntrySort:
         _write(file, (_take(entries, order[start : start + BATCH_VALUES]) for start in starts))
 
     def _merged(self) -> Iterator[Entries]:
-        """Merge the sorted parts; longer pieces are read if no record ends within a piece."""
+        """Merge the sorted part files; a longer piece of each file is read if no record is complete in memory yet."""
         step = max(self._most // (4 * len(self._files)), _LEAST_PIECE)
         parts = [_SortedPart(file) for file in self._files]
         while parts := [part for part in parts if part.refill(step)]:
@@ -182,7 +188,7 @@ class EntrySort:
 
 
 class _SortedPart:
-    """A sorted part on disk, and the piece of it that was read but not yet taken."""
+    """A sorted part file on disk, with the piece in memory that was read from the file but not yet merged."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._at, self._size = file, 0, file.stat().st_size // ENTRY.itemsize
@@ -190,21 +196,21 @@ class _SortedPart:
 
     @property
     def is_open(self) -> bool:
-        """True if the part has entries after the piece."""
+        """True if the part file has entries that were not read yet."""
         return self._at < self._size
 
     def refill(self, count: int) -> bool:
-        """Read until the piece has `count` entries, or the part ends; return whether the piece has any."""
+        """Read entries until `count` are in memory or the file ends; return whether any entries are in memory."""
         if self.is_open and len(self.piece) < count:
             self._read(count - len(self.piece))
         return len(self.piece) > 0
 
     def lengthen(self) -> None:
-        """Read as many more entries as the piece has."""
+        """Read as many further entries from the file as are in memory, which doubles the piece in memory."""
         self._read(len(self.piece))
 
     def take_below(self, unit: int | None) -> Entries:
-        """Remove the entries of units below `unit` from the piece and return them; None takes all."""
+        """Remove the entries with unit ids below `unit` from memory and return them; for None, all entries."""
         cut = len(self.piece) if unit is None else _count_below(self.piece, unit)
         taken, self.piece = self.piece[:cut], self.piece[cut:]
         return taken
@@ -222,7 +228,7 @@ def _write(file: Path, pieces: Iterable[Entries]) -> None:
 
 
 def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]:
-    """Yield sorted entries in batches, each extended to the end of its last record."""
+    """Yield entries in the given sorted order, in batches that never split a record."""
     start = 0
     while start < len(order):
         stop = _end_of_record(entries, order, min(start + BATCH_VALUES, len(order)))
@@ -231,7 +237,7 @@ def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]
 
 
 def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
-    """Return the positions of entries in order of (unit, line), or of unit; equal entries keep their order."""
+    """Return the stable sorting permutation of entries, by (id of individual, id of row) or by the first alone."""
     order = np.arange(len(entries), dtype=np.int32)
     for name in ("line", "unit") if by_line else ("unit",):
         keys, least, most, rises = _keys(entries[name], order)
@@ -242,9 +248,9 @@ def _sorted_order(entries: Entries, *, by_line: bool) -> NDArray[np.int32]:
 
 @njit(cache=True, nogil=True)
 def _keys(ids, order):  # type: ignore[no-untyped-def]
-    """Map ids to unsigned keys of the same order.
+    """Map the int64 ids at the positions `order` to uint64 keys that sort in the same order.
 
-    Returns (keys, least, most, whether the keys never decrease).
+    Returns (keys, least key, greatest key, whether the keys are already sorted).
     """
     keys = np.empty(len(order), np.uint64)
     least, most, rises, previous = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0), True, np.uint64(0)
@@ -259,7 +265,10 @@ def _keys(ids, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
-    """Sort keys, with their positions, by the digits of key - least, beginning with the lowest digit."""
+    """Sort the positions `order` by their keys and return them; a radix sort from the lowest digit to the highest.
+
+    The digits are taken from ``key - least``, a number of `bits` bits.
+    """
     passes = max(1, (bits + _DIGIT - 1) // _DIGIT)
     digit = np.uint64((bits + passes - 1) // passes)
     mask = (np.uint64(1) << digit) - np.uint64(1)
@@ -286,7 +295,7 @@ def _radix_sort(keys, order, least, bits):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _fill(buffer, units, lines, row_ptr, indices, values, places, empty):  # type: ignore[no-untyped-def]
-    """Write the entries of rows into a buffer."""
+    """Write CSR rows into a buffer of entries; a row without values becomes one entry in column ``empty[row]``."""
     at = 0
     for row in range(len(row_ptr) - 1):
         start, stop = row_ptr[row], row_ptr[row + 1]
@@ -309,7 +318,7 @@ def _take(entries, order):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
-    """Return the end of the record to which the entry before position `at` belongs."""
+    """Return the position after the last entry of the record that contains position ``at - 1`` of the sorted order."""
     while at < len(order) and entries[order[at]].unit == entries[order[at - 1]].unit:
         at += 1
     return at
@@ -317,7 +326,7 @@ def _end_of_record(entries, order, at):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _count_below(entries, unit):  # type: ignore[no-untyped-def]
-    """Count the entries of units below `unit`, by bisection."""
+    """Count the entries with an id of individual below `unit`, by bisection in sorted entries."""
     low, high = 0, len(entries)
     while low < high:
         middle = (low + high) // 2

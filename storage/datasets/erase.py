@@ -1,7 +1,8 @@
 """Erasure of one individual: a new snapshot of a dataset without any of that individual's rows.
 
-Snapshots are immutable, so the rows stay in older snapshots until these are removed. An id is compared by its keyed
-hash (`storage.datasets.keyed_hash`), and is never stored, logged or shown.
+Snapshots are immutable, so the individual's rows stay in older snapshots until these snapshots are removed. The records
+are found by the keyed hash of the individual's id (`storage.datasets.keyed_hash`). The id itself is never stored,
+logged or shown.
 
 Examples
 --------
@@ -42,7 +43,7 @@ class FoundUnit:
     ----------
     entry : Entry, the snapshot
     owner : uint64 array of shape (2,), the keyed hash of the individual's id
-    records, rows : int
+    records, rows : int, the numbers of records and rows of the individual
     """
 
     entry: Entry
@@ -57,9 +58,10 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     Parameters
     ----------
     name : str
-        The dataset.
+        The name of the dataset.
     unit : str
-        The id, in any spelling that `dpca.schemas.canonical` accepts for it, or the name of a row.
+        The id of the individual, in any spelling that `dpca.schemas.canonical` accepts. If the dataset has ids of rows
+        instead of individuals, the id of the row.
     catalog : Catalog
     keys : Path
         The folder of secret keys.
@@ -67,11 +69,11 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
     Raises
     ------
     NotFound
-        If there is no such dataset, the dataset does not hold this id, or the key of its ids is lost.
+        If the dataset does not exist, if it does not contain this id, or if the secret key of its hashed ids is lost.
     Invalid
         If the rows of the dataset have no ids.
     Refused
-        If no other record would be left.
+        If the dataset has no other individual, so no record would be left.
     """
     entry = catalog.current(name)
     rows = catalog.open(entry)
@@ -92,24 +94,28 @@ def find_unit(name: str, unit: str, *, catalog: Catalog, keys: Path) -> FoundUni
             "so write it as in the source"
         )
     if records == rows.n_records:
-        raise Refused(f"dataset {name!r} has no other individual; remove it with `dpca dataset remove {name}`")
+        raise Refused(
+            f"dataset {name!r} has no other individual, so no record would be left; remove the dataset with "
+            f"`dpca dataset remove {name}`"
+        )
     return FoundUnit(entry=entry, owner=owner, records=records, rows=n_rows)
 
 
 def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
-    """Make a snapshot without an individual the current one of its dataset; return its entry.
+    """Write a new snapshot of a dataset without the found individual, make it current, and return its catalog entry.
 
     Raises
     ------
     Conflict
-        If a newer snapshot has become current.
+        If another snapshot has become current since `find_unit`.
     Unavailable
-        If the home folder or the place of datasets cannot be written.
+        If the home folder or the store of datasets cannot be written.
 
     Guarantees
     ----------
-    The snapshot becomes visible whole and registered, or not at all. All other records, their order, and the number of
-    the ingest that first saw each stay unchanged.
+    The new snapshot appears complete and registered, or not at all. All other records, their order, and their
+    first-seen numbers stay unchanged. A first-seen number is the number of the ingest in which an individual's id first
+    appeared.
     """
     entry, folder = found.entry, catalog.home / "datasets" / found.entry.name
     source = catalog.open(entry)
@@ -117,7 +123,7 @@ def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
     def discard(snapshot: str) -> None:
         catalog.place.remove(f"datasets/{entry.name}/{snapshot}", marker=MARKER)
 
-    request = {"erased": secrets.token_hex(16)}  # random, so it is never resumed: a killed erasure starts again
+    request = {"erased": secrets.token_hex(16)}  # the request is random, so an interrupted erasure is never resumed
     with begin(folder, request=request, resume=False, is_registered=catalog.has, discard=discard) as staging:
         writer = SnapshotWriter(
             staging.path,

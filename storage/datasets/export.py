@@ -1,7 +1,8 @@
-"""Export of the rows of a snapshot to a file that other tools read.
+"""Export of the rows of a snapshot to a file for other programs.
 
-Memory is bounded by a block. Every format keeps each row, the order of rows and the exact values. Where records have
-several rows, Parquet and the `obs` of h5ad also hold the record of each row; npz and svmlight hold rows only.
+Only one block of rows is in memory at a time. Every format preserves each row, the order of rows and the exact values.
+If records have several rows, Parquet and the table `obs` of h5ad also hold the record number of each row. npz and
+svmlight contain rows only, without records.
 
 Examples
 --------
@@ -33,7 +34,7 @@ _CHUNK = 1 << 16
 
 
 def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  # noqa: A002, the word users know
-    """Write all rows of a snapshot in order.
+    """Write all rows of a snapshot to a new file, in order.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
     output : str or Path
         The file to create, with mode 0600. It appears whole or not at all.
     format : str
-        One of `WRITERS`.
+        "h5ad", "npz", "svmlight" or "parquet".
 
     Raises
     ------
@@ -56,7 +57,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
         If the snapshot cannot be read.
     """
     if format not in WRITERS:
-        raise Invalid(f"format {format!r} is not one of {', '.join(WRITERS)}; choose one of them")
+        raise Invalid(f"export format {format!r} is not one of {', '.join(WRITERS)}; choose one of these formats")
     path = Path(output)
     if path.exists():
         raise Conflict(f"{path} exists, and an export never overwrites a file; choose another name or remove the file")
@@ -74,7 +75,7 @@ def export_rows(dataset: Dataset, output: str | Path, *, format: str) -> None:  
 
 
 def _write_npz(dataset: Dataset, path: Path) -> None:
-    """Write an archive for ``scipy.sparse.load_npz``, with one pass over the blocks for each array."""
+    """Write an npz file for ``scipy.sparse.load_npz``, reading the blocks once for each array."""
     manifest = dataset.manifest
     shape = (manifest.n_rows, dataset.n_features)
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
@@ -97,10 +98,13 @@ def _write_npz(dataset: Dataset, path: Path) -> None:
 
 
 def _write_h5ad(dataset: Dataset, path: Path) -> None:
-    """Write a file for ``anndata.read_h5ad``: X as csr, features as `var`, records as `obs`."""
+    """Write a file for ``anndata.read_h5ad``.
+
+    X is a CSR matrix, features are the rows of the table `var`, and rows of the dataset are the rows of `obs`.
+    """
     if find_spec("anndata") is None:
         raise Invalid("writing h5ad needs anndata; install the extra: pip install 'dpca-pipeline[anndata]'")
-    with warnings.catch_warnings(action="ignore"):  # anndata warns about its own dependencies
+    with warnings.catch_warnings(action="ignore"):  # ignores anndata's warnings about its dependencies
         _write_frame(dataset, path)
     import h5py
 
@@ -132,7 +136,7 @@ def _write_h5ad(dataset: Dataset, path: Path) -> None:
 
 
 def _write_frame(dataset: Dataset, path: Path) -> None:
-    """Write an AnnData store without values."""
+    """Write an AnnData file with the tables `obs` and `var`, but without values."""
     import anndata
     import pandas as pd
 
@@ -146,9 +150,9 @@ def _write_frame(dataset: Dataset, path: Path) -> None:
 
 
 def _write_svmlight(dataset: Dataset, path: Path) -> None:
-    """Write label 0 and ``COLUMN:VALUE`` pairs, with columns from 1.
+    """Write each row as a svmlight line: label 0, then ``COLUMN:VALUE`` pairs with columns from 1.
 
-    The written digits determine the bits of each value.
+    Each value has enough digits to be read back exactly.
     """
     with path.open("wb") as file:
         for block in _blocks(dataset):
@@ -160,7 +164,10 @@ def _write_svmlight(dataset: Dataset, path: Path) -> None:
 
 
 def _write_parquet(dataset: Dataset, path: Path) -> None:
-    """Write triplets `row`, `column`, `value`, and `record`; a row without values becomes one zero."""
+    """Write one line `record`, `row`, `column`, `value` for each stored value.
+
+    A row without values becomes one line with value 0 in column 0.
+    """
     fields = [("record", pa.int64()), ("row", pa.int64()), ("column", pa.int64())]
     schema = pa.schema([*fields, ("value", pa.from_numpy_dtype(np.dtype(dataset.manifest.dtype)))])
     first = 0
@@ -189,7 +196,7 @@ def _blocks(dataset: Dataset) -> Iterator[Block]:
 
 
 def _row_bounds(dataset: Dataset) -> Iterator[NDArray[np.int64]]:
-    """Yield the row pointer of the whole dataset, a block at a time."""
+    """Yield the CSR row pointer of the whole dataset, one block at a time."""
     last = np.zeros(1, dtype=np.int64)
     yield last
     for block in _blocks(dataset):
@@ -199,19 +206,19 @@ def _row_bounds(dataset: Dataset) -> Iterator[NDArray[np.int64]]:
 
 
 def _record_of_rows(dataset: Dataset) -> Iterator[NDArray[np.int64]]:
-    """Yield the ordinal of the record that each row belongs to."""
+    """Yield, for the rows of each block, the number of the record that contains the row."""
     for block in _blocks(dataset):
         counts = np.diff(block.record_ptr)
         yield np.repeat(block.first_record + np.arange(len(counts)), counts)
 
 
 def _index_dtype(dataset: Dataset) -> type[np.signedinteger[Any]]:
-    """Return the index type that scipy would choose."""
+    """Return the integer type that scipy would choose for the indices of this matrix."""
     return np.int32 if max(dataset.manifest.nnz, dataset.n_features, dataset.manifest.n_rows) < 2**31 else np.int64
 
 
 def _numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """Return values in the integer or float64 type that is printed."""
+    """Return values converted to a type that Arrow prints with all digits: integers unchanged, floats as float64."""
     return values.astype({"b": np.uint8, "f": np.float64}.get(values.dtype.kind, values.dtype))
 
 

@@ -1,13 +1,15 @@
-"""Grouping of the pieces of a row, and of the rows of one individual, on disk.
+"""Grouping of row fragments into rows, and of the rows of each individual into one record, on disk.
 
-Entries are sorted by integers, out of core (`storage.datasets.entry_sort`). Text ids are replaced by their rank among
-all texts. Rows are yielded in the order of their ids, and records in the order of their units. Integers are ordered by
-value; text is ordered by its integer value if it has one, and otherwise by its bytes. This order does not depend on how
-the source was sorted. If a source does not number its rows, rows of one individual keep the order of the source.
+The stored values (entries) of all rows are sorted by integer ids with an external sort (`storage.datasets.entry_sort`).
+Text ids are first replaced by their rank among all texts. Records are yielded in the order of the ids of individuals,
+and the rows of a record in the order of their row ids. Integers are ordered by value; text is ordered by its integer
+value if it has one, and otherwise by its bytes. This order does not depend on how the source was sorted. If a source
+has no row ids, the rows of one individual keep the order of the source.
 
-The ids of a source are in DuckDB tables on disk. The tables hold the rank of each text, and the number of the ingest
-that first saw each individual. A text has one code for each batch that holds it, so that memory never holds a table of
-all texts. All codes of a text have the same rank.
+Text ids and hashes of ids are kept in DuckDB tables on disk. They yield the rank of each text, and the number of the
+ingest in which each individual first appeared. Before ranks are known, a text is represented by an integer code. Each
+batch gives new codes to its distinct texts, so that memory never holds a table of all texts. All codes of the same text
+lead to the same rank.
 
 Examples
 --------
@@ -16,7 +18,7 @@ Examples
     with IdTables(scratch) as tables:
         tables.add_texts("unit", pa.array(["b", "a"]), first_code=0)
         for codes, ranks in tables.ranks("unit"):
-            ...                                # 1 and 0, then 0 and 1
+            ...                                # codes [1, 0] with ranks [0, 1]
 
 ::
 
@@ -55,12 +57,12 @@ with plain as (
 
 
 class IdTables:
-    """Tables of ids on disk, created when the first id is added.
+    """DuckDB tables of ids on disk, created when the first id is added.
 
     Parameters
     ----------
     folder : Path
-        A private folder, which the caller removes.
+        A private folder for the database file, which the caller removes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +72,7 @@ class IdTables:
         self._ids_are_text = False
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this object."""
         return self
 
     def __exit__(
@@ -81,12 +83,15 @@ class IdTables:
             self._opened.close()
 
     def add_texts(self, role: str, texts: pa.Array, *, first_code: int) -> None:
-        """Add texts of a role, with codes that count up from `first_code`."""
+        """Add text ids; `role` is "unit" for ids of individuals or "line" for ids of rows.
+
+        Each text is given an integer code, counting up from `first_code`.
+        """
         codes = np.arange(first_code, first_code + len(texts))
         self._insert(f"{role}_texts", "code bigint, id varchar", {"code": codes, "id": texts})
 
     def ranks(self, role: str) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the codes of all texts of a role and their ranks from 0, in order of the ranks."""
+        """Yield arrays of the codes of all texts of a role, and of their ranks from 0, in the order of the ranks."""
         rank, last = -1, None
         for some in self._read(f"select code, id from {role}_texts order by {_order_of('id')}"):
             ids = some.column("id").dictionary_encode()
@@ -99,29 +104,29 @@ class IdTables:
             yield some.column("code").to_numpy(), ranks
 
     def lookalikes(self, role: str) -> int:
-        """Count texts that differ from another only in a sign + or leading zeros."""
+        """Count the distinct texts of a role that differ from another text only in a leading + or leading zeros."""
         ((count,),) = self._run(_LOOKALIKES.format(role=role)).fetchall()
         return int(count)
 
     def texts(self, role: str) -> Iterator[pa.Array]:
-        """Yield each distinct text of a role."""
+        """Yield all distinct texts of a role, in arrays."""
         for some in self._read(f"select distinct id from {role}_texts"):
             yield some.column("id")
 
     def add_ids(self, units: pa.Array, hashes: NDArray[np.uint64]) -> None:
-        """Add individuals, each of them once, with the two halves of each hash."""
+        """Add the distinct ids of this ingest's individuals, with the two 64-bit words of each id's hash."""
         self._ids_are_text = pa.types.is_string(units.type)
         kind = "varchar" if self._ids_are_text else "bigint"
         columns = {"unit": units, "high": hashes[:, 0], "low": hashes[:, 1]}
         self._insert("ids", f"unit {kind}, high ubigint, low ubigint", columns)
 
     def add_seen(self, hashes: NDArray[np.uint64], number: int) -> None:
-        """Add the hashes of individuals that the ingest with this number saw first."""
+        """Add hashes of ids that first appeared in the earlier ingest with this number."""
         columns = {"high": hashes[:, 0], "low": hashes[:, 1], "number": np.full(len(hashes), number)}
         self._insert("seen", "high ubigint, low ubigint, number bigint", columns)
 
     def unseen(self, count: int) -> Iterator[NDArray[np.uint64]]:
-        """Compare the individuals with those seen before; yield the hashes of the new ones in order."""
+        """Yield the hashes of this ingest's ids that no earlier ingest saw, sorted, in arrays of at most `count`."""
         self._create("ids", "unit bigint, high ubigint, low ubigint")
         self._create("seen", "high ubigint, low ubigint, number bigint")
         self._run("create or replace table met as from ids left join seen using (high, low)")
@@ -131,18 +136,21 @@ class IdTables:
                 yield halves[start : start + count]
 
     def counts_by_number(self, number: int) -> dict[int, int]:
-        """Count the compared individuals by the ingest that first saw them; new individuals get `number`."""
+        """Count the individuals of this ingest by the number of the ingest in which each first appeared.
+
+        Individuals that are new get `number`. The counts are in ascending order of the numbers.
+        """
         self._run(f"create or replace table numbered as select unit, coalesce(number, {number:d}) as number from met")
         return dict(self._run("select number, count(*) from numbered group by number order by number").fetchall())
 
     def numbers(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the number of each counted individual, in order of the ids."""
+        """Yield the first-seen number of each individual of this ingest, in the order of the ids."""
         order = _order_of("unit") if self._ids_are_text else "unit"
         for some in self._read(f"select number from numbered order by {order}"):
             yield some.column("number").to_numpy()
 
     def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
-        """Yield each distinct id of a role in order, or by (number, id) if the ids are numbered."""
+        """Yield each distinct id of a role, sorted by id, or by (first-seen number, id) if `is_numbered` is true."""
         order = _order_of("id") if is_text else "id"
         query = f"select id from (select distinct id from {role}_texts) order by {order}"
         if is_numbered:
@@ -162,12 +170,15 @@ class IdTables:
             self._tables.add(table)
 
     def _read(self, query: str, count: int = BATCH_VALUES) -> Iterator[pa.RecordBatch]:
-        with using_disk(), self._database.cursor() as reader:  # a connection holds one open result
+        # a separate cursor, because a DuckDB connection can have only one open result
+        with using_disk(), self._database.cursor() as reader:
             yield from reader.sql(query).to_arrow_reader(count)
 
     def _run(
-        self, statement: str
-    ) -> "duckdb.DuckDBPyConnection":  # quoted: a class held by an annotation is reported as leaked at exit
+        self,
+        statement: str,
+        # the annotation is quoted, because otherwise the class is reported as leaked at exit
+    ) -> "duckdb.DuckDBPyConnection":
         with using_disk():
             done: duckdb.DuckDBPyConnection = self._database.execute(statement)
             return done
@@ -185,7 +196,7 @@ class IdTables:
 
 @contextmanager
 def using_disk() -> Iterator[None]:
-    """Convert disk failures into one clear error.
+    """Convert errors of the disk or of DuckDB into one `Unavailable` error.
 
     Raises
     ------
@@ -198,7 +209,9 @@ def using_disk() -> Iterator[None]:
         raise
     except (duckdb.Error, OSError) as error:
         reason = "the disk is full" if "space" in str(error).lower() else "the disk cannot be used"
-        raise Unavailable(f"rows could not be grouped on disk: {reason}; free disk space in the home folder") from None
+        raise Unavailable(
+            f"rows could not be grouped by individual on disk: {reason}; free disk space in the home folder"
+        ) from None
 
 
 def _order_of(ids: str) -> str:
@@ -210,31 +223,32 @@ _BEYOND = "exceeds max_rows_per_unit of its individual; the row is dropped"
 
 
 class Grouping:
-    """External sort that groups pieces of rows into whole records.
+    """External sort that groups fragments of rows into rows, and the rows of each individual into a record.
 
-    Memory is bounded by a constant and the widest record.
+    Memory is bounded by a constant plus the size of the largest record.
 
     Parameters
     ----------
     folder : Path
         An empty private folder, which the caller removes.
     rejects : Rejects
-        Receives a note of each row of an individual beyond `max_rows_per_unit`.
+        Receives a note for each row that exceeds `max_rows_per_unit`.
     max_rows_per_unit : int or None
-        Number of rows that one individual keeps: the first ones, in the order described above. The other rows are
-        marked.
+        The most rows of one individual that are kept, in the order that the module describes. Further rows are yielded
+        too, but marked as surplus.
     part : int
-        Number of entries sorted in memory at a time.
+        Number of entries that are sorted in memory at a time.
 
     Attributes
     ----------
     unknown : int
-        Number of added rows whose record is unknown, because the id of the individual is null, or of the row where
-        there are no individuals. These rows are counted and not yielded.
+        Number of added rows that belong to no known record, because the id of the individual is null. If the source has
+        ids of rows only, the rows whose id is null. These rows are counted but not yielded.
 
     Guarantees
     ----------
-    A record with a rejected row is yielded as rejected with all its rows; `make_canonical` then empties it.
+    If a row is rejected, the whole record is yielded as rejected; `make_canonical` then removes all values of the
+    record.
     """
 
     def __init__(
@@ -246,33 +260,36 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # of all individuals, if they have the same number
-        self._firsts: list[tuple[int, int]] = []  # else: first-seen numbers, each with the rank of its first id
-        self._codes = {"unit": 0, "line": 0}  # number of text codes given so far
+        self._first_seen: int | None = None  # the first-seen number of all individuals, if it is the same for all
+        # if first-seen numbers differ: each number with the rank of the first id that has it
+        self._firsts: list[tuple[int, int]] = []
+        # for ids of individuals and of rows: how many integer codes were given to text ids so far
+        self._codes = {"unit": 0, "line": 0}
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
         self._owner_key: bytes | None = None
-        self._owner_ids: _Stream | None = None  # if ids are text or not in the order of integers
+        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by first-seen number
+        self._owner_ids: _Stream | None = None
 
     def __enter__(self) -> Self:
-        """Return itself."""
+        """Return this object."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the tables."""
+        """Close the tables of ids."""
         self._tables.__exit__(kind, error, trace)
 
     @property
     def done(self) -> float:
-        """Share of the added entries that were yielded, from 0 to 1."""
+        """Progress of `batches`: the share of the added entries that were yielded, from 0 to 1."""
         return self._out / max(self._sort.size if self._sort is not None else 0, 1)
 
     def add(self, batch: RowBatch) -> None:
-        """Add rows whose columns are in range; an empty row is kept as an entry without a column.
+        """Add rows or fragments of rows, whose column numbers were checked; rows without values are kept.
 
-        The ids must be integers in all batches, or text in all batches.
+        Ids must be integers in all batches, or text in all batches.
 
         Raises
         ------
@@ -307,7 +324,7 @@ class Grouping:
             )
 
     def lookalikes(self) -> int:
-        """Count ids that differ from another id only in a leading + or leading zeros; the count is private.
+        """Count the ids that differ from another id only in a leading + or leading zeros; the count is private.
 
         Each of these ids remains a separate individual.
         """
@@ -315,7 +332,7 @@ class Grouping:
         return self._tables.lookalikes("unit" if unit else "line") if (unit or line) == _TEXT else 0
 
     def hash_ids(self, key: bytes) -> None:
-        """Hash the id of each individual with a key, so that it can be compared with ids of earlier ingests.
+        """Hash the id of each individual with a secret key, for the comparison with hashed ids of earlier ingests.
 
         Raises
         ------
@@ -327,7 +344,7 @@ class Grouping:
             self._units += len(units)
 
     def add_seen(self, hashes: bytes, number: int) -> None:
-        """Add hashes of ids that the ingest with this number saw first.
+        """Add hashes of ids that first appeared in the earlier ingest with this number.
 
         Raises
         ------
@@ -337,7 +354,7 @@ class Grouping:
         self._tables.add_seen(np.frombuffer(hashes, dtype="<u8").astype(np.uint64).reshape(-1, 2), number)
 
     def unseen(self, count: int) -> Iterator[bytes]:
-        """Yield the hashes of the ids that no earlier ingest saw, in order, at most `count` at a time.
+        """Yield the hashes of the ids that no earlier ingest saw, sorted, at most `count` at a time.
 
         Raises
         ------
@@ -348,20 +365,24 @@ class Grouping:
             yield hashes.astype("<u8").tobytes()
 
     def number_ids(self, number: int) -> None:
-        """Order the batches by (first-seen number, id); call it after reading `unseen`.
+        """Sort the records by (first-seen number, id); call this method after `unseen` was read to its end.
 
-        Ids that `unseen` yielded get the number `number`.
+        The first-seen number is the number of the ingest in which an id first appeared. Ids that `unseen` yielded get
+        the number `number`.
 
         Raises
         ------
         Corrupt
-            If the table holds an id twice.
+            If the table of ids seen by earlier ingests contains an id twice.
         Unavailable
             If the disk is full or cannot be used.
         """
         counts = self._tables.counts_by_number(number)
         if sum(counts.values()) != self._units:
-            raise Corrupt("the table of first-seen ids has an id twice; restore it from a copy, and ingest again")
+            raise Corrupt(
+                "the table of ids seen by earlier ingests contains an id twice; restore the table from a copy, and "
+                "ingest again"
+            )
         if len(counts) > 1:
             with using_disk():
                 self._sort_by_number(counts)
@@ -369,13 +390,17 @@ class Grouping:
             self._first_seen = next(iter(counts), None)
 
     def name_owners(self, key: bytes) -> None:
-        """Add a keyed hash to each record of the batches: of the id of its individual, or of its row if it has none."""
+        """Make `batches` add a keyed hash to each record, so that an individual can be found later.
+
+        The hash is of the id of the individual or, if the source has ids of rows only, of the id of the row.
+        """
         self._owner_key = key
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield whole records; each batch has one first-seen number, and `places` of the first piece of each row.
+        """Yield whole records in sorted order; all records of a batch have the same first-seen number.
 
-        Rows beyond the bound of their individual are included, marked as surplus.
+        The `places` of a batch are the lines of the source where each row begins. Rows beyond `max_rows_per_unit` of
+        their individual are included, marked as surplus.
 
         Raises
         ------
@@ -389,7 +414,7 @@ class Grouping:
                     yield self._records(some, number)
 
     def _owners(self, units: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the keyed hashes of the ids of the next records; `units` are integer ids or text ranks."""
+        """Return the keyed hashes of the ids of the next records in order, or None if hashes were not requested."""
         if self._owner_key is None or self._kinds is None:
             return None
         is_text = (self._kinds[0] or self._kinds[1]) == _TEXT
@@ -403,7 +428,7 @@ class Grouping:
         return self._owner_ids.take(len(units)).astype(np.uint64)
 
     def _with_known_ids(self, batch: RowBatch) -> RowBatch:
-        """Leave out rows of unknown records and count them; such rows are empty."""
+        """Return the batch without rows whose record is unknown, and count these rows; they have no values."""
         owners = batch.row_ids if batch.unit_ids is None else batch.unit_ids
         ids = (owners, batch.row_ids)
         if batch.rejected is None or owners is None or not any(each.null_count for each in ids if each is not None):
@@ -424,11 +449,15 @@ class Grouping:
             )
         if batch.row_ids is None or not batch.row_ids.null_count:
             return batch
-        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0  # the record is rejected in any case
+        # null row ids get an arbitrary value, because the record is rejected anyway
+        nothing = "" if pa.types.is_string(batch.row_ids.type) else 0
         return replace(batch, row_ids=batch.row_ids.fill_null(nothing))
 
     def _integers(self, role: str, ids: pa.Array) -> NDArray[np.int64]:
-        """Return integer ids as they are, or a code for each text; equal texts of a batch have one code."""
+        """Return integer ids unchanged; for text ids, return integer codes and store the texts under these codes.
+
+        Equal texts within a batch have the same code.
+        """
         if str(ids.type) != _TEXT:
             return np.asarray(ids.to_numpy(zero_copy_only=False), dtype=np.int64)
         texts, first_code = ids.dictionary_encode(), self._codes[role]
@@ -437,7 +466,7 @@ class Grouping:
         return np.asarray(first_code + texts.indices.to_numpy().astype(np.int64))
 
     def _each_unit(self) -> Iterator[pa.Array]:
-        """Yield each distinct id of an individual."""
+        """Yield each distinct id of an individual, in arrays."""
         if self._kinds is not None and self._kinds[0] == _TEXT:
             yield from self._tables.texts("unit")
             return
@@ -446,7 +475,7 @@ class Grouping:
                 yield pa.array(entries["unit"][_changes(entries["unit"])])
 
     def _sorted(self) -> Iterator[Entries]:
-        """Yield all entries, sorted by unit, row and place in the source; the first call ranks the texts."""
+        """Yield all entries (stored values) sorted by individual, row and position in the source."""
         if self._sort is None:
             return
         if self._codes["unit"] or self._codes["line"]:
@@ -454,7 +483,7 @@ class Grouping:
         yield from self._sort.records()
 
     def _rank_texts(self, sort: EntrySort) -> None:
-        """Replace the codes of texts by the ranks of the texts."""
+        """Replace the codes of text ids in all entries by the ranks of the texts."""
         has_units = self._kinds is not None and self._kinds[0] is not None
         ranks = {role: _Stream(self._ranks_by_code(role)) for role, codes in self._codes.items() if codes}
 
@@ -470,7 +499,7 @@ class Grouping:
         self._codes = dict.fromkeys(self._codes, 0)
 
     def _ranks_by_code(self, role: str) -> Iterator[NDArray[np.int64]]:
-        """Yield the ranks of the texts of a role in order of their codes."""
+        """Yield the rank of the text of each code, in the order of the codes."""
         sort = EntrySort(self._folder / f"{role}-ranks", by_line=False, most=self._part)
         for codes, ranks in self._tables.ranks(role):
             empty = np.zeros(len(codes) + 1, dtype=np.int64)
@@ -479,7 +508,7 @@ class Grouping:
             yield entries["line"]
 
     def _sort_by_number(self, counts: dict[int, int]) -> None:
-        """Replace the ids of individuals by their ranks in the order of (first seen, id)."""
+        """Sort entries by (first-seen number, id): replace each id by the individual's rank in this order."""
         starts = [0, *np.cumsum(list(counts.values())).tolist()]
         self._firsts = list(zip(counts, starts[:-1], strict=True))
         next_rank = dict(self._firsts)
@@ -498,7 +527,7 @@ class Grouping:
         self._sort = by_number
 
     def _of_one_number(self, entries: Entries) -> Iterator[tuple[int | None, Entries]]:
-        """Cut whole records where the first-seen number changes; yield each part with its number."""
+        """Split sorted entries between records where the first-seen number changes; yield (number, entries)."""
         if not self._firsts:
             yield self._first_seen, entries
             return
@@ -509,7 +538,7 @@ class Grouping:
                 yield number, entries[start:stop]
 
     def _records(self, entries: Entries, first_seen: int | None) -> RowBatch:
-        """Make a batch from sorted entries that hold whole records."""
+        """Make a batch of rows from sorted entries, which contain whole records."""
         units = _changes(entries["unit"])
         row_starts = np.flatnonzero(units | _changes(entries["line"]))
         row_ptr = np.append(row_starts, len(entries))
@@ -541,14 +570,14 @@ class Grouping:
 
 
 class _Stream:
-    """A stream of integers, or of rows of integers, that arrives in arrays of any size and is taken in order."""
+    """A stream of integers, or rows of integers, whose items can be taken in any number at a time."""
 
     def __init__(self, arrays: Iterator[NDArray[Any]], *, width: int | None = None) -> None:
         self._arrays, self.taken = arrays, 0
         self._rest: NDArray[Any] = np.empty(0, np.int64) if width is None else np.empty((0, width), np.uint64)
 
     def take(self, count: int) -> NDArray[Any]:
-        """Take the next integers."""
+        """Return the next `count` items of the stream."""
         pieces, missing = [self._rest], count - len(self._rest)
         while missing > 0:
             pieces.append(next(self._arrays))
@@ -560,7 +589,7 @@ class _Stream:
 
 
 def _changes(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark sorted ids that differ from the preceding id; the first is always marked."""
+    """Return a mask of the sorted ids that differ from the preceding id; the first id is always marked."""
     changed = np.ones(len(ids), dtype=np.bool_)
     changed[1:] = ids[1:] != ids[:-1]
     return changed

@@ -1,9 +1,9 @@
-"""Inbox of a dataset: a folder or prefix that receives whole files.
+"""Inbox of a dataset, a folder or a prefix of an object store into which new files are put.
 
-Each file is processed once. A file is identified by its address, size and tag, so a changed file is a new arrival. The
-state of an arrival is recorded in write-once files of the home folder. Several processes, and a process that resumes
-after a crash, therefore agree on it. The token of an arrival is random: it reveals nothing about the file, and may be
-shown.
+Each file is processed once. A file is identified by its address, size and tag (time of the last change, or ETag), so a
+changed file counts as a new arrival. The state of an arrival is recorded in write-once files in the home folder.
+Concurrent processes, and a process that resumes after a crash, therefore see the same state. An arrival is named by a
+random token, which reveals nothing about the file and may be shown.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from storage.formats.files import LocalFile, Sighting, SourceFile, locate
 from storage.formats.held_files import holding, open_matches
 
 End = Literal["released", "set_aside", "refused"]
-"""Final state of an arrival: a release was made of it, no snapshot could be made, or the budget refused its release."""
+"""Final state of an arrived file: a release was made from it, it could not be ingested, or its release was refused."""
 
 RETRIED: tuple[End, ...] = ("set_aside", "refused")
 """Final states after which a file may be retried."""
@@ -34,14 +34,14 @@ _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A file that arrived, and its state so far.
+    """A file that arrived in the inbox, and the recorded state of its processing.
 
     Attributes
     ----------
-    token : str, random
-    address : str, private
-    snapshot : str or None, the snapshot that was made of the file
-    end : str or None, one of `End`
+    token : str, the random name of the arrival
+    address : str, the path or URL of the file; private
+    snapshot : str or None, the id of the snapshot that was made of the file
+    end : str or None, the final state: "released", "set_aside" or "refused"; None if it is not reached yet
     """
 
     token: str
@@ -52,15 +52,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """The files that wait in an inbox.
+    """The files in an inbox that are waiting to be processed.
 
     Attributes
     ----------
     tokens : tuple of str
-        Tokens of the whole files that have not reached a final state, oldest first.
+        Tokens of the completely written files that have not reached a final state, oldest first.
     left : int
-        Number of files that are not taken for now: files that still change, files with names of unfinished copies,
-        and links.
+        Number of files that are ignored for now: files that changed recently, files named like unfinished copies, and
+        symbolic links.
     """
 
     tokens: tuple[str, ...]
@@ -68,24 +68,25 @@ class Waiting:
 
 
 class Inbox:
-    """The arrivals of one dataset."""
+    """The inbox of one dataset, with the arrivals recorded in the home folder."""
 
     def __init__(self, home: Path, dataset: str) -> None:
         self._folder = home / _FOLDER / dataset
-        self._paths: dict[str, Path] = {}  # by token; the file of an arrival never changes
+        self._paths: dict[str, Path] = {}  # the record file of each arrival, by token; record files never change
 
     def waiting(self, address: str, *, settled: float) -> Waiting:
-        """Return the waiting files, and give each new file a token.
+        """Return the files that wait to be processed, after giving each new file a token.
 
         Parameters
         ----------
         address : str
             A folder, a pattern in a folder, or a prefix of an object store.
         settled : float
-            Seconds without a change after which a file on a disk counts as whole. Hidden names, and names that end like
-            those of unfinished copies, are left out. An object of an object store is whole as soon as it exists. A link
-            below the folder is never followed: users who may put files here must not choose what else is read. Links in
-            the path of the folder are resolved once, so that a file has one address under every name of the inbox.
+            Seconds without a change after which a file on a disk counts as completely written. An object in an object
+            store is complete as soon as it exists. Hidden files, and files named like unfinished copies, are left out.
+            Symbolic links inside the folder are never followed, because users who may put files here must not choose
+            which other files are read. Links in the path of the folder itself are resolved, so that a file has the same
+            address under every path of the inbox.
 
         Raises
         ------
@@ -97,7 +98,7 @@ class Inbox:
         return Waiting(tokens=tuple(arrival.token for arrival in found if arrival.end is None), left=left)
 
     def arrival(self, token: str) -> Arrival:
-        """Return an arrival.
+        """Return the arrival with this token.
 
         Raises
         ------
@@ -108,7 +109,7 @@ class Inbox:
 
     @contextmanager
     def taking(self, token: str) -> Iterator[Arrival]:
-        """Lock an arrival against other processes; yield it in the state that earlier processes left."""
+        """Lock an arrival against other processes while the context is open; yield the arrival as now recorded."""
         path = self._path(token)
         with writing(self._folder):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -120,16 +121,18 @@ class Inbox:
 
     @contextmanager
     def holding(self, arrival: Arrival) -> Iterator[SourceFile]:
-        """Open the file of an arrival; the yielded object reads only the file that was opened and checked.
+        """Open the file of an arrival, after checking that it is the file that arrived.
+
+        The yielded object reads only this checked file, even if the path is replaced meanwhile.
 
         Raises
         ------
         FileNotFoundError
-            When the file is not the one that arrived, or is behind a link.
+            When the file has changed since it arrived, or its path contains a symbolic link.
         PermissionError
             When the file may not be read.
         OSError
-            When the file cannot be read for now.
+            When the file temporarily cannot be read.
         """
         with holding(arrival.address) as file:
             if not self._is_of(arrival, file):
@@ -137,7 +140,10 @@ class Inbox:
             yield file
 
     def stands(self, arrival: Arrival, held: SourceFile | None = None) -> bool:
-        """Return whether the file of an arrival is unchanged, and `held`, if given, is an open handle of that file."""
+        """Return whether the file of an arrival is unchanged.
+
+        If `held` is given, also require that this open file is the file of the arrival.
+        """
         try:
             with self.holding(arrival):
                 return held is None or self._is_of(arrival, held)
@@ -149,18 +155,21 @@ class Inbox:
         return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
-        """Record the snapshot made of an arrival; return it, or the snapshot that another process recorded first."""
+        """Record the id of the snapshot that was made of an arrival, unless another process recorded one first.
+
+        Return the id that is recorded.
+        """
         with writing(self._folder):
             claim_file(self._folder / f"{token}.snapshot", snapshot.encode())
         return (self._folder / f"{token}.snapshot").read_text()
 
     def note_reason(self, token: str, reason: str) -> None:
-        """Record why no snapshot could be made of an arrival; a later attempt may record another reason."""
+        """Record why no snapshot could be made of an arrival; a later attempt may overwrite the reason."""
         with writing(self._folder):
             write_atomically(self._folder / f"{token}.reason", reason.encode())
 
     def reason(self, token: str) -> str:
-        """Return the reason that was recorded last."""
+        """Return the last recorded reason why no snapshot could be made of an arrival."""
         return self._noted(token, "reason") or "no reason was recorded"
 
     def arrivals(self) -> list[Arrival]:
@@ -169,20 +178,18 @@ class Inbox:
         return sorted(found, key=lambda arrival: (arrival.address, arrival.token))
 
     def forget(self, token: str) -> None:
-        """Forget an arrival of which no release was made.
-
-        If its file still exists, the file arrives again.
+        """Delete the record of an arrival from which no release was made, so that its file can be processed again.
 
         Raises
         ------
         NotFound
             When no arrival has this token.
         Conflict
-            When the arrival has no final state yet, or a release was made of it.
+            When the arrival has no final state yet, or a release was made from it.
         """
         with self.taking(token) as arrival:
             if arrival.end not in RETRIED:
-                state = "is already waiting" if arrival.end is None else "was released, and each file is charged once"
+                state = "is still waiting" if arrival.end is None else "was released, and a file is released only once"
                 raise Conflict(
                     f"the file that arrived as {token!r} {state}; only a file that was set aside or refused can be "
                     "retried."
@@ -191,28 +198,28 @@ class Inbox:
                 self._path(token).unlink(missing_ok=True)
 
     def end(self, token: str, how: End) -> None:
-        """Record the final state of an arrival."""
+        """Record the final state of an arrival; the first recorded state counts."""
         with writing(self._folder):
             claim_file(self._folder / f"{token}.end", how.encode())
 
     def _whole(self, address: str, settled: float) -> tuple[list[Sighting], int]:
-        """Return the whole files at an address, oldest first, and the number of other files there."""
+        """Return the completely written files at an address, oldest first, and the number of other files there."""
         place = locate(address)
         if isinstance(place, LocalFile) and not place.path.parent.is_dir():
-            raise Unavailable(f"{address}: no such folder; create it, or correct the inbox.")
+            raise Unavailable(f"{address}: the folder does not exist; create it, or correct the address of the inbox.")
         try:
             seen = open_matches(address)
         except StorageError:
             raise
         except OSError as error:
             raise Unavailable(
-                f"{address} cannot be read ({error.strerror or error}); correct its permissions, or the inbox."
+                f"{address} cannot be read ({error.strerror or error}); correct the permissions or the inbox's address."
             ) from None
         whole = [each for each in seen if _is_whole(each, settled=settled)]
         return sorted(whole, key=lambda each: (each.changed, each.file.name)), len(seen) - len(whole)
 
     def _claimed(self, seen: Sighting) -> Arrival:
-        """Return the arrival of a file; a new file is claimed first."""
+        """Return the arrival of a file; for a new file, first record an arrival with a new token."""
         path = self._folder / f"{_identity(seen.file.address, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
@@ -227,18 +234,20 @@ class Inbox:
                 with suppress(Corrupt):
                     self._paths[self._facts(path)[0]] = path
         if token not in self._paths:
-            raise NotFound(f"no file arrived as {token!r} in this home; list the inbox again.")
+            raise NotFound(f"no file in the inboxes of this home has the token {token!r}; list the inbox again.")
         return self._paths[token]
 
     def _facts(self, path: Path) -> tuple[str, str]:
-        """Return the token and address of an arrival."""
+        """Return the token and the file address recorded for an arrival."""
         try:
             facts = json.loads(path.read_bytes())
             return str(facts["token"]), str(facts["address"])
         except (KeyError, RecursionError, TypeError, ValueError):
-            raise Corrupt(f"{path} is damaged; remove it, and its file arrives again.") from None
+            raise Corrupt(
+                f"{path}, the record of an arrived file, is damaged; remove the record, and the file counts as new."
+            ) from None
         except FileNotFoundError:
-            raise NotFound("the arrival was removed in the meantime; list the inbox again.") from None
+            raise NotFound("the record of the arrived file was removed since; list the inbox again.") from None
 
     def _read(self, path: Path) -> Arrival:
         token, address = self._facts(path)
@@ -259,5 +268,5 @@ def _is_whole(seen: Sighting, *, settled: float) -> bool:
 
 
 def _identity(address: str, version: tuple[int, str]) -> str:
-    """Return a hash that changes with a file's address, size or tag."""
+    """Return a hash of a file's address and version, that is its size and tag."""
     return hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:32]

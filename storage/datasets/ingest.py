@@ -1,7 +1,8 @@
 """Ingest of files as a new snapshot of a dataset.
 
-An ingest reads the files, makes rows canonical, and writes them. It then completes the snapshot with its declared
-arrays and manifest, moves it into place, and registers it in the catalog.
+An ingest reads the files, brings the rows into canonical form, and writes them to a staging folder. It then adds the
+declared arrays (such as feature names) and the manifest, publishes the folder as a snapshot, and registers the snapshot
+in the catalog.
 
 Examples
 --------
@@ -49,7 +50,7 @@ from storage.formats.declared import Declared
 from storage.formats.registry import of_reader
 
 NOTES = ".rejected"
-"""Name of the file in a staging folder that holds the notes on bad rows."""
+"""Name of the file with the private report on bad rows, in a staging folder."""
 
 
 def complete(
@@ -67,7 +68,7 @@ def complete(
     epoch: str | None = None,
     owners: str | None = None,
 ) -> Manifest:
-    """Write the declared arrays and the manifest of a snapshot whose rows were already written.
+    """Complete a snapshot whose rows are written: add the declared arrays and the manifest, and return the manifest.
 
     Parameters
     ----------
@@ -75,23 +76,23 @@ def complete(
         The writer of the rows.
     source : OpenSource
     totals : Totals
-        The result of `SnapshotWriter.finish`.
+        Sizes and digest of the written rows, from `SnapshotWriter.finish`.
     rows_digest : str
-        See `storage.datasets.content_digest`.
+        Digest of the source's rows in any order; see `storage.datasets.rows_digest.RowsDigest`.
     options : IngestOptions
     quarantined : int
         Number of bad rows left out.
     snapshot, dataset, ledger, population : str
-        The id of the snapshot, and the names of its dataset, ledger and population.
+        The ids of the snapshot and the ledger, and the names of the dataset and the population.
     epoch : str or None
-        The table of ids from which the first-seen numbers of the rows come.
+        The id of the table of ids from which the rows' first-seen numbers come.
     owners : str or None
-        The name of the key of the hashes of ids.
+        The name of the secret key with which ids were hashed.
 
     Raises
     ------
     BadSource
-        If the name of a feature cannot be stored.
+        If a feature name contains a line break.
     """
     schema, chosen = source.declared.schema, of_reader(source.reader.format)
     fixed = None if chosen is None else chosen.density
@@ -137,14 +138,15 @@ def publish(
     allow_shared_rows: bool,
     over: str | None = None,
 ) -> None:
-    """Move a complete snapshot into place and register it; remove it again if the catalog refuses it.
+    """Move a complete snapshot to its final place and register it in the catalog.
 
-    With ``over``, the new snapshot must replace that snapshot as the current one, or it is refused.
+    If the catalog refuses the snapshot, the moved files are removed again. If ``over`` is given, the catalog refuses
+    the snapshot unless ``over`` is still the current snapshot.
 
     Raises
     ------
     Conflict
-        If the catalog refuses it; see `Catalog.register`.
+        If the catalog refuses the snapshot; see `Catalog.register`.
     """
     path = f"datasets/{manifest.dataset}/{manifest.snapshot}"
     notes = quarantine_notes(catalog.home / path)
@@ -161,20 +163,20 @@ def publish(
 
 
 def encoded(facts: Mapping[str, Any]) -> NDArray[np.uint8]:
-    """Return a schema as the UTF-8 bytes that are stored."""
+    """Return a schema as JSON in UTF-8, the form in which a snapshot stores it."""
     return np.frombuffer(json.dumps(facts, sort_keys=True).encode(), dtype=np.uint8)
 
 
 def joined(names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return feature names as the UTF-8 bytes that are stored.
+    """Return feature names as UTF-8 text with one name per line, in the form in which a snapshot stores them.
 
     Raises
     ------
     BadSource
-        If a name holds a line break.
+        If a name contains a line break.
     """
     if any("\n" in name for name in names):
-        raise BadSource("a feature name has a line break; names are stored one per line, so rename it")
+        raise BadSource("a feature name contains a line break; names are stored one per line, so rename the feature")
     return np.frombuffer("\n".join(names).encode(), dtype=np.uint8)
 
 
@@ -184,7 +186,7 @@ _SHARED = "equal those of another population, and two budgets for the same peopl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """Facts of a finished ingest, for the curator only: sizes and digest are private."""
+    """Facts about a finished ingest; private, because sizes and digests are."""
 
     dataset: str
     snapshot: str
@@ -211,31 +213,32 @@ def ingest(
     options: IngestOptions = DEFAULTS,
     progress: Progress | None = None,
 ) -> IngestReport:
-    """Stream files into a new immutable snapshot and make it the current one of its name.
+    """Stream files into a new immutable snapshot, and make it the current snapshot of a dataset.
 
     Parameters
     ----------
     source : str, Path, or a sequence of them, or an opened file
-        Files, folders (the files in each, sorted by name) and patterns, read in this order.
+        Files, folders (their files are read sorted by name) and file patterns, read in the given order.
     name : str
         Name of the dataset.
     home : Path
-        Local folder in which the snapshot is written. The snapshot is published as ``datasets/<name>/<snapshot>`` of
-        `place`. The private report on its rows is at the same path in the home folder, as ``<snapshot>.rejected.csv``.
+        The local home folder, in which the snapshot is first written. The finished snapshot is published at
+        ``datasets/<name>/<snapshot>`` in the store `place`. The private report on its bad rows is always in the home
+        folder, at ``datasets/<name>/<snapshot>.rejected.csv``.
     engine : sqlalchemy.Engine
         Database of the ledger and the catalog.
     place : Place or None
-        Where the snapshot is published; None is the home folder.
+        The store in which the snapshot is published; None means the home folder.
     keys : Path or None
-        The folder of secret keys; None is ``keys`` in the home folder.
+        The folder of secret keys; None means ``keys`` in the home folder.
     options : IngestOptions
-        All other choices and declarations of the user. The outcome of an unattended ingest is public, so no record may
-        decide it. Bad rows make their records empty. More records than declared are accepted, and so are rows that
-        another population holds. A source may hold no record. The private report lists each of these cases
-        (`storage.formats.batch`).
+        All other choices and declarations of the user. With ``unattended``, success or failure of the ingest is public,
+        so no record may decide it. An unattended ingest therefore replaces records with bad rows by empty records. It
+        also accepts more records than declared, rows that another population has, and a source without records. The
+        private report lists each of these cases (`storage.formats.batch`).
     progress : callable or None
-        Called with (phase, bytes done, bytes in total, rows done). The phase is "reading", and then "grouping" if rows
-        are brought together on disk. Bytes are bytes of the source.
+        Called with (phase, bytes done, bytes in total, rows done), where bytes are bytes of the source. The phase is
+        "reading". If rows must then be grouped by individual on disk, the second phase is "grouping".
 
     Raises
     ------
@@ -244,15 +247,15 @@ def ingest(
     BadSource
         If a file breaks a rule of its format.
     Conflict
-        If the name belongs to another population, or another population holds the same rows.
+        If the name belongs to another population, or a dataset of another population has the same rows.
     Unavailable
-        If the home folder or the place of datasets cannot be written.
+        If the home folder or the store of datasets cannot be written.
 
     Guarantees
     ----------
-    Where rows are quarantined, the rows of one individual change one record of the snapshot, whatever bytes they hold.
-    An error then is a fault of the file as a whole. Memory is bounded by a constant and the widest record, whatever the
-    size of the source. The snapshot becomes visible whole and registered, or not at all.
+    If bad rows are quarantined, the rows of one individual change only one record of the snapshot, whatever bytes the
+    rows contain. Then only a fault of a file as a whole raises an error. Memory is bounded by a constant plus the size
+    of the largest record, whatever the size of the source. The snapshot appears complete and registered, or not at all.
     """
     population = check_name(name if options.population is None else options.population)
     options, declared, block_nnz = checked_options(options)
@@ -352,8 +355,8 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
     Returns
     -------
     tuple of (options, declared, block_nnz)
-        The options completed by the schema, the declarations about the source, and the number of stored values of a
-        block.
+        The options with the unit column that the schema declares, the declarations that readers use, and the largest
+        number of stored values per block.
     """
     options.check_together()
     if options.dtype is not None:
@@ -379,9 +382,10 @@ def checked_options(options: IngestOptions) -> tuple[IngestOptions, Declared, in
 def _write(
     batches: Iterator[RowBatch], writer: SnapshotWriter, *, source: OpenSource, options: IngestOptions, rejects: Rejects
 ) -> tuple[Totals, str]:
-    """Write all records in canonical form; return the totals and the digest of all rows.
+    """Write all records in canonical form; return the totals, and the order-independent digest of all rows.
 
-    An attended ingest refuses a source with more records than declared, and a source without records.
+    Unless the ingest is unattended, a source without any usable record is refused. Unless bad rows are quarantined, a
+    source with more records than declared is refused.
     """
     records, rejected, most = 0, 0, options.records_at_most
     digest = RowsDigest(n_features=source.reader.n_features)
@@ -410,15 +414,15 @@ def _write(
         return totals, digest.hexdigest()
     if rejects.count:
         raise BadSource(
-            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; correct them, or the "
+            f"no row is left, and {rejects.count} were set aside: {describe(rejects.tally)}; correct the rows, or the "
             "declarations about the source"
         )
-    raise BadSource("the source holds no row; a dataset needs at least one")
+    raise BadSource("the source holds no row, and a dataset needs at least one; check the source")
 
 
 @contextmanager
 def _noted(rejects: Rejects, staging: Staging) -> Iterator[None]:
-    """Keep the private report, if there is one, open while rows are read."""
+    """Open the private report on bad rows, if rows are quarantined, and close it at the end of the context."""
     if isinstance(rejects, Quarantine):
         rejects.open(staging.path / NOTES)
     with closing(rejects):
@@ -427,7 +431,7 @@ def _noted(rejects: Rejects, staging: Staging) -> Iterator[None]:
 
 @contextmanager
 def _one_line_errors(folder: Path, rejects: Rejects) -> Iterator[None]:
-    """Name the file in the message of a bad source, and the folder in the message of a disk failure."""
+    """Add the file's name to the message of a bad source, and the folder to the message of a disk failure."""
     try:
         yield
     except BadSource as error:

@@ -1,7 +1,8 @@
 """Options of an ingest, with their types, defaults, help texts and bounds.
 
-Each option is declared once. The fields of `IngestOptions` define the options of ``dpca dataset ingest``, and the
-parameters and the form of the flow ``ingest_dataset``. A new option needs one field here and the code that uses it.
+Each option is declared once, as a field of `IngestOptions`. The fields define the options of the command ``dpca dataset
+ingest``, and the parameters and the web form of the flow ``ingest_dataset``. A new option needs one field here and the
+code that uses it.
 
 >>> IngestOptions(features=123, on_error="quarantine").features
 123
@@ -33,7 +34,7 @@ _FROM_SCHEMA = (
     ),
     "scale",
 )
-_UNNAMED = "unit"  # the name of ids from a file, if no other is declared
+_UNNAMED = "unit"  # default name of the ids of individuals, if they come from a separate file
 TRIPLETS_ALONE = (
     "keep_zeros applies only to triplets (CSV, TSV, Parquet) and Matrix Market entries; omit it, or give triplets"
 )
@@ -45,18 +46,18 @@ ENTRIES_ALONE = (
 
 @option_record
 class IngestOptions:
-    """All options of an ingest except its source and the name of the dataset.
+    """All options of an ingest, except the source and the name of the dataset.
 
-    Values are plain JSON values. The description of each field is its help text on the command line and in the form.
+    All values are plain JSON values. The description of a field is its help text on the command line and in the form.
 
     Raises
     ------
     Invalid
-        If a value is outside the domain of its field.
+        If a value is outside the allowed range of its field.
     """
 
     population: Annotated[
-        str | None, Field(description="Population whose budget releases charge; the dataset's name by default.")
+        str | None, Field(description="Population whose budget is charged; named like the dataset by default.")
     ] = None
     features: Annotated[
         int | None, Field(description="Number of columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
@@ -168,30 +169,33 @@ class IngestOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        """Refuse a format that no reader supports."""
+        """Refuse the name of a file format that has no reader."""
         if self.format is not None:
             named(self.format)
 
     @property
     def quarantines(self) -> bool:
-        """True if a record with a bad row becomes empty; otherwise the first bad row ends the ingest."""
+        """True if a record with a bad row becomes empty; if false, the first bad row ends the ingest with an error."""
         return self.unattended or self.on_error == "quarantine"
 
     def _check_unattended(self) -> None:
-        """Refuse options by which rows could decide whether an unattended ingest ends, or which columns it has."""
+        """Refuse options of an unattended ingest that would make public facts depend on rows.
+
+        Public facts are whether the ingest succeeds, and which columns the dataset has.
+        """
         if self.on_error == "fail":
             raise Invalid(
-                "on_error=fail stops a run at one bad row, and the outcome of an unattended run is public; omit it, "
-                "or ingest by hand with `dpca dataset ingest`"
+                "on_error=fail stops a run at one bad row, but the outcome of an unattended run is public and must not "
+                "depend on a row; omit the option, or ingest by hand with `dpca dataset ingest`"
             )
         if self.public_items:
             raise Invalid(
-                "public_items takes the columns from the rows, and the columns of an unattended run are public; give "
-                "the items in a file of feature names"
+                "public_items takes the columns from the rows, but the columns of an unattended run are public and "
+                "must not depend on rows; list the items in a file of feature names"
             )
 
     def check_together(self) -> None:
-        """Refuse options that contradict each other, once all files are known.
+        """Refuse options that contradict each other; call it once all file options are set.
 
         Raises
         ------
@@ -215,12 +219,12 @@ class IngestOptions:
         if chosen is not None and not chosen.repeats and self.duplicates is not None:
             raise Invalid(ENTRIES_ALONE)
         if self.public_items and self.feature_names is not None:
-            raise Invalid("items come from a file of feature names or from the rows, not both; choose one")
+            raise Invalid("items come from the rows or from a file, not both; omit public_items or feature_names")
 
     def check_units(self) -> None:
-        """Refuse options about individuals that contradict each other.
+        """Refuse options about the ids of individuals that contradict each other.
 
-        A schema states the column of the ids of individuals itself.
+        If there is a schema, call this only after the schema's column of ids is entered as ``unit_column``.
 
         Raises
         ------
@@ -228,20 +232,20 @@ class IngestOptions:
             If two options contradict each other.
         """
         if self.unit_column is not None and self.units is not None:
-            raise Invalid("units come from a column or from a file, not both; choose one")
+            raise Invalid("ids of individuals come from a column or from a file, not both; omit unit_column or units")
         for name in ("max_rows_per_unit", "unit_name"):
             if getattr(self, name) is not None and self.unit_column is None and self.units is None:
-                raise Invalid(f"{name} requires the individual of each row; give a unit column or unit ids")
+                raise Invalid(f"{name} requires the individual of each row; give unit_column or units")
         _ = self.unit
 
     @property
     def unit(self) -> PrivacyUnit:
-        """Privacy unit of a snapshot: an individual with a bounded or unbounded number of rows, or one row.
+        """Privacy unit of the dataset, which is one row, or an individual with a bounded or unbounded number of rows.
 
         Raises
         ------
         Invalid
-            If the name of the ids is not allowed.
+            If the name of the ids is not an allowed name.
         """
         if self.unit_column is None and self.units is None:
             return PrivacyUnit()

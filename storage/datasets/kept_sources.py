@@ -1,10 +1,11 @@
-"""Files and columns of a dataset that are kept for its next ingest.
+"""Stored file paths and columns of each dataset, for its next ingest.
 
-The last source and inbox of each dataset are kept in the home folder, so that runs name a dataset and not its private
-files. A reference is ``@`` and the name of a dataset. Paths of private files stay on this machine: an orchestrator
-stores and shows only the reference, and a schedule ingests again from the same files.
+The paths of each dataset's last source and inbox are stored in the home folder. A run then names a reference, which is
+``@`` followed by the name of the dataset, instead of private files. Prefect stores and shows only this reference, so
+paths of private files stay on this machine. A scheduled run ingests again from the same files.
 
-Each new snapshot of a dataset must have the saved columns, which are matched by name and never by position.
+Each new snapshot of a dataset must have the same columns as the current snapshot. Named columns are matched by name,
+never by position.
 """
 
 import json
@@ -32,10 +33,10 @@ class SavedColumns:
 
     Attributes
     ----------
-    dataset : str
+    dataset : str, the name of the dataset
     n_features : int
-    names : tuple of str or None, if the columns have names
-    encoder : dict or None, the schema by which they were encoded
+    names : tuple of str, or None if the columns have no names
+    encoder : dict or None, the schema by which the raw columns were encoded
     """
 
     dataset: str
@@ -45,28 +46,30 @@ class SavedColumns:
 
     @classmethod
     def of(cls, catalog: Catalog, name: str) -> Self | None:
-        """Return the columns of a dataset, or None if it is new or its files cannot be read any more."""
+        """Return the columns of a dataset's current snapshot, or None if there is none or its files cannot be read."""
         try:
             entry = catalog.current(name)
             rows = catalog.open(entry)
             return cls(dataset=name, n_features=entry.n_features, names=rows.feature_names(), encoder=rows.encoder())
-        except StorageError:  # rows that replace lost files have nothing to be compared with
+        except StorageError:  # if the dataset has no readable snapshot, there are no columns to compare with
             return None
 
     def ordered(self, schema: Schema | None) -> Schema | None:
-        """Return the declared schema with its columns in the saved order.
+        """Return the declared schema, with its columns in the order of the current snapshot.
 
         Raises
         ------
         Invalid
-            If the schema declares other columns, or declares columns differently.
+            If the schema has other columns than the current snapshot, or declares a column differently.
         """
         if self.encoder is None and schema is None:
             return None
         if self.encoder is None:
             raise Invalid(f"dataset {self.dataset!r} was ingested without a schema, but a schema is given; {_END}")
         if schema is None:
-            raise Invalid(f"dataset {self.dataset!r} was ingested with a schema, but none is given; give it, or {_END}")
+            raise Invalid(
+                f"dataset {self.dataset!r} was ingested with a schema, but none is given; give the schema, or {_END}"
+            )
         facts = schema.facts()
         if meaning(facts) == meaning(self.encoder):
             return schema
@@ -77,7 +80,7 @@ class SavedColumns:
             )
         if sorted(facts["missing_texts"]) != sorted(self.encoder["missing_texts"]):
             raise Invalid(
-                f"the schema of dataset {self.dataset!r} changes missing_texts; restore the earlier ones, or {_END}"
+                f"the schema of dataset {self.dataset!r} changes missing_texts; restore the earlier texts, or {_END}"
             )
         if not schema.text.header:
             raise Invalid(
@@ -89,7 +92,7 @@ class SavedColumns:
         return schema.model_copy(update={"columns": tuple(columns)})
 
     def is_permuted(self, names: Sequence[str] | None) -> bool:
-        """Return whether `names` are the names of the dataset in another order."""
+        """Return whether `names` are the dataset's column names in a different order."""
         return (
             names is not None
             and self.names is not None
@@ -98,7 +101,10 @@ class SavedColumns:
         )
 
     def check(self, names: Sequence[str] | None, *, n_features: int, scattered: bool) -> None:
-        """Refuse a source with other columns; triplets with numbered columns may have more of them.
+        """Refuse a source whose columns differ from the columns of the current snapshot.
+
+        A source of triplets without column names may have a different number of columns. `scattered` is true for
+        triplets.
 
         Raises
         ------
@@ -113,8 +119,8 @@ class SavedColumns:
             return
         if names is None:
             raise BadSource(
-                f"the columns have no names, but those of dataset {self.dataset!r} have; declare the feature names, "
-                f"or {_END}"
+                f"the columns have no names, but those of dataset {self.dataset!r} have names; declare the "
+                f"feature names, or {_END}"
             )
         if tuple(names) == self.names:
             return
@@ -123,22 +129,22 @@ class SavedColumns:
             f"{_listed(sorted(some))} {what}" for some, what in ((missing, "missing"), (others, "new")) if some
         )
         raise BadSource(
-            f"the columns differ from those of dataset {self.dataset!r}: {found or 'they have another order'}; "
-            f"restore their names and order, or {_END}"
+            f"the columns differ from the columns of dataset {self.dataset!r}: {found or 'they have another order'}; "
+            f"restore the names and order, or {_END}"
         )
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first names as text for a message."""
+    """Return the first few column names as text for a message, with the number of the other names."""
     shown, more = ", ".join(map(repr, names[:_SHOWN])), len(names) - _SHOWN
     return f"{'column' if len(names) == 1 else 'columns'} {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 _SIGN = "@"
 SOURCES, INBOXES = "sources", "inboxes"
-"""Folders of the kept files: of a dataset's ingest, and of its inbox."""
+"""Folders in the home that store the paths of each dataset's source and of its inbox."""
 FILES = ("source", *(option.name for option in options_of(IngestOptions) if option.handling.is_file))
-"""Arguments of an ingest that name files."""
+"""Names of the arguments of an ingest that are paths of files."""
 
 _ONCE_REFRESHED = "run `dpca subspace refresh` once by hand"
 
@@ -146,22 +152,22 @@ type Files = Mapping[str, str | list[str] | None]
 
 
 def is_reference(source: object) -> bool:
-    """Return whether a source is a reference rather than files."""
+    """Return whether a source is a reference (``@`` and the name of a dataset) rather than files."""
     return isinstance(source, str) and source.startswith(_SIGN)
 
 
 def reference_to(name: str) -> str:
-    """Return the reference to a dataset's source."""
+    """Return the reference to a dataset's stored source: ``@`` and the name of the dataset."""
     return f"{_SIGN}{name}"
 
 
 def keep_source(home: Path, name: str, files: Files, kind: str = SOURCES) -> None:
-    """Store the files of a dataset's source, readable only by their owner.
+    """Store the file paths of a dataset's source (or inbox, by `kind`) in a file that only its owner can read.
 
     Raises
     ------
     Invalid
-        If the name is not allowed for a dataset.
+        If `name` is not an allowed name of a dataset.
     Unavailable
         If the home folder cannot be written.
     """
@@ -174,12 +180,12 @@ def keep_source(home: Path, name: str, files: Files, kind: str = SOURCES) -> Non
 
 
 def find_source(home: Path, reference: str, kind: str = SOURCES) -> dict[str, Any]:
-    """Return the files stored under a reference, keyed by the names in `FILES`.
+    """Return the file paths stored under a reference, by the names of the ingest's arguments.
 
     Raises
     ------
     NotFound
-        If no files are stored.
+        If no paths are stored under this reference.
     """
     name = check_name(reference.removeprefix(_SIGN))
     try:
@@ -195,4 +201,4 @@ def _absolute(files: Any) -> Any:
         return None
     if isinstance(files, list):
         return [_absolute(one) for one in files]
-    return files if "://" in str(files) else os.path.abspath(files)  # noqa: PTH100 - a pattern may be no path
+    return files if "://" in str(files) else os.path.abspath(files)  # noqa: PTH100 - a file pattern may not be a path

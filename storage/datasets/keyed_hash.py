@@ -1,16 +1,17 @@
 """Keyed hashes of ids, which a snapshot stores in place of the ids.
 
-The hash is SipHash-2-4 with 128 bits, for short texts under a secret key. It reveals no id to anyone without the key. A
-million ids take a twentieth of a second. One call of a library's hash for each text would take as long as the whole
-ingest of the ids.
+The hash is SipHash-2-4 with 128 bits, a keyed hash for short texts. Without the secret key, it reveals nothing about an
+id. It is implemented here in Numba for speed: a million ids take a twentieth of a second, while calling a library's
+hash function for each text would take as long as the whole ingest.
 
-The key is one file for each population, in the key folder. Without it, no one can test a guess of an id on a copy of
-the rows. No backup holds the key. If it is lost, `storage.datasets.erase` finds no id in the snapshots made with it.
+Each population has one key, which is a file in the key folder. With a copy of the rows but without the key, a guess of
+an id cannot be tested. Backups never contain the key. If the key is lost, `storage.datasets.erase` cannot find an
+individual in the snapshots made with it.
 
 References
 ----------
-J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; the version of 128 bits follows its
-reference implementation.
+J.-P. Aumasson, D. J. Bernstein, "SipHash: a fast short-input PRF", INDOCRYPT 2012; the 128-bit version follows the
+authors' reference implementation.
 
 >>> key = bytes(range(16))
 >>> keyed_hashes(pa.array([""]), key=key).astype("<u8").tobytes().hex()
@@ -36,12 +37,12 @@ KEY_BYTES = 16
 
 
 def keyed_hashes(ids: pa.Array, *, key: bytes) -> NDArray[np.uint64]:
-    """Hash the text of each id; an integer has the hash of its decimal text.
+    """Hash the text of each id with a secret key; an integer is hashed as its decimal text.
 
     Parameters
     ----------
     ids : Arrow array of integers or strings, without nulls
-    key : bytes, 16 of them
+    key : bytes, 16 random bytes
 
     Returns
     -------
@@ -69,7 +70,7 @@ def _siphash(letters, bounds, key):  # type: ignore[no-untyped-def]
             word = uint64(0)
             for letter in range(at, min(at + 8, stop)):
                 word |= uint64(letters[letter]) << uint64(8 * (letter - at))
-            if at + 8 > stop:  # the last word, which holds the length
+            if at + 8 > stop:  # the last 64-bit word of SipHash also contains the length of the text
                 word |= uint64((stop - start) & 0xFF) << uint64(56)
             a, b, c, d = state
             a, b, c, d = _round(_round((a, b, c, d ^ word)))
@@ -105,18 +106,18 @@ def _rotated(word, bits):  # type: ignore[no-untyped-def]
 
 
 class OwnerKey:
-    """Key of the hashes of a population's ids, drawn when an ingest first needs it.
+    """Secret key for the hashes of a population's ids, drawn at random when an ingest first needs it.
 
     Parameters
     ----------
     keys : Path
         The folder of secret keys.
-    population : str
+    population : str, the name of the population
 
     Attributes
     ----------
     name : str or None
-        The name of the key, derived from the key irreversibly; None until the key was used.
+        The public name of the key, which is derived from the key irreversibly; None until the key is used.
     """
 
     def __init__(self, keys: Path, population: str) -> None:
@@ -125,7 +126,7 @@ class OwnerKey:
         self.name: str | None = None
 
     def drawn(self) -> bytes:
-        """Return the key; draw and write it first if there is none.
+        """Return the key; if no key is stored, first draw and store one.
 
         Raises
         ------
@@ -141,26 +142,28 @@ class OwnerKey:
         return self._key
 
     def keep(self) -> None:
-        """Ensure that the key is still stored, if an id was hashed with it.
+        """Ensure at the end of an ingest that the key is still stored, if the ingest used it.
 
         Raises
         ------
         Conflict
-            If another key is stored by now.
+            If another key has been stored in the meantime.
         Unavailable
             If the key folder cannot be written.
         """
         if self.name is not None:
-            with writing(self._path.parent):  # the ingest that drew it may have removed it since
+            with writing(self._path.parent):  # the ingest that created the key may have failed since, and removed it
                 if not claim_file(self._path, self._key) and self._path.read_bytes() != self._key:
-                    raise Conflict("another ingest of the same people replaced the key of their ids; ingest again")
+                    raise Conflict(
+                        "another ingest of the same population replaced the key with which ids are hashed; ingest again"
+                    )
 
     @contextmanager
     def given_back(self) -> Iterator[None]:
-        """Remove the key after a failed ingest that drew the key and leaves nothing behind."""
+        """Remove the key if this ingest drew it and then fails without leaving blocks that may be resumed."""
         try:
             yield
-        except Unavailable:  # the blocks of the ingest may be resumed
+        except Unavailable:  # the key is not removed, because the ingest can be resumed from the blocks written so far
             raise
         except StorageError:
             if self._is_ours:
@@ -168,12 +171,12 @@ class OwnerKey:
             raise
 
     def named(self, name: str) -> bytes:
-        """Return the key with this name.
+        """Return the stored key, after checking that it has this name.
 
         Raises
         ------
         NotFound
-            If the key is not there any more.
+            If the key file is missing or contains another key.
         """
         try:
             key = self._path.read_bytes()
@@ -181,7 +184,7 @@ class OwnerKey:
             key = b""
         if _name_of(key) != name:
             raise NotFound(
-                f"the key of the snapshot's ids, {self._path}, was lost, so no id can be found; remove the rows from "
+                f"the key of the snapshot's ids, {self._path}, is lost, so no id can be found; remove the rows from "
                 "the source and ingest it again, then remove the older snapshots"
             )
         return key

@@ -1,7 +1,7 @@
-"""Opened source of an ingest.
+"""The opened source files of an ingest.
 
-The files are found and opened, their declarations are read, and the type of the stored values is chosen. If the
-source has no column for the individual behind each row, a separate file of ids may list the individuals.
+`open_source` finds and opens the files, reads the user's declarations about them, and chooses the type of the stored
+values. If the source has no column with the id of each row's individual, a separate file may list these ids (`Units`).
 
 Examples
 --------
@@ -9,7 +9,7 @@ Examples
 
     owners = Units(Path("patients.npy"), reader=reader)
     for batch in owners.attach(reader.batches(rejects)):
-        batch.unit_ids                     # one id a row
+        batch.unit_ids                     # one id per row
 
 ::
 
@@ -39,24 +39,26 @@ from storage.formats.registry import of_reader
 from storage.formats.sources import FilesReader, infer_items
 
 _STEP = 1 << 16
-_WIDEST = 8  # bytes of the widest float that Arrow has
+_WIDEST = 8  # bytes of the widest float type in Arrow
 _NO_ID = "has an id in the file of unit ids that is neither a whole number nor text; correct or drop it"
 
 
 class Units:
-    """The ids of the individuals behind the rows, read from a memory-mapped file.
+    """The ids of the rows' individuals, read from a memory-mapped file.
 
     Parameters
     ----------
     path : Path
-        A .npy file of ids of shape (n_rows,), read by `dpca.schemas.canonical`.
+        A .npy file with one id per row, of shape (n_rows,). `dpca.schemas.canonical` brings ids into a uniform
+        spelling.
     reader : Reader
-        The source that the ids belong to.
+        The reader of the source's rows.
 
     Raises
     ------
     Invalid
-        If the file is not such an array, or its length is not the number of rows that the source declares.
+        If the file is not a one-dimensional array of numbers or text, or its length differs from the number of rows
+        that the source declares.
     """
 
     def __init__(self, path: Path, *, reader: Reader) -> None:
@@ -73,7 +75,7 @@ class Units:
             raise _unequal()
 
     def reject_missing(self, rejects: Rejects) -> int:
-        """Reject each row without an id in `rejects`, and return their number."""
+        """Reject in `rejects` each row whose id is missing or unreadable, and return the number of these rows."""
         count = 0
         for first in range(0, len(self._ids), _STEP):
             missing = self._take(slice(first, first + _STEP)).is_null().to_numpy(zero_copy_only=False)
@@ -83,12 +85,12 @@ class Units:
         return count
 
     def attach(self, batches: Iterator[RowBatch]) -> Iterator[RowBatch]:
-        """Attach to each row the id of its individual; a row without an id is rejected.
+        """Yield the batches with the id of each row's individual attached; a row without an id is rejected.
 
         Raises
         ------
         BadSource
-            If the number of rows is not the number of ids.
+            If the number of rows differs from the number of ids.
         """
         first = 0
         for batch in batches:
@@ -112,7 +114,7 @@ class Units:
 
 
 def _owned(batch: RowBatch, owners: pa.Array) -> RowBatch:
-    """Return a batch with the ids of its individuals; rows without an id are rejected."""
+    """Return a batch with the given ids of individuals attached; rows without an id are rejected."""
     rejected = batch.rejected
     if owners.null_count:
         missing = owners.is_null().to_numpy(zero_copy_only=False)
@@ -121,7 +123,10 @@ def _owned(batch: RowBatch, owners: pa.Array) -> RowBatch:
 
 
 def declared_rows(n_rows: int) -> Iterator[RowBatch]:
-    """Yield every row of a declared matrix as an empty row, so that rows without entries are kept."""
+    """Yield every row of a matrix whose source declares the number of rows, each as an empty row.
+
+    Grouped with the entries of the source, they ensure that rows without entries are not lost.
+    """
     for first in range(0, n_rows, _STEP):
         rows = np.arange(first, min(first + _STEP, n_rows))
         yield RowBatch(
@@ -145,17 +150,17 @@ type Source = str | Path | SourceFile | Sequence[str | Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpenSource:
-    """The opened files of an ingest.
+    """The opened files of an ingest, with everything needed to read them.
 
     Attributes
     ----------
     files : sequence of SourceFile, the files with rows, and the file with unit ids if there is one
-    declared : Declared, the user's declarations, with the public items if these are taken from the rows
-    reader : FilesReader
-    owners : Units or None, the individuals behind the rows, if a file lists them
-    factors : float64 array of shape (n_features,), or None, the public factors of the columns
+    declared : Declared, the user's declarations; names of public items that were read from the rows are included
+    reader : FilesReader, the reader of all files
+    owners : Units or None, the ids of the rows' individuals, if a separate file lists them
+    factors : float64 array of shape (n_features,), or None, public factors by which the columns are multiplied
     dtype : numpy dtype of the stored values
-    merges : str, one of `DUPLICATES`: the policy for several values of one row and column
+    merges : str, the policy for several values of one row and column: "sum", "mean", "last" or "refuse"
     """
 
     files: Sequence[SourceFile]
@@ -172,9 +177,9 @@ class OpenSource:
         return self.declared.names or self.reader.names
 
     def request(self, options: IngestOptions, *, block_nnz: int) -> dict[str, Any]:
-        """Return everything that determines the blocks written.
+        """Return all facts that determine the blocks that this ingest writes.
 
-        A killed ingest can be resumed by an ingest with an equal request.
+        An ingest can resume the blocks of a killed ingest if both have equal requests.
         """
         declared = asdict(self.declared)
         if declared["header"] is None:
@@ -184,7 +189,9 @@ class OpenSource:
             "drop_others",
             "is_unattended",
             "schema",
-        ):  # refusals follow from some of these, and the rest is in the files
+            # these declarations do not change the blocks: they only cause refusals, or are included elsewhere in the
+            # request
+        ):
             del declared[name]
         schema = self.declared.schema
         return {
@@ -215,24 +222,26 @@ def open_source(
         See `storage.formats.files.find_files` for folders and patterns.
     options : IngestOptions
     declared : Declared
-        The declarations about the source, in the form that the readers take.
+        The user's declarations about the source, as the readers require them.
     rejects : Rejects
-        Receives the name of the file being read, for messages.
+        Receives the names of the files, for messages about bad rows.
     saved : SavedColumns or None
-        The columns that the dataset already has. Columns of a table are brought into the saved order by name.
+        The columns of the dataset's current snapshot. If a table has these columns in another order, they are reordered
+        by name.
 
     Raises
     ------
     Invalid
         If an option does not fit the source.
     BadSource
-        If a file is missing or breaks a rule of its format, or has other columns than the dataset.
+        If a file is missing or breaks a rule of its format, or if its columns differ from the dataset's columns.
     """
     sources = [source] if isinstance(source, str | Path | SourceFile) else list(source)
     rejects.file = ", ".join(each.address if isinstance(each, SourceFile) else str(each) for each in sources)
     files = find_files(sources)
     if options.public_items:
-        skipped = SkippedRows() if rejects.is_tolerant else Rejects()  # they are reported when the rows are read
+        # bad rows are reported later, when the rows are read for the ingest
+        skipped = SkippedRows() if rejects.is_tolerant else Rejects()
         declared = replace(declared, names=infer_items(files, declared, rejects=skipped))
     if saved is not None and declared.names is None:
         declared = _as_saved(files, declared, rejects, saved)
@@ -249,7 +258,8 @@ def open_source(
             )
         if declared.names is not None and reader.names is not None and not reader.scattered:
             _check_order(declared.names, reader.names)
-        if saved is not None and not options.public_items:  # items are identified by their ids, and new ones may come
+        # with public items, a new ingest may have new columns, so columns are not compared
+        if saved is not None and not options.public_items:
             names = declared.names or reader.names
             saved.check(names, n_features=reader.n_features, scattered=reader.scattered)
         rejects.names = reader.names
@@ -267,7 +277,10 @@ def open_source(
 
 
 def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects, saved: SavedColumns) -> Declared:
-    """Declare the saved names if tables have them in another order, so that columns are matched by name."""
+    """Declare the current snapshot's column names if tables have these names in another order.
+
+    Readers then match the columns by name.
+    """
     with closing(FilesReader(files, declared, rejects)) as reader:
         chosen = of_reader(reader.format)
         is_table = chosen is not None and chosen.is_table and not reader.scattered
@@ -275,14 +288,15 @@ def _as_saved(files: Sequence[SourceFile], declared: Declared, rejects: Rejects,
 
 
 def _check_order(declared: Sequence[str], found: Sequence[str]) -> None:
-    """Refuse declared names that are the names of the source in another order.
+    """Refuse declared names that are the names in the source in another order.
 
-    Entirely different names would rename the columns, but permuted names would mix them up.
+    Columns are matched by position. Entirely different names would rename the columns, which is allowed. Permuted names
+    would give columns the names of other columns.
 
     Raises
     ------
     Invalid
-        If the names are permuted.
+        If the declared names are a permutation of the names in the source.
     """
     if len(declared) == len(found) and set(declared) == set(found) and list(declared) != list(found):
         raise Invalid(

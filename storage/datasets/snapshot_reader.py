@@ -1,11 +1,13 @@
-"""Reader of the row blocks of one snapshot, or of the snapshots of several nights as one source.
+"""Reader of the row blocks of one snapshot, or of several nightly snapshots as one source.
 
-A `Dataset` is a block source for the numerical core. Any thread of any process may read its row blocks. It pickles as
-its address alone. Array handles are opened once per process, from a local folder or an object store.
+A `Dataset` provides the row blocks of a snapshot to the numerical core, from a local folder or an object store. Any
+thread of any process may read blocks. A pickled `Dataset` contains only the snapshot's address. Array handles are
+opened once per process.
 
-`NightRows` chains the snapshots of several nights. A source without ids of individuals has no individual to follow from
-night to night, so each row of each night counts as a separate individual. A stream then answers about all rows so far:
-tick t reads the snapshots bound to ticks 1 to t, and each row has the age of its snapshot.
+`NightRows` chains the snapshots of several nights, for streams (releases that are repeated at every tick) over rows
+without ids of individuals. Individuals cannot be recognized from night to night, so each row of each night counts as a
+separate individual. The answer of tick t covers all rows so far: the snapshots assigned to ticks 1 to t. Each row has
+the age of its snapshot.
 
 Examples
 --------
@@ -15,7 +17,7 @@ digest.
 ::
 
     source = NightRows.of([(catalog.open(entry), entry.number) for entry in bound])
-    source.read(0).first_seen                  # the number of the first snapshot
+    source.read(0).first_seen                  # the ingest number of the first snapshot
 """
 
 import errno
@@ -51,14 +53,16 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedArray:
-    """A 2-D array in chunks of one row, of which the beginning of each row is read.
+    """Reader of a 2-D Zarr array with one row per block.
+
+    Rows are padded at the end, and each chunk is part of a single row.
 
     Attributes
     ----------
-    place : Place, the store of the group
+    place : Place, the store that contains the Zarr group of the array
     name : str, the name of the array in the group
     dtype : numpy dtype
-    width : int, the number of columns of a chunk
+    width : int, the number of items in a chunk
     """
 
     place: Place
@@ -67,7 +71,9 @@ class PaddedArray:
     width: int
 
     def head(self, row: int, length: int) -> tuple[NDArray[Any], bytes]:
-        """Return the first `length` items of a row, without the padding, and the checksums of their chunks.
+        """Return the first `length` items of a row, without the padding.
+
+        Also return the checksums of the chunks that contain these items, joined.
 
         Raises
         ------
@@ -82,23 +88,25 @@ class PaddedArray:
         return items[:length], b"".join(checksum for _, checksum in chunks)
 
     def _chunk(self, row: int, column: int) -> tuple[NDArray[Any], bytes]:
-        from numcodecs import blosc  # type: ignore[import-untyped]  # imported here: a planner reads no rows
+        # imported here, because processes that read no rows do not need numcodecs
+        from numcodecs import blosc  # type: ignore[import-untyped]
 
         payload = np.frombuffer(self.place.read(f"{self.name}/c/{row}/{column}").payload, dtype=np.uint8)
         packed, checksum = payload[: -_CHECKSUM.size], payload[-_CHECKSUM.size :].tobytes()
         if _CHECKSUM.pack(google_crc32c.value(packed)) != checksum:
-            raise ValueError("a chunk does not have its checksum")
+            raise ValueError("the content of a chunk does not match its checksum")
         items: NDArray[Any] = np.frombuffer(blosc.decompress(packed), dtype=self.dtype)
         if len(items) != self.width:
-            raise ValueError("a chunk does not have the length of its array's chunks")
+            raise ValueError("the length of a chunk differs from the chunk length of its array")
         return items, checksum
 
 
 def checksum_of(chunks: Mapping[str, bytes]) -> int:
-    """Return the checksum of a block from the checksums of its chunks, by array; arrays without a chunk are left out.
+    """Return one checksum for a block, computed from the checksums of its chunks in each array.
 
-    Each chunk has a checksum, but nothing in a chunk states its place. The checksum of the block is stored with the
-    block's extent. It reveals a chunk from another block, an older chunk and a lost chunk.
+    Arrays without a chunk in this block are left out. A chunk's own checksum does not cover the position of the chunk
+    in the dataset. The checksum of the block does: it is stored with the sizes of the block, and reveals a lost chunk,
+    an outdated chunk, or a chunk from another block.
     """
     joined = b"".join(name.encode() + b"\0" + chunks[name] for name in sorted(chunks) if chunks[name])
     return int(google_crc32c.value(joined))
@@ -112,19 +120,20 @@ _DAMAGED = "its files were changed or lost; restore them or ingest the source ag
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
-    """Whole records of a snapshot in canonical form; its arrays are read-only.
+    """One block of a snapshot: whole records in canonical form, in read-only arrays.
 
     Attributes
     ----------
-    values : array of shape (nnz,), in the stored dtype
-    indices : unsigned array of shape (nnz,), columns from 0, increasing within a row
+    values : array of shape (nnz,), the stored values of all rows, in the stored dtype
+    indices : unsigned array of shape (nnz,), the column of each value from 0, increasing within a row
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
-    record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
-    first_record : int, ordinal of the first record in the snapshot
-    rejected : bool array of shape (n_records,), the records that are empty because they had a bad row
-    density : float or None, the share of entries that are stored, as declared; a public fact, not a count
-    first_seen : int or None, the number of the ingest that first saw the individuals of all its records; None where it
-        is unknown, as in a snapshot without ids of individuals
+    record_ptr : int64 array of shape (n_records + 1,), the first row of each record
+    first_record : int, the number in the snapshot of the block's first record, from 0
+    rejected : bool array of shape (n_records,), true for a record that was emptied because it had a bad row
+    density : float or None, the share of entries that are stored, as declared by the user; public, since it is not
+        counted
+    first_seen : int or None, the number of the ingest in which the ids of the block's individuals first appeared, the
+        same for all records; None if it is unknown, for example without ids
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -139,11 +148,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """An immutable snapshot.
+    """An immutable snapshot of a dataset, opened for reading.
 
     Attributes
     ----------
-    address : str, a folder or ``s3://bucket/...``
+    address : str, the path of a folder, or ``s3://bucket/...``
     manifest : Manifest
     """
 
@@ -159,7 +168,7 @@ class Dataset:
         NotFound
             If there is no such snapshot.
         Corrupt
-            If it is not a snapshot that this version can read.
+            If the files are not a snapshot that this version of dpca can read.
         Unavailable
             If the object store cannot be used.
         """
@@ -167,7 +176,7 @@ class Dataset:
         return cls(address=address, manifest=_open_handles(address).manifest)
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
-        """Pickle the address alone, so that no private fact and no credential is transferred."""
+        """Pickle only the address, so that no private fact and no credential is transferred."""
         return type(self).open, (self.address,)
 
     @property
@@ -182,17 +191,17 @@ class Dataset:
 
     @property
     def n_records(self) -> int:
-        """Number of records; private under add_remove."""
+        """Number of records; private if neighboring datasets differ by adding or removing a record (add_remove)."""
         return self.manifest.n_records
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block, of shape (n_blocks, 3); private."""
+        """Numbers of records, rows and stored values of each block, an array of shape (n_blocks, 3); private."""
         return _open_handles(self.address).extents[:, :3]
 
     @property
     def content(self) -> str:
-        """Content digest in hex; a secret of the curator."""
+        """Content digest in hex; private, because it could confirm a guess of all rows."""
         return self.manifest.content_digest
 
     def read(self, block: int) -> Block:
@@ -201,9 +210,9 @@ class Dataset:
         Raises
         ------
         IndexError
-            If there is no such block.
+            If the block number is out of range.
         Corrupt
-            If a chunk is missing, fails its checksum, or is not the chunk that was written in this place.
+            If a chunk is missing, fails its checksum, or was written for another block or at another time.
         Unavailable
             If the object store cannot be used.
         """
@@ -222,14 +231,14 @@ class Dataset:
             row_ptr = _bounds(head(handles.row_nnz, n_rows))
             record_ptr = np.arange(n_records + 1)
             if handles.record_rows is not None:
-                with suppress(FileNotFoundError):  # the records of this block have one row each
+                with suppress(FileNotFoundError):  # a missing chunk means that each record of this block has one row
                     record_ptr = _bounds(head(handles.record_rows, n_records))
             rejected = np.zeros(n_records, dtype=np.bool_)
             if handles.rejected is not None:
-                with suppress(FileNotFoundError):  # no record of this block is rejected
+                with suppress(FileNotFoundError):  # a missing chunk means that no record of this block is rejected
                     rejected = head(handles.rejected, n_records) != 0
         if (int(row_ptr[-1]), int(record_ptr[-1]), checksum_of(chunks)) != (nnz, n_rows, checksum):
-            raise Corrupt(f"block {block} of {self.address} contradicts its extents; {_DAMAGED}")
+            raise Corrupt(f"block {block} of {self.address} does not match the recorded sizes or checksum; {_DAMAGED}")
         for array in (values, indices, row_ptr, record_ptr, rejected):
             array.flags.writeable = False
         return Block(
@@ -244,23 +253,26 @@ class Dataset:
         )
 
     def owners(self, block: int) -> NDArray[np.uint64] | None:
-        """Return the keyed hash of the id of each record of a block, of shape (n_records, 2); None if there are no ids.
+        """Return the keyed hash of each record's id in a block, as an array of shape (n_records, 2).
+
+        Return None if the records have no ids.
 
         Raises
         ------
         Corrupt, Unavailable
-            As for `read`.
+            If the block cannot be read; see `read`.
         """
         handles = _open_handles(self.address)
         if self.manifest.owners is None or handles.owners is None:
             return None
         n_records = int(handles.extents[block, 0])
         found, chunks = np.zeros(2 * n_records, np.uint64), dict[str, bytes]()
-        failure = f"owners of block {block} of {self.address} cannot be read"
-        with _reading(handles.place, failure), suppress(FileNotFoundError):  # no record of this block has an id
+        failure = f"the hashed ids in block {block} of {self.address} cannot be read"
+        # a missing chunk means that no record of this block has an id
+        with _reading(handles.place, failure), suppress(FileNotFoundError):
             found, chunks["owners"] = handles.owners.head(block, 2 * n_records)
         if checksum_of(chunks) != handles.extents[block, 4]:
-            raise Corrupt(f"the owners of block {block} of {self.address} contradict its extents; {_DAMAGED}")
+            raise Corrupt(f"the hashed ids in block {block} of {self.address} do not match their checksum; {_DAMAGED}")
         return found.reshape(-1, 2)
 
     def feature_names(self) -> tuple[str, ...] | None:
@@ -269,41 +281,45 @@ class Dataset:
         Raises
         ------
         Corrupt
-            If the names are not the ones that were ingested.
+            If the stored names differ from the ingested names.
         """
         text = self._declared_text("feature_names", self.manifest.feature_names)
         return None if text is None else tuple(text.split("\n"))
 
     def encoder(self) -> dict[str, Any] | None:
-        """Return the declared schema by which the rows were encoded, as plain JSON values, or None.
+        """Return the declared schema by which the raw rows were encoded, as plain JSON values.
+
+        Return None if the rows were ingested without a schema.
 
         Raises
         ------
         Corrupt
-            If the schema is not the one that was ingested.
+            If the stored schema differs from the declared schema.
         """
         text = self._declared_text("encoder", self.manifest.encoder)
         return None if text is None else dict(json.loads(text))
 
     def scale(self) -> NDArray[np.float64] | None:
-        """Return the public factors by which the columns were multiplied, or None.
+        """Return the public factors by which the columns were multiplied, or None if no factors were declared.
 
         Raises
         ------
         Corrupt
-            If the factors are not the ones that were ingested.
+            If the stored factors differ from the declared factors.
         """
         if self.manifest.scale is None:
             return None
         return self._declared("scale", np.dtype(np.float64), self.manifest.scale)
 
     def verify(self) -> str:
-        """Recompute the content digest from the stored blocks and return it; also check the declared arrays.
+        """Recompute the content digest from the stored blocks and return it.
+
+        The declared arrays (feature names, scale and schema) are checked too.
 
         Raises
         ------
         Corrupt
-            If a block cannot be read, or the digest differs from the manifest.
+            If a block cannot be read, or the digest differs from the manifest's digest.
         """
         digest = ContentDigest(n_features=self.n_features)
         for number in range(self.n_blocks):
@@ -323,12 +339,12 @@ class Dataset:
         return self.content
 
     def _declared_text(self, name: str, digest: str | None) -> str | None:
-        """Read declared text that is stored next to the rows; return None if none was declared."""
+        """Read declared text, such as feature names, from its array; return None if none was declared."""
         return None if digest is None else self._declared(name, np.dtype(np.uint8), digest).tobytes().decode()
 
     def _declared(self, name: str, dtype: np.dtype[Any], digest: str) -> NDArray[Any]:
-        """Read a declared array that is stored next to the rows."""
-        import zarr  # imported here: a planner reads no rows
+        """Read a declared array, such as the scale, which is stored next to the rows."""
+        import zarr  # imported here, because processes that read no rows do not need Zarr
 
         place = _open_handles(self.address).place
         with _reading(place, f"{name} of {self.address} cannot be read"):
@@ -352,7 +368,7 @@ class _Handles:
 
 
 def read_manifest(address: str) -> Manifest:
-    """Read the manifest of a snapshot without its arrays; raises the errors of `Dataset.open`."""
+    """Read the manifest of the snapshot at an address, without arrays; raises the errors of `Dataset.open`."""
     place = open_place(address)
     if not place.holds("", marker=MARKER):
         raise NotFound(f"there is no snapshot at {address}; see `dpca dataset list`")
@@ -362,7 +378,7 @@ def read_manifest(address: str) -> Manifest:
 
 @lru_cache(maxsize=64)
 def _open_handles(address: str) -> _Handles:
-    import zarr  # imported here: a planner reads no rows
+    import zarr  # imported here, because processes that read no rows do not need Zarr
 
     place, manifest = open_place(address), read_manifest(address)
     strict: ArrayConfigParams = {"read_missing_chunks": False}
@@ -372,7 +388,9 @@ def _open_handles(address: str) -> _Handles:
         extents = np.asarray(arrays["extents"].with_config(strict)[:])
         sizes = manifest.n_records, manifest.n_rows, manifest.nnz
         if extents.shape != (manifest.n_blocks, 5) or (*extents[:, :3].sum(axis=0),) != sizes:
-            raise Corrupt(f"the extents of {address} do not match its {manifest.n_blocks} blocks; {_DAMAGED}")
+            raise Corrupt(
+                f"the sizes of the {manifest.n_blocks} blocks of {address} do not match the manifest; {_DAMAGED}"
+            )
         if str(arrays["values"].dtype) != manifest.dtype:
             raise Corrupt(f"the values of {address} are not of type {manifest.dtype}; {_DAMAGED}")
         extents.flags.writeable = False
@@ -381,7 +399,7 @@ def _open_handles(address: str) -> _Handles:
             stored = arrays["first_seen"].with_config(strict)
             first_seen = _checked(stored, np.dtype(np.int64), manifest.first_seen, where=f"first_seen in {address}")
             if first_seen.shape != (manifest.n_blocks,):
-                raise Corrupt(f"first_seen in {address} does not cover every block; {_DAMAGED}")
+                raise Corrupt(f"first_seen in {address} does not have one number for each block; {_DAMAGED}")
 
         def padded(name: str) -> PaddedArray:
             array = arrays[name]
@@ -403,7 +421,7 @@ def _open_handles(address: str) -> _Handles:
 
 
 def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) -> NDArray[Any]:
-    """Read an array and check it against its digest in the manifest."""
+    """Read a whole array, and check that its SHA-256 equals `digest` from the manifest."""
     items = np.asarray(array[:], dtype=dtype)
     if hashlib.sha256(items.tobytes()).hexdigest() != digest:
         raise Corrupt(f"{where} does not match the manifest; {_DAMAGED}")
@@ -412,7 +430,7 @@ def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) ->
 
 @contextmanager
 def _reading(place: Place, failure: str) -> Iterator[None]:
-    """Raise Corrupt for files that were changed or lost, and Unavailable for a store that cannot be used."""
+    """Convert errors of reading: to Corrupt if files were changed or lost, to Unavailable if the store fails."""
     with place.reaching():
         try:
             yield
@@ -420,7 +438,9 @@ def _reading(place: Place, failure: str) -> Iterator[None]:
             raise
         except (OSError, ValueError, RuntimeError, KeyError) as error:
             if isinstance(error, OSError) and error.errno in _SHORT:
-                raise Unavailable(f"{failure} ({error.strerror}); close other files, or raise the limit") from error
+                raise Unavailable(
+                    f"{failure} ({error.strerror}); close other programs, or raise the limit of open files or memory"
+                ) from error
             raise Corrupt(f"{failure}; {_DAMAGED}") from error
 
 
@@ -435,37 +455,40 @@ _LABEL = b"dpca night rows 1\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightRows:
-    """A sequence of snapshots as one source of blocks; it pickles as their addresses and numbers.
+    """Several snapshots as one source of row blocks; it is pickled as their addresses and ingest numbers.
 
     Attributes
     ----------
-    nights : tuple of (Dataset, int or None), each snapshot once, with the number of its ingest
+    nights : tuple of (Dataset, int or None), the snapshots without repetition, each with the number of its ingest
     """
 
     nights: tuple[tuple[Dataset, int | None], ...]
 
     @classmethod
     def of(cls, bound: Sequence[tuple[Dataset, int | None]]) -> Self:
-        """Chain the snapshots bound to the ticks of a stream, in the order of the ticks.
+        """Chain the snapshots that are assigned to the ticks of a stream, in the order of the ticks.
 
-        A snapshot bound to several ticks is read once, with the age of the first tick, because its rows came once.
+        A snapshot assigned to several ticks is read only once, with the age of the first of these ticks, because its
+        rows arrived only once.
 
         Raises
         ------
         Invalid
-            If there is no snapshot, or the snapshots differ in their number of columns.
+            If no snapshot is given, or the snapshots have different numbers of columns.
         Conflict
-            If a number is lower than the preceding one.
+            If an ingest number is lower than the preceding ingest number.
         """
         nights = tuple({dataset.manifest.snapshot: (dataset, number) for dataset, number in bound}.values())
         if len({dataset.n_features for dataset, _ in nights}) != 1:
             raise Invalid(
-                "the snapshots of one stream must have the same columns, and at least one is needed; give such "
+                "a stream needs at least one snapshot, and all snapshots must have the same columns; give such "
                 "snapshots"
             )
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
-            raise Conflict("the numbers of snapshots never decrease from tick to tick; bind the newest snapshot")
+            raise Conflict(
+                "the ingest numbers of a stream's snapshots never decrease from tick to tick; use the newest snapshot"
+            )
         return cls(nights=nights)
 
     @property
@@ -480,31 +503,31 @@ class NightRows:
 
     @property
     def n_records(self) -> int:
-        """Number of rows of all nights; private under add_remove."""
+        """Number of rows of all nights; private if neighboring datasets differ by adding or removing a row."""
         return sum(dataset.n_records for dataset, _ in self.nights)
 
     @property
     def extents(self) -> NDArray[np.int64]:
-        """Records, rows and stored values of each block, of shape (n_blocks, 3); private."""
+        """Numbers of records, rows and stored values of each block, an array of shape (n_blocks, 3); private."""
         return np.concatenate([dataset.extents for dataset, _ in self.nights])
 
     @property
     def content(self) -> str:
-        """Digest of the contents of all nights in hex; a secret of the curator."""
+        """Digest of the ingest numbers and contents of all nights, in hex; private."""
         digest = hashlib.sha256(_LABEL)
         for dataset, number in self.nights:
             digest.update(f"{number} {dataset.content}\n".encode())
         return digest.hexdigest()
 
     def read(self, block: int) -> Block:
-        """Read one block, with ordinals that count from the first row of the first night.
+        """Read one block of all nights' blocks; records are numbered from the first row of the first night.
 
         Raises
         ------
         IndexError
-            If there is no such block.
+            If the block number is out of range.
         Corrupt, Unavailable
-            As for `Dataset.read`.
+            If the block cannot be read; see `Dataset.read`.
         """
         if not 0 <= block < self.n_blocks:
             raise IndexError(f"block {block} does not exist; there are {self.n_blocks} blocks; request one of them")
@@ -515,4 +538,4 @@ class NightRows:
                 return replace(found, first_record=before + found.first_record, first_seen=number)
             block -= dataset.n_blocks
             before += dataset.n_records
-        raise AssertionError("the blocks of the nights add up to all blocks")
+        raise AssertionError("every block below n_blocks belongs to a night")

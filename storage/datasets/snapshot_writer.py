@@ -1,21 +1,24 @@
 """Writer of snapshots: row blocks and a manifest in a Zarr v3 group.
 
-Any Zarr reader opens the group. Each block is one row of each padded array, and one chunk of that array:
+Any Zarr reader can open the group. In each 2-D array, a block of records is one row, padded at the end, and usually one
+chunk. M and R are the padded lengths, which fit the largest number of values, and of rows or records, of any block:
 
-* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows and their columns;
+* ``values (n_blocks, M)`` and ``indices (n_blocks, M)``: the stored values of the block's rows, and the columns of
+  these values;
 * ``row_nnz (n_blocks, R)``: the number of stored values of each row;
 * ``record_rows (n_blocks, R)``: the number of rows of each record; absent when every record is one row;
-* ``rejected (n_blocks, R)``: 1 for each record that is empty because it had a bad row; absent when there is none;
-* ``owners (n_blocks, 2 R)``: a keyed hash of the id of each record, in two words; absent where records have no ids;
-* ``feature_names``: UTF-8 text, one name a line; ``scale``: float64 factors of the columns; ``encoder``: the schema of
-  the raw table as JSON. Each is present only where it was declared;
-* ``first_seen (n_blocks)``: the number of the ingest that first saw the individuals of each block; absent where it is
-  unknown;
+* ``rejected (n_blocks, R)``: 1 for each record that was emptied because it had a bad row; absent without such records;
+* ``owners (n_blocks, 2 R)``: a keyed hash of the id of each record, in two 64-bit words; absent without ids;
+* ``feature_names``: UTF-8 text, one name per line; ``scale``: float64 factors of the columns; ``encoder``: the schema
+  of the raw table as JSON. Each of the three arrays is present only if it was declared;
+* ``first_seen (n_blocks)``: for each block, the number of the ingest in which the ids of the block's individuals first
+  appeared; absent if it is unknown;
 * ``extents (n_blocks, 5)``: the numbers of records, rows and stored values of each block, which show where the padding
-  begins, then two checksums. The first covers the checksums of the block's chunks and binds them to their place; the
-  second does the same for the chunk of owners.
+  begins, then two checksums. The first covers the checksums of the block's chunks, so that a chunk from another block
+  is detected. The second does the same for the chunks of ``owners``.
 
-A record wider than a block is alone in its block and spans several chunks. Each chunk ends in a CRC-32C.
+A record larger than a block gets a separate block, which spans several chunks. Each chunk ends with a CRC-32C
+checksum.
 """
 
 import hashlib
@@ -41,14 +44,14 @@ from storage.datasets.staging import Extent
 from storage.formats.batch import RowBatch
 
 COMPRESSORS = (BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec())
-"""Compressors in the metadata of each array: a chunk is compressed, and ends in a CRC-32C."""
+"""Zarr codecs of each array: a chunk is compressed with Blosc, followed by a CRC-32C checksum."""
 
 
 _PACKING = Blosc(cname="lz4", clevel=1, shuffle=Blosc.SHUFFLE)
 
 
 def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> bytes:
-    """Write a whole chunk of one row, and return its checksum.
+    """Write one chunk of a Zarr array in which each chunk is part of a single row, and return the checksum.
 
     The write is not atomic: a concurrent reader of the array may see a part of the chunk.
 
@@ -57,8 +60,8 @@ def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> b
     array : Path
         The folder of the array.
     row, column : int
-        Number of the chunk in each dimension.
-    items : array of shape (width,), little endian
+        Position of the chunk, counted in chunks.
+    items : array of shape (width,), little-endian
 
     Raises
     ------
@@ -77,14 +80,14 @@ def write_chunk(array: Path, *, row: int, column: int, items: NDArray[Any]) -> b
 
 BLOCK_NNZ = 1 << 20
 BLOCK_ROWS = 1 << 18
-MAX_BLOCK_NNZ = 1 << 27  # a chunk of float64 stays below the 2 GiB that blosc takes
+MAX_BLOCK_NNZ = 1 << 27  # with at most this many values, a float64 chunk stays below 2 GiB, the limit of Blosc
 
 _DECLARED_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sizes and digest of the rows that a finished writer has written."""
+    """Sizes and digest of all rows that a `SnapshotWriter` has written."""
 
     n_records: int = field(repr=False)
     n_rows: int = field(repr=False)
@@ -94,31 +97,32 @@ class Totals:
 
 
 class SnapshotWriter:
-    """Writer that cuts batches of canonical rows into blocks and writes each block when it is full.
+    """Writer that divides batches of canonical rows into blocks, and writes each block when it is full.
 
     Memory is bounded by one block.
 
     Parameters
     ----------
     folder : Path
-        Folder of the group, which must not exist yet. The caller makes the finished folder visible.
+        The folder to write the Zarr group to. It must not exist yet, unless `written` is given. The caller publishes
+        the finished folder.
     n_features : int
         Declared number of columns.
     dtype : numpy dtype
         Type of the stored values.
     block_nnz : int
-        A block is closed before it would exceed this many stored values. A smaller number is raised to `n_features`,
-        but not above the default.
+        A block is written before it would exceed this many stored values. A number below `n_features` is raised to the
+        smaller of `n_features` and the default, so that a dense row fits.
     written : sequence of Extent
-        Extents of the blocks that a killed writer left in the folder. The caller must append the same records again.
-        Records of these blocks are compared, not written.
+        Extents (sizes and checksums) of the blocks that a killed writer left in the folder. The caller must append all
+        records again from the start. Records that are in these blocks are compared with them, not written again.
     on_block : callable or None
-        Called with the extent of each block once the block is written.
+        Called with the extent (sizes and checksums) of each block once the block is written.
 
     Guarantees
     ----------
-    Records keep their order and are never split. The block boundaries depend only on the records, on when each was
-    first seen, and on `block_nnz`. They do not depend on how the batches were cut.
+    Records keep their order and are never split between blocks. The block boundaries depend only on the records, their
+    first-seen numbers and `block_nnz`. They do not depend on the division into batches.
     """
 
     def __init__(
@@ -139,9 +143,10 @@ class SnapshotWriter:
         self._digest = ContentDigest(n_features=n_features)
         self._extents = list(written)
         self._to_compare = sum(records for records, *_ in written)
-        self._bounds = np.cumsum([0, *(records for records, *_ in written)])  # bounds of the written blocks, in records
-        self._first_seen: list[int | None] = []  # for each block
-        self._number: int | None = None  # of the block being filled
+        # number of the first record of each block that a killed writer left
+        self._bounds = np.cumsum([0, *(records for records, *_ in written)])
+        self._first_seen: list[int | None] = []  # first-seen number of each block
+        self._number: int | None = None  # first-seen number of the records in the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
         padded = partial(_PaddedRows, folder, self._group)
@@ -153,12 +158,12 @@ class SnapshotWriter:
         self._owners = padded("owners", dtype=np.dtype(np.uint64), chunk=2 * BLOCK_ROWS)
 
     def append(self, batch: RowBatch) -> None:
-        """Append whole records in canonical form; the stored dtype must hold their values exactly.
+        """Append whole records in canonical form; their values must be exact in the stored dtype.
 
         Raises
         ------
         Conflict
-            If the records are not those that a killed writer left.
+            If a killed writer left other records than the appended ones.
         """
         if self._to_compare:
             count = min(self._to_compare, len(batch.record_ptr) - 1)
@@ -181,12 +186,12 @@ class SnapshotWriter:
                 int(np.searchsorted(values, end_of_values - len(self._values), side="right")),
                 int(np.searchsorted(rows, end_of_rows - len(self._row_nnz), side="right")),
             )
-            stop -= 1  # whole records at..stop fit into the block together with the records it already holds
+            stop -= 1  # the records from `at` to `stop` still fit into the current block
             if stop <= at:
                 if len(self._record_rows):
                     self._flush()
                     continue
-                stop = at + 1  # a record wider than a block is alone in its block
+                stop = at + 1  # a record larger than a block gets a separate block
             self._values.extend(batch.values[values[at] : values[stop]])
             self._indices.extend(batch.indices[values[at] : values[stop]])
             self._row_nnz.extend(row_nnz[rows[at] : rows[stop]])
@@ -197,16 +202,17 @@ class SnapshotWriter:
             at = stop
 
     def finish(self) -> Totals:
-        """Write the last block and return the totals; call `describe` afterwards to complete the group.
+        """Write the last block and the arrays' metadata, and return the totals; then call `describe` with the manifest.
 
         Raises
         ------
         Conflict
-            If fewer records were appended than a killed writer left.
+            If the killed writer had left more records than were appended.
         """
         if self._to_compare:
             raise Conflict(
-                "the source is shorter than the part that the killed ingest wrote; ingest it again without --resume"
+                "the source has fewer rows than the killed ingest wrote, so it has changed; ingest it again without "
+                "--resume"
             )
         if len(self._record_rows) or not self._extents:
             self._flush(alone=not self._extents)
@@ -230,21 +236,28 @@ class SnapshotWriter:
         )
 
     def first_seen(self) -> NDArray[np.int64]:
-        """Return the number of the ingest that first saw the individuals of each block, if all are known."""
-        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)  # 0: no records, so no ingest
+        """Return one first-seen number for each block; the numbers of all blocks must be known.
+
+        It is the number of the ingest in which the ids of the block's individuals first appeared.
+        """
+        # a block without records has no ingest, so its number is 0
+        return np.array([number or 0 for number in self._first_seen], dtype=np.int64)
 
     def declare(self, name: str, items: NDArray[Any]) -> str:
-        """Write a declared array next to the rows; return its SHA-256."""
+        """Write a declared array, such as feature names, next to the rows; return the array's SHA-256."""
         if len(items):
             self._write_whole(name, items, chunks=(min(len(items), _DECLARED_CHUNK),))
         return hashlib.sha256(items.tobytes()).hexdigest()
 
     def describe(self, manifest: Manifest) -> None:
-        """Write the manifest."""
+        """Write the manifest into the attributes of the Zarr group, which completes the snapshot."""
         self._group.update_attributes(manifest.to_attributes())
 
     def _write_whole(self, name: str, items: NDArray[Any], *, chunks: tuple[int, ...]) -> None:
-        """Write an array with all its chunks, including those of zeros: a missing chunk is a lost chunk."""
+        """Write an array with all its chunks, including chunks of zeros.
+
+        Zarr by default omits such chunks. Written always, a missing chunk means a lost file.
+        """
         self._group.create_array(
             name,
             data=items,
@@ -255,7 +268,10 @@ class SnapshotWriter:
         )
 
     def _add_to_digest(self, batch: RowBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Add the rows to the digest; return the number of stored values of each row and of rows of each record."""
+        """Add a batch to the content digest.
+
+        Return the number of stored values of each row, and the number of rows of each record.
+        """
         row_nnz, record_rows = np.diff(batch.row_ptr), np.diff(batch.record_ptr)
         self._digest.update(
             values=batch.values,
@@ -267,7 +283,11 @@ class SnapshotWriter:
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
-        """Note when the records of already written blocks were first seen, as these records are appended again."""
+        """While the records of a killed writer are appended again, record the first-seen numbers of its blocks.
+
+        The next `count` records have the first-seen number `first_seen`, which is recorded for each block that begins
+        among these records.
+        """
         start = int(self._bounds[-1]) - self._to_compare
         begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()
         if self._bounds[begin] != start and self._first_seen[-1] != first_seen:
@@ -275,7 +295,7 @@ class SnapshotWriter:
         self._first_seen += [first_seen] * (end - begin)
 
     def _digest_of_written(self) -> str:
-        """Recompute the digest of the blocks that a killed writer left."""
+        """Recompute the content digest of the blocks that a killed writer left."""
         digest = ContentDigest(n_features=self._n_features)
         try:
             for block, (n_records, n_rows, nnz, *_) in enumerate(self._extents):
@@ -291,7 +311,10 @@ class SnapshotWriter:
         return digest.hexdigest()
 
     def _flush(self, *, alone: bool = False) -> None:
-        """Write the filled block; with `alone`, fit the chunks to the only block of a small dataset."""
+        """Write the filled block.
+
+        With `alone`, it is the only block of a small dataset, and the chunks are made as short as its content.
+        """
         block = len(self._extents)
         sizes = len(self._record_rows), len(self._row_nnz), len(self._values)
         self._first_seen.append(self._number)
@@ -310,7 +333,7 @@ class SnapshotWriter:
 
 
 class _PaddedRows:
-    """One 2-D array with one row a block: the row being filled in memory, and the written rows."""
+    """Writer of one 2-D array with one row per block; the row of the current block is in memory."""
 
     def __init__(
         self, folder: Path, group: zarr.Group, name: str, *, dtype: np.dtype[Any], chunk: int, fill: int = 0
@@ -347,10 +370,14 @@ class _PaddedRows:
         return bool((self._row[: self._length] != self._fill).any())
 
     def write(self, block: int, *, alone: bool) -> bytes:
-        """Write the row as block number `block`, padded to whole chunks; return the checksums of its chunks."""
+        """Write the row in memory as row `block` of the array, padded to whole chunks.
+
+        Return the joined checksums of the chunks. With `alone`, the chunks are made as short as the row.
+        """
         if alone:
             self._chunk = max(min(self._length, self._chunk), 1)
-            self.describe(1, self._length)  # a resuming writer reads this: the chunk width differs from the default
+            # the metadata is written now, so that a resuming writer reads the changed width of chunks
+            self.describe(1, self._length)
         end = _round_up(self._length, self._chunk)
         self._row[self._length : end] = self._fill
         return b"".join(
@@ -361,7 +388,7 @@ class _PaddedRows:
         )
 
     def read(self, block: int, length: int) -> NDArray[Any]:
-        """Read the written part of a block, without its padding."""
+        """Read the first `length` items of a block's row, which are not padding."""
         stored = PaddedArray(place=LocalPlace(self._folder), name=self.name, dtype=self._row.dtype, width=self._chunk)
         try:
             return stored.head(block, length)[0]
@@ -369,7 +396,7 @@ class _PaddedRows:
             return np.full(length, self._fill)
 
     def describe(self, n_blocks: int, longest: int) -> None:
-        """Write the metadata of the array: one row a block, as wide as the longest row rounded up to whole chunks."""
+        """Write the metadata of the array, which has one row per block, as wide as the longest row in whole chunks."""
         shape = n_blocks, max(_round_up(longest, self._chunk), self._chunk)
         if self._array is None:
             self._array = self._group.create_array(
@@ -385,13 +412,13 @@ class _PaddedRows:
 
 
 def _flags(batch: RowBatch) -> NDArray[np.uint8]:
-    """Return 1 for each rejected record."""
+    """Return one number for each record of a batch: 1 if the record is rejected, else 0."""
     n_records = len(batch.record_ptr) - 1
     return np.zeros(n_records, np.uint8) if batch.rejected is None else batch.rejected.astype(np.uint8)
 
 
 def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
-    """Cut a batch before record number `at`."""
+    """Split a batch before record number `at`."""
     row, value = int(batch.record_ptr[at]), int(batch.row_ptr[batch.record_ptr[at]])
     head = replace(
         batch,
@@ -418,18 +445,18 @@ def _split(batch: RowBatch, at: int) -> tuple[RowBatch, RowBatch]:
 
 def _other_rows() -> Conflict:
     return Conflict(
-        "the part that the killed ingest wrote no longer matches the start of this source; ingest it again without "
+        "the blocks that the killed ingest wrote do not match the start of this source; ingest it again without "
         "--resume"
     )
 
 
 def check_block_nnz(block_nnz: int) -> int:
-    """Check the number of stored values of a block, and return it.
+    """Check the largest number of stored values per block, and return it.
 
     Raises
     ------
     Invalid
-        If it is outside 1..`MAX_BLOCK_NNZ`.
+        If the number is outside 1..`MAX_BLOCK_NNZ`.
     """
     if not 1 <= block_nnz <= MAX_BLOCK_NNZ:
         raise Invalid(f"block_nnz={block_nnz} must be in 1..{MAX_BLOCK_NNZ}; the default is {BLOCK_NNZ}")

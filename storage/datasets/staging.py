@@ -1,7 +1,7 @@
 """Staging folder of a snapshot, and its recovery after a writer was killed.
 
-A writer holds a lock on its folder for as long as it lives. A hidden folder without a lock was left by a killed writer.
-The next ingest into the same dataset resumes or removes it.
+A writer holds a lock on its staging folder while its process lives. A staging folder without a lock was therefore left
+by a killed writer. The next ingest into the same dataset resumes or removes such a folder.
 
 Examples
 --------
@@ -30,25 +30,25 @@ from dpca.backends.atomic_files import make_folder, write_atomically
 from dpca.errors import StorageError, Unavailable
 
 _PARTIAL = ".partial"
-_REMOVED = ".removed"  # suffix of folders that `Catalog.remove` hides before it deletes them
+_REMOVED = ".removed"  # suffix of the name of a folder that is about to be deleted
 _REQUEST = ".request"
 _BLOCKS = ".blocks"
 _EXTENT = 5 * 8  # bytes
 
 
 type Extent = tuple[int, int, int, int, int]
-"""Numbers of records, rows and stored values of a block, the block's checksum, and the checksum of its owners."""
+"""Numbers of records, rows and stored values of a block, the block's checksum, and the checksum of its hashed ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """A private folder that no other process writes.
+    """A private folder for a snapshot being written, locked against other processes.
 
     Attributes
     ----------
-    path : Path
+    path : Path, the folder
     snapshot : str, the id that the snapshot will have
-    resumed : bool, whether a killed ingest of the same request left it
+    resumed : bool, whether the folder was left by a killed ingest with the same request, and has blocks
     """
 
     path: Path
@@ -56,16 +56,16 @@ class Staging:
     resumed: bool
 
     def extents(self) -> list[Extent]:
-        """Return the extent of each block that was written completely."""
+        """Return the extent (sizes and checksums) of each block that was written completely."""
         return _extents(self.path)
 
     def block_written(self, extent: Extent) -> None:
-        """Record that one more block was written completely."""
+        """Record the extent (sizes and checksums) of one more block that was written completely."""
         with (self.path / _BLOCKS).open("ab") as file:
             file.write(np.array(extent, dtype="<i8").tobytes())
 
     def settle(self, address: Path) -> None:
-        """Remove the notes of a snapshot that was moved to its address and registered."""
+        """Remove the files with request and extents from the folder of a published and registered snapshot."""
         _remove_notes(address)
 
 
@@ -78,27 +78,29 @@ def begin(
     is_registered: Callable[[str], bool],
     discard: Callable[[str], None],
 ) -> Iterator[Staging]:
-    """Make or resume a folder for writing a snapshot, and remove what killed ingests left.
+    """Create or resume a staging folder for a snapshot, and remove other folders that killed ingests left.
 
     Parameters
     ----------
     folder : Path
         The dataset's folder. It is created if it is missing, and removed at the end if it is empty.
     request : mapping
-        Everything that determines the rows written. Only a folder of an equal request is resumed.
+        Everything that determines the written blocks. Only a folder with an equal request is resumed.
     resume : bool
-        Whether to resume such a folder. If there is none, a new folder is made.
+        Whether to resume a folder with an equal request. If there is none, a new folder is created.
     is_registered : callable
-        Returns whether the catalog holds a snapshot. A snapshot that was moved to its address but not registered was
-        left by a killed ingest, and is removed.
+        Returns whether a snapshot id is registered in the catalog. A published snapshot that is not registered was left
+        by a killed ingest, and is removed.
     discard : callable
-        Removes the published part of a snapshot; after a killed ingest an object store may hold a part of one.
+        Removes the files of a snapshot from the store of datasets. A killed ingest may leave some of a snapshot's files
+        in an object store.
 
     Guarantees
     ----------
-    A folder that a living process writes is left alone. The folder is removed at the end unless it was moved away. It
-    is kept for resuming after an interrupt by the user, or when the place of datasets was unavailable. When the disk
-    failed or is full, it is kept if it has whole blocks.
+    A folder locked by a living process stays unchanged. At the end of the context, this ingest's folder is removed
+    unless it was published, with two exceptions. After an interrupt by the user, or if the store of datasets was
+    unavailable, the folder is kept for resuming. After a disk failure or on a full disk, the folder is kept if it
+    contains complete blocks.
     """
     wanted = json.dumps(request, sort_keys=True)
     snapshot, held, resumed, keep = secrets.token_hex(16), -1, False, False
@@ -127,7 +129,7 @@ def begin(
             if not resumed:
                 make_folder(path)
                 taken = _try_lock(path)
-                assert taken is not None, "nobody knows the new folder"
+                assert taken is not None, "no other process can have locked the new folder"
                 held = taken
                 write_atomically(path / _REQUEST, wanted.encode())
         keep = False
@@ -157,7 +159,7 @@ def _is_partial(left: Path) -> bool:
 
 
 def _part_of(left: Path) -> str:
-    """Return the id of the snapshot that a folder holds, or will hold if it is partial."""
+    """Return the id of the snapshot in a folder, whether it is a staging folder or a published one."""
     return left.name[1 : -len(_PARTIAL)] if _is_partial(left) else left.name
 
 
@@ -168,7 +170,7 @@ def _is_resumable(left: Path, *, wanted: str, is_registered: Callable[[str], boo
 
 
 def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callable[[str], None]) -> None:
-    """Remove the folder that a killed ingest left, or only its notes if the snapshot was registered."""
+    """Remove the folder of a killed ingest; if its snapshot is registered, remove only the request and extents."""
     found, part = _request_of(left), _part_of(left)
     if _is_partial(left) and not is_registered(part):
         discard(part)
@@ -179,12 +181,12 @@ def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callabl
 
 
 def quarantine_notes(folder: Path) -> Path:
-    """Return the path of the private report on a snapshot's rows, which is local and next to the snapshot."""
+    """Return the path of the private report on a snapshot's bad rows, a local file next to the snapshot's folder."""
     return folder.with_name(f"{folder.name}.rejected.csv")
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a dataset's folder if it is empty; a process about to write in the folder creates it again."""
+    """Remove a dataset's folder if it is empty; another process that needs the folder creates it again."""
     descriptor = _lock(folder)
     if descriptor is not None:
         with suppress(OSError):
@@ -194,9 +196,9 @@ def remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def scratch_folder(home: Path) -> Iterator[Path]:
-    """Make an empty folder of mode 0700 for spilled data, removed at the end.
+    """Create an empty folder of mode 0700 for temporary data, and remove it at the end of the context.
 
-    Folders that killed processes abandoned are removed too.
+    Folders that killed processes left are removed first.
     """
     parent = home / "scratch"
     make_folder(parent)
@@ -239,7 +241,7 @@ def _remove_notes(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold its lock; the folder exists as long as the lock is held."""
+    """Create a folder and hold its lock in the context; the folder cannot be removed while the lock is held."""
     descriptor = None
     while descriptor is None:
         make_folder(folder)
@@ -251,7 +253,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Wait for the lock of a folder; return the descriptor that holds the lock, or None if the folder was removed."""
+    """Wait for the lock of a folder.
+
+    Return the file descriptor that holds the lock, or None if the folder was removed meanwhile.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -267,7 +272,10 @@ def _lock(folder: Path) -> int | None:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Try to lock a folder; return the descriptor that holds the lock, or None if a living process holds it."""
+    """Try to lock a folder without waiting.
+
+    Return the file descriptor that holds the lock, or None if another process holds it.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -1,20 +1,22 @@
-"""Whole records of a source, and the table of ids that earlier ingests saw.
+"""Whole records of a source, and the table of ids that earlier ingests of a population have seen.
 
-A source that scatters rows or records is brought together on disk, and then read as batches of whole records.
+If the entries of a row, or the rows of an individual, are scattered over a source, they are first grouped on disk. The
+result is batches of whole records.
 
-The first-seen table of a population holds which ingest first saw each individual. An id is kept for ever, as a keyed
-hash, in a *segment* of the ingest that first saw it. A removed snapshot, an erased individual or another dataset of the
-same people does not change the table. Segments are stored in the place of datasets, below ``arrivals/POPULATION``, so
-that all machines of a ledger read the same ones. The database holds the number and the digest of each segment, and the
-key is a file next to the keys of releases. A backup must hold all three. Otherwise streams count every record as
-present from their first tick on: see `storage.ledger.arrivals`.
+The first-seen table of a population stores, for each id, the number of the ingest in which the id first appeared. This
+number is the id's first-seen number. The table consists of one *segment* per ingest, which contains keyed hashes of the
+ids that are new in this ingest. Ids stay in the table permanently, even if their snapshot is removed, the individual is
+erased, or another dataset of the population contains them. Segments are stored in the store of datasets, below
+``arrivals/POPULATION``, so that all machines that use the ledger read the same segments. The database has the number
+and the digest of each segment. The key of the hashes is a file next to the keys of releases. If segments, database rows
+or key are lost, streams count every record as present from their first tick on: see `storage.ledger.arrivals`.
 
 Examples
 --------
 ::
 
     table = FirstSeenTable(engine=engine, place=place, home=home, keys=keys, population="patients")
-    found = table.record(grouping)             # its batches then come by (first seen, id)
+    found = table.record(grouping)             # grouping.batches() is then sorted by first-seen number
     found.number, found.epoch
 
 ::
@@ -25,17 +27,18 @@ Examples
 
 Notes
 -----
-**Crash.** Ids are recorded before the first block is written. An ingest that is killed or refused after that leaves ids
-with a lower number than the number of their first snapshot. This is safe: such a record has a greater age at every
-tick, ages never repeat, and the bound over the life of a stream is a sum over all ages. A repeated ingest, resumed or
-not, finds the same numbers. An ingest that is killed before its ids are recorded leaves nothing that is ever read.
+**Crash.** Ids are recorded before the first block is written. If the ingest is then killed or refused, its ids keep a
+lower number than the number of the first snapshot that contains them. This is safe: such a record only has a greater
+age at every tick of a stream, its ages never repeat, and the stream's privacy bound is a sum over all ages. A repeated
+ingest, resumed or not, finds the same numbers. If an ingest is killed before its ids are recorded, none of its files is
+ever read.
 
-**Concurrent ingests.** Each ingest compares its ids with the segments that it has read. It gets its number only if no
-other segment was added since; otherwise it reads the new segments first. So each id has one number, which is at most
-the number of any snapshot that contains the id.
+**Concurrent ingests.** Each ingest compares its ids with all segments of the table. The ingest gets a number only if no
+other segment was added since the comparison; otherwise it first reads the new segments. Therefore each id has exactly
+one first-seen number, which is at most the number of any snapshot that contains the id.
 
-**Equal ids** have equal text by `dpca.schemas.canonical`. An integer is therefore the same id as its decimal text, in
-whatever file format each ingest arrives.
+**Equal ids** are ids with the same text according to `dpca.schemas.canonical`. An integer is therefore the same id as
+its decimal text, even in files of different formats.
 """
 
 import hashlib
@@ -74,20 +77,20 @@ if TYPE_CHECKING:
 PART_IDS = 1 << 18
 """Number of hashes in one file of a segment."""
 
-_MARKER = "segment.json"  # lists the parts with their digests; is written last when a segment is published
-_MOST_BYTES = 1 << 23  # of a file of a segment: a part takes 16 bytes an id, a marker 70 bytes a part
+_MARKER = "segment.json"  # this file lists the digests of a segment's other files, and is written last
+_MOST_BYTES = 1 << 23  # size limit of a segment's files: hashes take 16 bytes per id, the marker 70 bytes per file
 _AT_ONCE = 8  # files read concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeen:
-    """First-seen numbers of the individuals of an ingest.
+    """Result of recording the ids of an ingest in the first-seen table of its population.
 
     Attributes
     ----------
-    epoch : str or None, the table of ids from which the numbers come; None where they are unknown
-    number : int or None, the number of the individuals that this ingest saw first
-    lost : bool, whether the table of the population was lost
+    epoch : str or None, the id of the table from which the first-seen numbers come; None if there are no numbers
+    number : int or None, the first-seen number of the ids that are new in this ingest
+    lost : bool, whether a part of the population's table was found to be missing or damaged
     """
 
     epoch: str | None = None
@@ -97,15 +100,15 @@ class FirstSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSeenTable:
-    """Append-only table of the ids of a population, by the ingest that first saw each.
+    """Append-only table of the ids of a population, with the number of the ingest in which each first appeared.
 
     Attributes
     ----------
-    engine : Engine, the database of the ledger
+    engine : Engine, the connection to the ledger's database
     place : Place, the store of datasets
-    home : Path, the home folder, which holds the scratch folder
+    home : Path, the home folder, for temporary files
     keys : Path, the folder of secret keys
-    population : str
+    population : str, the name of the population
     """
 
     engine: Engine
@@ -115,14 +118,16 @@ class FirstSeenTable:
     population: str
 
     def record(self, grouping: "Grouping") -> FirstSeen:
-        """Add the new ids, and give `grouping` the number of each id.
+        """Record the new ids of an ingest in the table, and give `grouping` the first-seen number of each id.
 
-        If the table is lost, the result states that.
+        If the table turns out to be damaged, the population's epoch is ended and the result has ``lost`` set. The next
+        ingest begins a new table.
 
         Raises
         ------
         Unavailable
-            If files, key or database cannot be reached. If any of them is missing or damaged, the table counts as lost.
+            If the store of datasets, the key folder or the database cannot be reached. Missing or damaged files do not
+            raise: the table then counts as lost.
         """
         epoch = self._epoch()
         try:
@@ -132,11 +137,12 @@ class FirstSeenTable:
             with transaction(self.engine) as connection:
                 arrivals.lose_epoch(connection, epoch)
                 for unknown in sorted(folders - arrivals.folders_of(connection, self.population)):
-                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)  # later reads ignore it
+                    # a row without a number makes later reads ignore this folder
+                    arrivals.plan_segment(connection, epoch=epoch, segment=unknown)
             return FirstSeen(lost=True)
 
     def _epoch(self) -> str:
-        """Return the population's epoch; begin one if there is none."""
+        """Return the id of the population's current table; if there is none, draw a key and begin a table."""
         with reading(self.engine) as connection:
             epoch = arrivals.epoch_of(connection, self.population)
         if epoch is not None:
@@ -157,7 +163,8 @@ class FirstSeenTable:
         grouping.hash_ids(self._key(epoch))
         known: list[Segment] = []
         while True:
-            folders = self._folders()  # list folders before rows: each folder's row is written before the folder
+            # folders are listed before rows, because the row of a folder is always written before the folder
+            folders = self._folders()
             with reading(self.engine) as connection:
                 segments = arrivals.segments_of(connection, epoch)
                 planned = arrivals.folders_of(connection, self.population)
@@ -175,9 +182,9 @@ class FirstSeenTable:
                     raise _Lost
 
     def _add(self, grouping: "Grouping", epoch: str, known: Sequence[Segment]) -> int | None:
-        """Write and record a segment of the ids that no known segment holds; return its number.
+        """Write a segment with this ingest's new ids and record it in the database; return the segment's number.
 
-        Return None if another ingest recorded a segment meanwhile.
+        Return None if another ingest has recorded a segment meanwhile, so that the comparison must be repeated.
         """
         name = secrets.token_hex(16)
         with scratch_folder(self.home) as scratch:
@@ -203,7 +210,7 @@ class FirstSeenTable:
         return number
 
     def _hashes(self, epoch: str, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Read segments and check them against their digests; yield (number, hashes) of each part."""
+        """Read segments of the table and check their digests; yield (number, hashes) for each part of a segment."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             markers = pool.map(lambda segment: self._read(segment.id, _MARKER, segment.digest), segments)
             parts = [
@@ -244,16 +251,19 @@ class FirstSeenTable:
 
 
 class _Lost(Exception):
-    """A part of an epoch is missing or damaged."""
+    """A segment, database row or key of a first-seen table is missing or damaged."""
 
 
 def _epoch_of(key: bytes) -> str:
-    """Derive the name of an epoch from its key, irreversibly: 128 bits of HMAC-SHA256."""
+    """Derive the id of a table of ids from its key, irreversibly: the first 128 bits of an HMAC-SHA256."""
     return hmac.new(key, b"dpca arrivals", hashlib.sha256).digest()[:16].hex()
 
 
 def _parts(marker: bytes, epoch: str) -> list[str]:
-    """Return the digests of a segment's parts; the digest of the marker was checked before."""
+    """Return the digests of a segment's part files, which the segment's marker file lists.
+
+    The caller has checked the digest of the marker.
+    """
     found = json.loads(marker)
     if (found["format"], found["version"], found["epoch"]) != ("dpca-arrivals", 1, epoch):
         raise _Lost
@@ -261,18 +271,18 @@ def _parts(marker: bytes, epoch: str) -> list[str]:
 
 
 type Progress = Callable[[str, int, int, int], None]
-"""A callable of (phase, bytes done, bytes in total, rows done); the phases are "reading" and "grouping"."""
+"""Receives (phase, bytes done, bytes in total, rows done); the phases are "reading" and "grouping"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeRecords:
-    """The whole records of a source.
+    """The records of a source, each complete with all rows of its individual.
 
     Attributes
     ----------
     batches : iterator of RowBatch
-    lookalikes : int, the number of ids of individuals that differ from another id only in spelling; private
-    first_seen : FirstSeen, without values if the source has no ids of individuals
+    lookalikes : int, the number of ids that differ from another id only in a leading + or leading zeros; private
+    first_seen : FirstSeen, whose attributes are None if the source has no ids of individuals
     """
 
     batches: Iterator[RowBatch]
@@ -291,29 +301,30 @@ def whole_records(
     owner_key: OwnerKey,
     progress: Progress | None = None,
 ) -> Iterator[WholeRecords]:
-    """Read the records of a source; a scratch folder exists until the context ends.
+    """Read the complete records of a source, which are grouped in a temporary folder while the context is open.
 
     Parameters
     ----------
     source : OpenSource
     home : Path
-        The home folder, which holds the scratch folder.
+        The home folder, in which the temporary folder is created.
     options : IngestOptions
     rejects : Rejects
         Receives each bad row.
     table : FirstSeenTable
-        The first-seen table of the population. New ids are recorded before the first record is yielded.
+        The table of ids that earlier ingests of the population have seen. New ids are recorded in it before the first
+        record is yielded.
     owner_key : OwnerKey
-        The key for the hashes of ids that the batches carry, if the rows have ids or names.
+        The key with which ids or names of rows are hashed for the `owners` of the batches.
     progress : callable or None
         Called after each batch.
 
     Guarantees
     ----------
-    Memory is bounded by a constant and the widest record. A row changes only the record of the individual it belongs
-    to. A row with an unreadable id counts as one more individual, like any other id that occurs once. It becomes an
-    empty record after all other records. A source that declares its rows has no rows beyond the declared ones: an entry
-    with an unreadable row number is left out.
+    Memory is bounded by a constant plus the size of the largest record. A row changes only the record of the row's
+    individual. A row with an unreadable id counts as a separate individual, like an id that occurs only once. Its
+    record is empty and follows all other records. If a source declares its number of rows, there are exactly these
+    rows: an entry with an unreadable row number is left out.
     """
     reader = source.reader
     batches = _watched(reader.batches(rejects), "reading", lambda: reader.position, reader.size, progress)
@@ -325,7 +336,8 @@ def whole_records(
     if not (reader.scattered or has_ids):
         yield WholeRecords(batches=_named(batches, owner_key))
         return
-    with needing("a source with rows in pieces, or with ids,"):  # imported here: whole rows without ids need no DuckDB
+    # imported here, because sources whose rows need no grouping need no DuckDB
+    with needing("a source with rows in pieces, or with ids,"):
         from storage.datasets.grouping import Grouping
     limit = options.max_rows_per_unit
     with scratch_folder(home) as scratch, Grouping(scratch, rejects=rejects, max_rows_per_unit=limit) as grouping:
@@ -334,9 +346,10 @@ def whole_records(
             grouping.batches(), "grouping", lambda: int(grouping.done * reader.size), reader.size, progress
         )
         first_seen = table.record(grouping) if has_ids else FirstSeen()
-        if has_ids or reader.n_rows is None:  # the rows of a declared matrix have numbers instead of ids
+        if has_ids or reader.n_rows is None:  # a source that declares its number of rows has row numbers instead of ids
             grouping.name_owners(owner_key.drawn())
-        unknown = grouping.unknown if reader.n_rows is None else nameless  # a declared row exists without its entries
+        # every declared row exists, even if its entries are unreadable, so only rows without an individual count
+        unknown = grouping.unknown if reader.n_rows is None else nameless
         grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)
 
@@ -344,7 +357,7 @@ def whole_records(
 def _gather(
     batches: Iterator[RowBatch], grouping: "Grouping", source: OpenSource, *, rejects: Rejects, keep_zeros: bool
 ) -> None:
-    """Check every entry while its line is still known, and add it to the grouping."""
+    """Check the entries of each batch and add them to the grouping; messages about bad rows can name their lines."""
     reader, origins, end = source.reader, list[tuple[int, str]](), 0
     checked = np.dtype(np.float64 if source.dtype.kind == "f" else np.int64)
     for batch in batches:
@@ -355,7 +368,8 @@ def _gather(
             n_features=reader.n_features,
             dtype=checked,
             rejects=rejects,
-            duplicates="sum" if reader.scattered else source.merges,  # a piece of a row has one value
+            # each batch row of a scattered source is one entry, so there are no duplicates yet
+            duplicates="sum" if reader.scattered else source.merges,
             keep_zeros=keep_zeros,
         )
         grouping.add(replace(rows, places=rows.places + origins[-1][0]))
@@ -368,7 +382,7 @@ def _gather(
 
 
 def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
-    """Yield the rows of unknown individuals, each as one rejected record."""
+    """Yield one empty, rejected record for each row whose individual is unknown."""
     for first in range(0, count, BATCH_ROWS):
         rows = min(BATCH_ROWS, count - first)
         yield RowBatch(
@@ -385,7 +399,7 @@ def _unknown_records(count: int, first_seen: int | None) -> Iterator[RowBatch]:
 
 
 def _named(batches: Iterator[RowBatch], key: OwnerKey) -> Iterator[RowBatch]:
-    """Add a keyed hash of the name of each row, if the source has names."""
+    """If the source has names of rows, add the keyed hash of each row's name to the batches."""
     for batch in batches:
         yield (
             batch if batch.row_names is None else replace(batch, owners=keyed_hashes(batch.row_names, key=key.drawn()))
@@ -395,7 +409,7 @@ def _named(batches: Iterator[RowBatch], key: OwnerKey) -> Iterator[RowBatch]:
 def _watched(
     batches: Iterator[RowBatch], phase: str, position: Callable[[], int], size: int, progress: Progress | None
 ) -> Iterator[RowBatch]:
-    """Pass batches through and call `progress` after each."""
+    """Yield the batches unchanged, and call `progress` after each batch."""
     rows = 0
     for batch in batches:
         rows += batch.row_ptr.size - 1

@@ -1,8 +1,8 @@
-"""Row batches in canonical form, and the handling of bad rows and repeated values.
+"""Batches of rows, their canonical form, and the handling of bad rows and of duplicate values.
 
-A bad row either ends the ingest, or its record becomes empty and reading continues. The private report of an ingest
-lists the position of each bad row, the rule that it broke and the column, but never its content. The report is a file
-of mode 0600 in the home folder, next to the snapshot.
+A bad row either ends the ingest, or the record that contains the row becomes empty and reading continues. In the second
+case, a private report lists the position of each bad row, the rule that the row breaks, and the column, but never the
+row's content. The report is a file of mode 0600 in the home folder, next to the snapshot.
 
 >>> try:
 ...     Rejects().reject(place="line", number=3, reason="has a value that is not finite")
@@ -10,9 +10,9 @@ of mode 0600 in the home folder, next to the snapshot.
 ...     print(error)
 line 3 has a value that is not finite
 
-Every reader yields row batches, and rows are stored in one canonical form. In that form the columns of a row increase
-strictly and duplicates are merged. Explicit zeros are dropped unless they are to be kept, and the stored dtype holds
-each value.
+Every reader of a source yields row batches. Rows are stored in canonical form: the columns of a row increase strictly,
+duplicates (values of the same row and column) are merged, and each value is exact in the stored dtype. Explicit zeros
+are dropped, unless the user chose to keep zeros.
 
 >>> batch = RowBatch(
 ...     values=np.array([1.0, 0.0, 2.0]), indices=np.array([4, 2, 4]), row_ptr=np.array([0, 3]),
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("file", "place", "number", "reason", "column")
-_KINDS = 1000  # (reason, column) pairs counted separately; further ones are counted by reason
+_KINDS = 1000  # at most this many pairs (reason, column) are counted; further bad rows are counted by reason only
 _SHOWN = 5
 
 type Tally = Counter[tuple[str, str]]
-"""Numbers of bad rows by (reason, column); the column is empty if the row as a whole is bad."""
+"""Numbers of bad rows by (reason, column); the column is "" if no single column is at fault."""
 
 
 class Rejects:
-    """Handler of bad rows that refuses the whole source at the first one.
+    """Handler of bad rows that raises an error at the first bad row, and base class of tolerant handlers.
 
     Attributes
     ----------
     file : str
-        The file being read. The reader sets it whenever it opens the next file.
+        The address of the file being read. The reader sets this attribute whenever it opens the next file.
     names : sequence of str or None
         The names of the columns, if the source has them.
     tally : Tally
@@ -66,10 +66,10 @@ class Rejects:
     is_tolerant : bool
         Whether reading continues after a bad row.
     origins : sequence of (int, str)
-        Set if rows of several files were brought together: the number of each file's first row, and the file's
+        Set if rows of several files were grouped together: for each file, the number of its first row, and the file's
         address. Row numbers then count over all files.
     counts_all : bool
-        Whether a row of a table is passed once for each rule that it breaks, rather than only for the first.
+        Whether `reject` is called for each rule that a row of a table breaks, rather than only for the first.
     """
 
     is_tolerant = counts_all = False
@@ -93,51 +93,55 @@ class Rejects:
         Parameters
         ----------
         place : str
-            The kind of `number`: "line" or "row".
+            What `number` counts: "line" or "row".
         number : int
-            Number of the line or row.
+            Number of the bad line or row.
         reason : str
-            What is wrong with the row and how to correct it, as the rest of a sentence, without the row's content.
+            What is wrong with the row and how to correct it, without the row's content. The text continues a sentence
+            that begins with the place, such as "line 3".
         column : str, int or None
-            The first bad column, by name or number from 0, if a column is at fault.
+            Name, or number from 0, of the first bad column; None if no single column is at fault.
         quoting : str or None
-            The reason with the offending text, for the user only.
+            A reason that may quote the row, for the error message only, which the user alone sees.
 
         Raises
         ------
         BadSource
-            Always, unless reading is tolerant.
+            Always, unless the handler is tolerant (`is_tolerant`).
         """
         number, self.file = self.located(number)
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
 
     def located(self, number: int) -> tuple[int, str]:
-        """Return the number of a row in its file, and the address of that file."""
+        """Convert a row number that counts over all files to the number in the row's file, and that file's address."""
         if not self.origins:
             return number, self.file
         first, file = self.origins[bisect_right(self.origins, number, key=itemgetter(0)) - 1]
         return number - first, file
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report a fact about a row that is not bad, if there is a report; the parameters are as for `reject`."""
+        """Report a remark about a row that is not bad, if there is a report.
+
+        `place`, `number` and `reason` have the same meaning as in `reject`.
+        """
 
     def close(self) -> None:
-        """Make the report durable, if there is one."""
+        """Write the report to the disk durably, if there is a report."""
 
 
 class SkippedRows(Rejects):
-    """Handler of bad rows that continues and records nothing about them."""
+    """Handler of bad rows that ignores them, so that reading continues."""
 
     is_tolerant = True
 
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Ignore the row."""
+        """Ignore the bad row."""
 
 
 class Quarantine(Rejects):
-    """Handler of bad rows that continues and lists their positions in a CSV file readable only by its owner."""
+    """Handler of bad rows that continues, and lists their positions in a private CSV report of mode 0600."""
 
     is_tolerant = True
 
@@ -146,7 +150,7 @@ class Quarantine(Rejects):
         self._stream: TextIO | None = None
 
     def open(self, path: Path) -> None:
-        """Start the report; it replaces the report of a killed ingest."""
+        """Create the report file, and overwrite a file that a killed ingest left."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._stream = os.fdopen(descriptor, "w", encoding="utf-8", newline="")
         csv.writer(self._stream, lineterminator="\n").writerow(COLUMNS)
@@ -154,23 +158,23 @@ class Quarantine(Rejects):
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Report one bad row, without its content."""
+        """Add one bad row to the report, without the row's content."""
         if isinstance(column, int):
             column = str(column) if self.names is None else self.names[column]
         self._write(place, number, reason, column)
         _count(self.tally, reason, column or "")
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report a fact about a row that is not bad."""
+        """Add a remark about a row that is not bad to the report."""
         self._write(place, number, reason, None)
 
     def _write(self, place: str, number: int | None, reason: str, column: str | None) -> None:
-        assert self._stream is not None, "rows are read after the report is open"
+        assert self._stream is not None, "open the report before reading rows"
         own, file = (number, self.file) if number is None else self.located(number)
         csv.writer(self._stream, lineterminator="\n").writerow((file, place, own, reason, column))
 
     def close(self) -> None:
-        """Flush the report to the disk."""
+        """Close the report, after writing it to the disk durably."""
         if self._stream is not None and not self._stream.closed:
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -178,7 +182,7 @@ class Quarantine(Rejects):
 
 
 def describe(tally: Tally) -> str:
-    """Return the numbers of bad rows by rule and column, the most frequent first, as part of one line."""
+    """Summarize bad rows in one line: the numbers by broken rule and column, most frequent first."""
     parts = [
         f"{count} x {reason.partition(';')[0]}" + (f" (column {column})" if column else "")
         for (reason, column), count in tally.most_common(_SHOWN)
@@ -188,7 +192,7 @@ def describe(tally: Tally) -> str:
 
 
 def read_tally(notes: Path) -> Tally:
-    """Count the rows listed in a private report."""
+    """Count the rows listed in a private report by (reason, column)."""
     tally: Tally = Counter()
     with notes.open(encoding="utf-8", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -201,12 +205,13 @@ def _count(tally: Tally, reason: str, column: str) -> None:
     tally[key if key in tally or len(tally) < _KINDS else (reason, "")] += 1
 
 
-BATCH_VALUES = 1 << 18  # numbers that a reader puts into one batch, unless one row holds more
+BATCH_VALUES = 1 << 18  # largest number of values in one batch of a reader, unless a single row has more
 MAX_FEATURES = 2**31 - 1
-MAX_INTEGER = 2**53 - 1  # float64 holds every integer up to this one, and also the next
+# the largest integer up to which float64 represents every integer, without ambiguity by rounding
+MAX_INTEGER = 2**53 - 1
 _INTEGERS = (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 STORED_DTYPES = tuple(np.dtype(kind) for kind in (np.bool_, *_INTEGERS, np.float32, np.float64))
-_INSERTED = 64  # maximal number of entries of a row that are sorted by insertion
+_INSERTED = 64  # rows with at most this many entries are sorted by insertion sort
 
 _FINE, _COLUMN, _NOT_FINITE, _NOT_WHOLE, _RANGE, _DUPLICATE = range(6)
 _SUM, _MEAN, _LAST, _REFUSE = range(len(DUPLICATES))
@@ -215,30 +220,32 @@ _CHOICE = "drop one, or choose --duplicates mean, last or sum"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowBatch:
-    """A batch of rows in source order, whose arrays are valid until the reader yields the next batch.
+    """A batch of rows in source order; its arrays are valid only until the reader yields the next batch.
 
-    A reader yields each row as a separate record. If rows are scattered, each is a piece of the row that `row_ids`
-    names, and `storage.datasets.grouping` brings the pieces of a row together.
+    A reader yields each row as a separate record. If the entries of a row are scattered over the source, each row of
+    the batch is only a fragment. Fragments with equal `row_ids` belong to the same row, and `storage.datasets.grouping`
+    merges them.
 
     Attributes
     ----------
     values : float64 array of shape (nnz,)
     indices : int64 array of shape (nnz,), columns from 0
     row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
-    record_ptr : int64 array of shape (n_records + 1,), where each record begins in the rows
-    places : int64 array of shape (n_rows,), the number of the source line or row of each row
+    record_ptr : int64 array of shape (n_records + 1,), the first row of each record
+    places : int64 array of shape (n_rows,), the number of each row's line (or row) in the source
     place : str, what `places` counts: "line" or "row"
-    row_ids : Arrow array of n_rows integers or strings, or None when every row is whole
-    unit_ids : Arrow array of n_rows integers or strings, or None: the individual behind each row
-    surplus : bool array of shape (n_rows,), or None: rows beyond the bound of their individual, which are not stored
-    rejected : bool array of shape (n_records,), or None: the records that have a bad row; in canonical form they are
-        empty. Ids of their rows are null if they cannot be read
-    first_seen : int or None, the number of the ingest that first saw the individuals of all its records
-    entry_places : int64 array of shape (nnz,), or None: the place of each value, if the values of a row have several
-        places
-    row_names : Arrow array of n_rows strings, or None: the names that a source gives its rows, separate from any id
+    row_ids : Arrow array of n_rows integers or strings, the ids of the rows, or None if no row is a fragment
+    unit_ids : Arrow array of n_rows integers or strings, the id of each row's individual, or None without individuals
+    surplus : bool array of shape (n_rows,), or None: true for rows beyond the bound on rows per individual, which are
+        not stored
+    rejected : bool array of shape (n_records,), or None: true for records with a bad row, which are empty in canonical
+        form. An unreadable id of such a row is null
+    first_seen : int or None, the number of the ingest in which the ids of all the batch's individuals first appeared
+    entry_places : int64 array of shape (nnz,), or None: the line of each value, if the values of one row come from
+        different lines
+    row_names : Arrow array of n_rows strings, or None: names of rows in the source, which are not ids
     owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
-    is_canonical : bool, whether the rows are known to be in canonical form, as float64; False if this was not checked
+    is_canonical : bool, whether the rows are known to be in canonical form for float64; False if this was not checked
     """
 
     values: NDArray[np.float64]
@@ -259,17 +266,17 @@ class RowBatch:
 
 
 class Reader(Protocol):
-    """An opened source with its declared shape and its rows in order.
+    """Interface of the readers: an opened source with a declared shape, and its rows in order.
 
     Attributes
     ----------
-    format : str
+    format : str, the name of the source format
     n_features : int
     dtype : numpy dtype of the values
     names : sequence of str, or None: the names of the columns, if the source has them
     n_rows : int or None, the number of rows if the source declares it
-    scattered : bool, whether rows come in pieces, in any order
-    repeats : bool, whether a row may hold several values of one column
+    scattered : bool, whether the entries of a row are scattered over the source, as in triplets
+    repeats : bool, whether a row may have several values of one column
     """
 
     format: str
@@ -289,7 +296,7 @@ class Reader(Protocol):
         """Number of bytes read so far."""
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield all rows and pass each bad one to `rejects`; raise BadSource for a fault of the file."""
+        """Yield all rows, and pass each bad row to `rejects`; raise BadSource for a fault of the file."""
 
     def close(self) -> None:
         """Close the source."""
@@ -301,14 +308,14 @@ def check_features(n_features: int) -> None:
     Raises
     ------
     Invalid
-        If the number is outside.
+        If the number is outside this range.
     """
     if not 1 <= n_features <= MAX_FEATURES:
         raise Invalid(f"n_features={n_features} must be in 1..{MAX_FEATURES}; declare the number of columns")
 
 
 def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Return the dtype in which values are stored, in native byte order.
+    """Check a dtype for stored values, and return it in native byte order.
 
     Raises
     ------
@@ -322,7 +329,7 @@ def stored_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     if wanted is None or wanted.newbyteorder("=") not in STORED_DTYPES:
         names = ", ".join(str(known) for known in STORED_DTYPES)
         raise Invalid(
-            f"dtype {str(dtype)!r} is not stored; the allowed types are {names}; choose one of these as dtype"
+            f"values cannot be stored as dtype {str(dtype)!r}; the allowed types are {names}; choose one of these"
         )
     return wanted.newbyteorder("=")
 
@@ -337,12 +344,12 @@ def make_canonical(
     duplicates: str = "sum",
     keep_zeros: bool = False,
 ) -> RowBatch:
-    """Return a batch in canonical form; the arrays of the given batch are overwritten.
+    """Convert a batch to canonical form; the arrays of the given batch are overwritten.
 
     The columns of each row are sorted, duplicates are merged, and values are scaled and rounded to `dtype`. Zeros are
-    dropped unless `keep_zeros` is set. A row is bad if a column is outside 0..n_features-1, a value is not finite, or
-    `dtype` cannot hold a value. The last means an overflow, or a fraction where `dtype` is bool or integer. A row with
-    duplicates is bad if duplicates are refused.
+    dropped unless `keep_zeros` is set. A row is bad if a column is outside 0..n_features-1, if a value is not finite,
+    or if `dtype` cannot represent a value. `dtype` cannot represent an overflow and, if it is bool or an integer type,
+    a fraction. A row with duplicates is bad if `duplicates` is "refuse".
 
     Parameters
     ----------
@@ -351,21 +358,21 @@ def make_canonical(
     dtype : numpy dtype
         Type of the stored values.
     rejects : Rejects
-        Receives each bad row. If `reject` returns, the record of the row becomes empty.
+        Receives each bad row. If its method `reject` does not raise, the record of the bad row becomes empty.
     scale : float64 array of shape (n_features,), or None
-        Public factors of the columns.
+        Public factors by which the columns are multiplied.
     duplicates : str
-        One of `DUPLICATES`.
+        What happens to several values of one row and column: "sum", "mean", "last" or "refuse".
     keep_zeros : bool
         Whether values of 0 are kept.
 
     Guarantees
     ----------
-    Every record and row of the batch is in the result. A bad row changes only its record, which becomes the empty
-    record and still counts. Hence the rows of one individual, whatever bytes they hold, change one record of the
-    snapshot. Duplicates are added in float64 in source order, and whole numbers are added exactly. A mean is this sum
-    divided by the number of values. The result is multiplied by its factor and rounded once more, to `dtype`. Rows that
-    are already canonical keep their bits.
+    Every record and row of the batch is in the result. A bad row changes only its own record, which becomes empty and
+    still counts as a record. Hence the rows of one individual change only one record of the snapshot, whatever bytes
+    they contain. Duplicates are added in float64 in source order, and whole numbers are added exactly. A mean is this
+    sum divided by the number of values. The sum or mean is multiplied by the column's factor and then rounded to
+    `dtype`. Values of rows that are already canonical keep their exact bits.
     """
     if batch.is_canonical and dtype == np.float64 and scale is None:
         return batch
@@ -373,7 +380,8 @@ def make_canonical(
     batch = replace(
         batch,
         is_canonical=False,
-        values=np.require(batch.values, np.float64, ["C", "W"]),  # Arrow arrays are read-only
+        # arrays from Arrow are read-only, so writable copies are made
+        values=np.require(batch.values, np.float64, ["C", "W"]),
         indices=np.require(batch.indices, np.int64, ["C", "W"]),
     )
     n_rows = len(batch.row_ptr) - 1
@@ -421,19 +429,22 @@ def make_canonical(
 
 
 def _place(place: str, number: int, nearby: int, rejects: Rejects) -> str:
-    """Name the place `number`, with its file if the other place is in another file."""
+    """Return text that names the line or row `number`.
+
+    The file is included if the line `nearby`, which the message also names, is in another file.
+    """
     (own, file), (_, other) = rejects.located(number), rejects.located(nearby)
     return f"{place} {own}" if file == other else f"{place} {own} of {file}"
 
 
 def without_surplus(batch: RowBatch) -> RowBatch:
-    """Return the batch without its surplus rows, which are not stored."""
+    """Return the batch without its surplus rows, which exceed the bound on rows per individual."""
     return batch if batch.surplus is None else replace(without_rows(batch, batch.surplus), surplus=None)
 
 
 def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
-    """Remove rows, and records that have no row left."""
-    import pyarrow as pa  # imported here: a planner reads no rows
+    """Remove the marked rows, and records that have no rows left."""
+    import pyarrow as pa  # imported here, because processes that read no rows do not need Arrow
 
     kept = ~dropped
     starts, counts = batch.row_ptr[:-1][kept], np.diff(batch.row_ptr)[kept]
@@ -456,7 +467,7 @@ def without_rows(batch: RowBatch, dropped: NDArray[np.bool_]) -> RowBatch:
 
 
 def _emptied(batch: RowBatch, bad: NDArray[np.bool_]) -> RowBatch:
-    """Empty the records that have a bad row; each record keeps its rows, but without values."""
+    """Remove the values of all records that have a bad row; these records keep their rows, without values."""
     rows_of = np.diff(batch.record_ptr)
     rejected = np.bincount(np.repeat(np.arange(len(rows_of)), rows_of), weights=bad, minlength=len(rows_of)) > 0
     empty = np.repeat(rejected, rows_of)
@@ -488,7 +499,7 @@ def _canonicalise(  # type: ignore[no-untyped-def]
 ):
     """Convert rows to canonical form in place, up to the first bad row.
 
-    Return (the bad row, verdict, its column, start of the next row, number of kept entries).
+    Return (index of the bad row, verdict, the bad column, start of the next row, number of entries kept so far).
     """
     row, start, kept = progress
     low, high = bounds
@@ -531,7 +542,7 @@ def _canonicalise(  # type: ignore[no-untyped-def]
                 return row, _RANGE, column, stop, first
             if value != 0.0 or keep_zeros:
                 indices[kept] = column
-                values[kept] = value + 0.0  # no negative zero
+                values[kept] = value + 0.0  # -0.0 becomes 0.0
                 kept += 1
         start = stop
         row += 1

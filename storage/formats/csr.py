@@ -1,8 +1,8 @@
-"""Rows of a compressed sparse row (csr) matrix, and checks of a file before its rows are read.
+"""Rows of a compressed sparse row (CSR) matrix, and checks of a matrix file before its rows are read.
 
-The three arrays of the matrix are read in parallel, from front to back. The checks refuse a broken file, and a declared
-shape that is implausible for the size of the file. They are needed because libraries raise many kinds of errors for a
-broken file, and trust any declared shape.
+The three arrays of a CSR matrix are read in parallel, from front to back. The checks refuse broken files, and declared
+shapes that are implausible for the size of the file. They are needed because libraries raise many kinds of errors for
+broken files, and accept any declared shape.
 """
 
 import math
@@ -21,7 +21,7 @@ from dpca.errors import BadSource, StorageError
 from storage.formats.batch import BATCH_VALUES, MAX_FEATURES, MAX_INTEGER, Rejects, RowBatch
 
 MAX_CHUNK = 1 << 30
-"""Maximal bytes of a chunk in which an array is stored, since each chunk is held in memory whole."""
+"""Largest chunk of a stored array in bytes; a whole chunk must fit into memory."""
 
 _RAISED = (
     *(OSError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, SyntaxError),
@@ -33,9 +33,9 @@ _CELLS, _CELLS_A_BYTE = 1 << 28, 1 << 12
 
 @contextmanager
 def reading(kind: str) -> Iterator[None]:
-    """Convert every error that a library raises for a broken file into one BadSource.
+    """Convert every error that a library raises for a broken file into one BadSource error.
 
-    An ``OSError`` with an error number comes from the disk, and is passed on unchanged.
+    An ``OSError`` with an error number comes from the disk, and is raised unchanged.
     """
     try:
         yield
@@ -48,42 +48,44 @@ def reading(kind: str) -> Iterator[None]:
 
 
 def check_width(width: int, n_features: int | None) -> None:
-    """Refuse a matrix whose width is outside the limits of a dataset, or is not the declared one.
+    """Refuse a matrix whose number of columns is not allowed, or differs from the declared number.
 
     Raises
     ------
     BadSource
-        If the width is not allowed or not the declared one.
+        If the number of columns is outside 1..`MAX_FEATURES`, or differs from `n_features`.
     """
     if not 1 <= width <= MAX_FEATURES:
-        raise BadSource(f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES}; reshape it")
+        raise BadSource(
+            f"the matrix has {width} columns; a dataset has 1 to {MAX_FEATURES} columns; reshape the matrix"
+        )
     if n_features is not None and n_features != width:
         raise BadSource(
             f"the matrix has {width} columns, but {n_features} features are declared; declare the same number, or "
-            "omit it"
+            "omit the declaration"
         )
 
 
 def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
-    """Refuse a declared shape with almost only empty rows, which would take hours to read.
+    """Refuse a declared shape in which almost all rows must be empty, because reading it would take hours.
 
     Parameters
     ----------
     n_rows : int
         Declared number of rows.
     stored : int
-        Bytes that hold the rows.
+        Number of bytes in which the rows are stored.
     width : int
-        Declared number of columns of a dense matrix, of which every cell is read.
+        Declared number of columns of a dense matrix, in which every cell is read; 0 for a sparse matrix.
 
     Raises
     ------
     BadSource
-        If there are more than four million rows and more than 16 rows per stored byte, or more than 2^28 cells and more
-        than 4,096 cells per stored byte. Also if the number of rows is negative.
+        If there are more than four million rows and more than 16 rows per stored byte. Also if there are more than 2^28
+        cells and more than 4,096 cells per stored byte, or if the number of rows is negative.
     """
     if n_rows < 0:
-        raise BadSource(f"the matrix has {n_rows} rows; a matrix has 0 or more; save it again")
+        raise BadSource(f"the matrix has {n_rows} rows; a matrix has 0 or more rows; save the matrix again")
     if n_rows > max(_ROWS, _ROWS_A_BYTE * stored) or n_rows * width > max(_CELLS, _CELLS_A_BYTE * stored):
         raise BadSource(
             f"{n_rows} rows are declared in {stored} bytes, so almost all are empty; correct the declared shape"
@@ -91,7 +93,7 @@ def check_rows(n_rows: int, *, stored: int, width: int = 0) -> None:
 
 
 def check_chunks(chunk: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
-    """Refuse chunks that are too large for memory.
+    """Refuse an array whose chunks are too large for memory.
 
     Raises
     ------
@@ -100,7 +102,7 @@ def check_chunks(chunk: tuple[int, ...] | None, dtype: np.dtype[Any]) -> None:
     """
     size = math.prod(chunk or ()) * dtype.itemsize
     if size > MAX_CHUNK:
-        raise BadSource(f"an array is stored in pieces of {size} bytes; save it in pieces of at most {MAX_CHUNK}")
+        raise BadSource(f"an array is stored in chunks of {size} bytes; save it in chunks of at most {MAX_CHUNK} bytes")
 
 
 def check_real(dtype: np.dtype[Any]) -> None:
@@ -112,14 +114,14 @@ def check_real(dtype: np.dtype[Any]) -> None:
         If the type of the values is not boolean, integer or float.
     """
     if dtype.kind not in "biuf":
-        raise BadSource(f"values have dtype {dtype}; they must be real numbers; convert them")
+        raise BadSource(f"values have dtype {dtype}; values must be real numbers; convert them")
 
 
 BATCH_ROWS = 1 << 16
 
 
 class Column(Protocol):
-    """One 1-D array, read from front to back."""
+    """A 1-D array that is read once, from front to back."""
 
     dtype: np.dtype[Any]
     position: int
@@ -136,7 +138,7 @@ class Column(Protocol):
 
 
 class CsrRows:
-    """Reader of rows from the arrays `indptr`, `indices` and `data`.
+    """Reader of the rows of a CSR matrix from its arrays `indptr`, `indices` and `data`.
 
     Parameters
     ----------
@@ -144,14 +146,14 @@ class CsrRows:
     shape : tuple of int
         Numbers of rows and columns that the source declares.
     stored : int
-        Bytes that hold the arrays.
+        Number of bytes in which the arrays are stored.
     n_features : int or None
-        Declared number of columns; if given, it must equal the number in the source.
+        Number of columns that the user declared; if given, it must equal the number in the source.
 
     Raises
     ------
     BadSource
-        If the arrays cannot form a real matrix of this shape.
+        If the arrays cannot form a matrix of real numbers with this shape.
     """
 
     def __init__(
@@ -177,12 +179,12 @@ class CsrRows:
 
     @property
     def size(self) -> int:
-        """Bytes of the three arrays."""
+        """Total number of bytes of the three arrays."""
         return sum(column.size for column in (self._indptr, self._indices, self._data))
 
     @property
     def position(self) -> int:
-        """Bytes of the three arrays read so far."""
+        """Number of bytes of the three arrays that were read so far."""
         return sum(column.position for column in (self._indptr, self._indices, self._data))
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
@@ -191,7 +193,7 @@ class CsrRows:
         Raises
         ------
         BadSource
-            If row pointers are not in order, or end before the values end.
+            If the row pointers decrease, or do not end at the number of values.
         """
         last = int(self._indptr.take(1)[0])
         if last != 0:
@@ -201,7 +203,9 @@ class CsrRows:
             bounds = np.concatenate(([last], ends))
             broken = np.flatnonzero((bounds[1:] < bounds[:-1]) | (bounds[1:] > len(self._indices)))
             if broken.size:
-                raise BadSource(f"indptr is out of order or too large at row {first + broken[0]}; save it again")
+                raise BadSource(
+                    f"indptr is out of order or too large at row {first + broken[0]}; save the matrix again"
+                )
             at = 0
             while at < len(ends):
                 stop = max(at + 1, int(np.searchsorted(bounds, bounds[at] + BATCH_VALUES, side="right")) - 1)
@@ -238,7 +242,10 @@ LARGE = (
 
 
 def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Mark integers that float64 rounds to another integer; return None if there are none."""
+    """Mark integers beyond ±(2^53 - 1), which float64 may round to another integer.
+
+    Return None if there are none.
+    """
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return None
     large = (values > MAX_INTEGER) | (values < -MAX_INTEGER)
@@ -246,6 +253,6 @@ def large_integers(values: NDArray[Any]) -> NDArray[np.bool_] | None:
 
 
 def reject_rows(bad: NDArray[np.bool_], first_row: int, rejects: Rejects, *, reason: str) -> None:
-    """Reject the marked rows of a matrix, numbered from `first_row`."""
+    """Pass each marked row of a matrix to `rejects`; rows are numbered from `first_row`."""
     for row in np.flatnonzero(bad).tolist():
         rejects.reject(place="row", number=first_row + row, reason=reason)

@@ -1,7 +1,7 @@
-"""Conversion of decimal text into the nearest float64, exactly as ``float(text)`` does, in a compiled loop.
+"""Conversion of decimal text into the nearest float64 in compiled code, with the same result as ``float(text)``.
 
-Up to eight digits of text are read at once, as the bytes of one 64-bit word. The first byte of the text is the lowest
-byte of the word, on every machine.
+Up to eight digits are read at once: eight bytes of text are loaded as one 64-bit integer, called a word. The first byte
+of the text is the lowest byte of the word, whatever the machine's byte order.
 
 >>> number, bits = leading_digits(load_eight(np.frombuffer(b"2026-11-23", dtype=np.uint8), 0))
 >>> int(number), int(bits) // 8
@@ -11,9 +11,9 @@ References
 ----------
 D. Lemire, Number parsing at a gigabyte per second, Software: Practice and Experience 51(8), 2021, Section 5.
 
-Two proved methods cover almost every number: one rounding of an exact product (Clinger), and a 128-bit product with a
-truncated power of five (Eisel and Lemire). Numbers that neither method can decide are reported as `UNDECIDED`; the
-caller passes these tokens to `float`.
+Two methods with proofs convert almost every number: a product or quotient of two exact floats, rounded once (Clinger),
+and a 128-bit product with a truncated power of five (Eisel and Lemire). Numbers that neither method can round reliably
+are reported as `UNDECIDED`. The caller then passes the text to `float`.
 
 >>> import numpy as np
 >>> text = np.frombuffer(b"0.1 ", dtype=np.uint8)
@@ -34,16 +34,16 @@ from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 from numpy.typing import NDArray
 
-EIGHT = 8  # bytes of a word
-_trailing_zeros: Any = trailing_zeros  # numba defines its signature for code generation
+EIGHT = 8  # number of bytes in a word
+_trailing_zeros: Any = trailing_zeros  # Numba's type annotation does not fit a call from Python code
 _ZEROS = np.uint64(0x3030303030303030)
-_HIGHEST = np.uint64(0x8080808080808080)  # the highest bit of each byte
-_TO_HIGHEST = np.uint64(0x7676767676767676)  # 128 - 10: a carry from a byte above 9 sets its highest bit
+_HIGHEST = np.uint64(0x8080808080808080)  # the highest bit of each byte of a word
+_TO_HIGHEST = np.uint64(0x7676767676767676)  # adding 128 - 10 to each byte sets the highest bit of every byte above 9
 
 
 @njit(cache=True, nogil=True, inline="always")
 def load_eight(text, start):  # type: ignore[no-untyped-def]
-    """Load the eight bytes of the uint8 array `text` from `start` on as one word; the array must hold them."""
+    """Load eight bytes of a uint8 array from `start` on as one word; the array must be long enough."""
     first, word = np.uint64(start), np.uint64(0)
     for byte in range(EIGHT):
         word |= np.uint64(text[first + np.uint64(byte)]) << np.uint64(8 * byte)
@@ -52,20 +52,20 @@ def load_eight(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def leading_digits(word):  # type: ignore[no-untyped-def]
-    """Read the leading digits of a word.
+    """Convert the decimal digits at the start of a word (eight bytes of text) to a number.
 
     Returns
     -------
     number : uint64
-        The number that the digits represent, 0 if there are none.
+        The number that the digits represent; 0 without a leading digit.
     bits : uint64
-        Number of bits before the first byte that is not a digit, 64 if all are digits.
+        Number of bits before the first byte that is not a digit; 64 if all eight bytes are digits.
     """
     word ^= _ZEROS
     others = (word | (word + _TO_HIGHEST)) & _HIGHEST
     bits = np.uint64(_trailing_zeros(others)) & np.uint64(0x78)
     if bits < np.uint64(64):
-        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # pad with leading zeros
+        word = (word << np.uint64(8)) << (np.uint64(56) - bits)  # digits are padded with leading zeros to eight
     pairs = (word * np.uint64(10) + (word >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     return (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF), bits
@@ -75,12 +75,13 @@ DECIDED, UNDECIDED, MALFORMED = 0, 1, 2
 
 _PLUS, _MINUS, _POINT, _ZERO, _LOWER_E, _UPPER_E = (ord(c) for c in "+-.0eE")
 _MOST_DIGITS = 19  # 10^19 < 2^64
-_LEAST_POWER, _MOST_POWER = -342, 308  # beyond these, every 19-digit number is 0 or infinite
+# for powers of ten outside this range, every number of 19 digits is 0 or infinite in float64
+_LEAST_POWER, _MOST_POWER = -342, 308
 _EXPONENT_CAP = 100_000
 
 
 def _powers_of_five() -> NDArray[np.uint64]:
-    """Return the 128 leading bits of 5^q, high word first: truncated for q >= 0, rounded up for q < 0."""
+    """Return the 128 leading bits of each 5^q, high word first: truncated for q >= 0, rounded up for q < 0."""
     words = np.empty((_MOST_POWER - _LEAST_POWER + 1, 2), dtype=np.uint64)
     for row, q in enumerate(range(_LEAST_POWER, _MOST_POWER + 1)):
         power = 5 ** abs(q)
@@ -98,7 +99,7 @@ _TENS = np.array([10.0**k for k in range(23)])  # exact in float64
 
 @njit(cache=True, nogil=True, inline="always")
 def _multiply(a, b):  # type: ignore[no-untyped-def]
-    """Multiply two uint64 into (high, low)."""
+    """Return the 128-bit product of two uint64 as (high word, low word)."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     a0, a1, b0, b1 = a & mask, a >> half, b & mask, b >> half
     low, middle, other = a0 * b0, a1 * b0, a0 * b1
@@ -109,14 +110,18 @@ def _multiply(a, b):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
-    """Round digits * 10^power, digits > 0, to a normal float64; return (decided, value). Lemire, Algorithm 1."""
+    """Round ``digits * 10**power``, with digits > 0, to a normal float64, by Algorithm 1 of Lemire.
+
+    Return (whether the rounding is certain, the value). `fives` are the results of `_powers_of_five`.
+    """
     one, ones = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
     shift = 0
     while digits < np.uint64(1 << 63):
         digits <<= one
         shift += 1
     high, low = _multiply(digits, fives[power - _LEAST_POWER, 0])
-    if high & np.uint64(0x1FF) == np.uint64(0x1FF):  # the 55 leading bits may still change
+    # the low bits of 5^q that were left out may still change the 55 leading bits of the product
+    if high & np.uint64(0x1FF) == np.uint64(0x1FF):
         more, _ = _multiply(digits, fives[power - _LEAST_POWER, 1])
         low += more
         if low < more:
@@ -134,7 +139,7 @@ def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
         and mantissa & np.uint64(3) == one
         and (mantissa << (top + np.uint64(9))) == high
     ):
-        mantissa &= ~one  # exactly half way, so round to even
+        mantissa &= ~one  # the number is exactly half way between two floats, so it is rounded to even
     mantissa = (mantissa + (mantissa & one)) >> one
     if mantissa >= np.uint64(1 << 53):
         mantissa >>= one
@@ -146,27 +151,27 @@ def _round_product(digits, power, fives):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def scan_decimal(text, start):  # type: ignore[no-untyped-def]
-    """Read the longest decimal number that begins at `start`: ``[+-] digits [. digits] [e [+-] digits]``.
+    """Convert the longest decimal number at `start` in a text: ``[+-] digits [. digits] [e [+-] digits]``.
 
     Parameters
     ----------
     text : uint8 array of shape (n_bytes,)
-        It must continue after the number, with any byte that cannot belong to a number.
+        The text. At least one byte that cannot belong to a number must follow the number.
     start : int
-        First byte to read.
+        Position of the first byte to read.
 
     Returns
     -------
     verdict : int
-        `DECIDED`, `UNDECIDED` (the text is a number, but needs `float`) or `MALFORMED`.
+        `DECIDED`, `UNDECIDED` (the text is a number that the caller must pass to `float`) or `MALFORMED` (no number).
     value : float
-        The number if decided, otherwise 0.0.
+        The number if the verdict is `DECIDED`, otherwise 0.0.
     stop : int
-        First byte after the number.
+        Position of the first byte after the number.
 
     Guarantees
     ----------
-    A decided value has the same bits as ``float(text[start:stop])``, including the sign of zero.
+    With the verdict `DECIDED`, the value has the same bits as ``float(text[start:stop])``, including the sign of zero.
     """
     at = start
     negative = text[at] == _MINUS

@@ -1,6 +1,6 @@
-"""Declarations of the user about a source: its schema, and the roles of its columns.
+"""The user's declarations about a source, such as its schema and the roles of its columns.
 
-No function of this module reads a row.
+No function in this module reads a row of the source.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,32 +29,35 @@ class Declared:
     Attributes
     ----------
     n_features : int or None
-        Number of columns. With None, it is the number of `names`, or comes from a format that declares it.
+        Number of columns. If it is None, it is the number of `names`, or the file's format states it.
     names : tuple of str or None
-        Names of the columns, in order. For triplets they are also the dictionary of column ids.
+        Names of the columns, in order. For triplets, a name is the column's id in the file, and its position is the
+        column's number.
     format : str or None
-        A name of `storage.formats.registry.FORMATS`. With None, the name of the file determines the format.
+        A name in `storage.formats.registry.FORMATS`. If it is None, the suffix of the file name determines the format.
     columns : tuple of str
-        Names of the row, column and value columns of a table of triplets.
+        For a table of triplets, the names of the three columns that contain the row, the column and the value.
     columns_named : bool
-        Whether the user named these columns, so that a table without them is refused.
+        Whether the user named the columns of triplets, so that a table without these columns is refused.
     value_named : bool
-        Whether the user named the value column. Otherwise every triplet of a table without that column has the
-        value 1.
+        Whether the user named the value column of triplets. If not, and the table lacks this column, every triplet has
+        the value 1.
     unit_column : str or None
-        The column of a table that holds the id of the individual behind each row.
+        The column of a table with the id of each row's individual.
     delimiter : str or None
-        The character between fields of CSV or TSV, or ``::``. With None, the format determines it.
+        The character between fields of CSV or TSV, or ``::``. If it is None, the format determines it.
     header : bool or None
-        Whether the first line of CSV or TSV names the columns. Without a header they are named 0, 1, 2, ... With
-        None, the first line is taken as names, and the file is refused if that line looks like a row.
+        Whether the first line of CSV or TSV contains the column names. Without a header, columns are named 0, 1, 2, ...
+        If it is None, the first line is read as names, and the file is refused if this line looks like a row.
     drop_others : bool
-        Whether columns of a wide table that `names` does not list are left out. Otherwise they are refused.
+        Whether columns that `names` does not list are left out of a table with one column per feature. If not, such a
+        table is refused.
     schema : Schema or None
-        The meaning of each column of a raw table, and the form of its text. The encoded columns are the features.
+        The declared meaning and encoding of each column of a raw table, and the dialect of its text. The features are
+        then the encoded columns.
     is_unattended : bool
-        Whether no row may decide how others are read. A text without a header then has the declared columns,
-        whatever its first row holds.
+        Whether the ingest is unattended, so that no row may influence how other rows are read. The columns of a text
+        without a header then come from declarations, not from the first row.
     """
 
     n_features: int | None = None
@@ -82,12 +85,13 @@ class Declared:
             check_features(len(self.names))
             if self.n_features not in (None, len(self.names)):
                 raise Invalid(
-                    f"{len(self.names)} feature names for {self.n_features} features; declare as many features as names"
+                    f"there are {len(self.names)} feature names for {self.n_features} features; declare as many "
+                    "features as names"
                 )
 
     @property
     def width(self) -> int | None:
-        """Declared number of columns, by count or by names."""
+        """Declared number of columns, from `names` or `n_features`; None if neither was declared."""
         return len(self.names) if self.names is not None else self.n_features
 
     @classmethod
@@ -104,17 +108,17 @@ class Declared:
         schema: Schema | None = None,
         is_unattended: bool = False,
     ) -> Self:
-        """Build the declarations from files and options.
+        """Build the declarations from the user's options and files.
 
         Parameters
         ----------
         n_features, format, unit_column, delimiter, header, schema, is_unattended
-            As the attributes of the same names.
+            See the attributes with the same names.
         feature_names : Path or None
-            UTF-8 text with one name a line, without duplicates.
+            A UTF-8 text file with one name per line, without duplicates.
         columns : mapping or None
-            Names by role: ``{"row": "user", "column": "item", "value": "rating"}``. Roles that are left out keep
-            the default.
+            Names of the columns of triplets by role, such as ``{"row": "user", "column": "item", "value": "rating"}``.
+            A role that is left out keeps the default name, which is the name of the role.
 
         Raises
         ------
@@ -124,7 +128,8 @@ class Declared:
         named = dict(columns or {})
         if not named.keys() <= set(ROLES):
             raise Invalid(
-                f"columns has the roles {', '.join(sorted(named))}; it must have {', '.join(ROLES)}; correct them"
+                f"columns has the roles {', '.join(sorted(named))}; the allowed roles are {', '.join(ROLES)}; correct "
+                "the roles"
             )
         chosen = tuple(named.get(role, role) for role in ROLES)
         if len({*chosen, unit_column}) < len(ROLES) + 1:
@@ -145,7 +150,7 @@ class Declared:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Read a dictionary of columns: UTF-8 text with one name a line.
+    """Read the names of columns from a UTF-8 text file with one name per line.
 
     Raises
     ------
@@ -166,12 +171,13 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 
 def read_scale(path: str | Path, *, n_features: int) -> NDArray[np.float64]:
-    """Read the public factors of the columns: text with one positive number a line.
+    """Read the public factors of the columns from a text file with one positive number per line.
 
     Raises
     ------
     Invalid
-        If the factors would come from the data, or are not `n_features` positive finite numbers.
+        If `path` is a word such as "std", which requests factors computed from the data. Also if the file does not
+        contain `n_features` positive finite numbers.
     """
     if str(path).lower() in _FROM_DATA:
         raise Invalid(

@@ -1,16 +1,17 @@
-r"""Reader of CSV and TSV text, plain or packed, that finds the lines that are not rows.
+r"""Reader of CSV and TSV text, compressed or not, that detects lines that are not rows.
 
-A file has a header line unless none is declared, then triplets or wide rows, one row a line. A field in double quotes
-may hold the delimiter and doubled quotes, but no line break. Blank lines hold no row.
+A file has a header line, unless the user declared that it has none. Each further line is one triplet or one row with a
+value per column. A field in double quotes may contain the delimiter and doubled quotes, but no line break. Blank lines
+are skipped.
 
-In an unattended ingest there is no `Extent`, and each line is judged by its own bytes alone. An unclosed quote then
-ends with its line and the next line is a row again, so that no line changes how another is read. With an `Extent`,
-quotes are followed from line to line: a record with a line break in quotes is one bad row with all its lines. A file is
-refused if the end of a record cannot be determined.
+In an unattended ingest, each line is judged by its own bytes alone, so that no line changes how other lines are read.
+An unclosed quote then ends at the end of the line, and the next line is a new row. In an attended ingest, an `Extent`
+tracks open quotes from line to line. A row with a line break in quotes then counts as one bad row with all its lines.
+The file is refused if the end of such a row cannot be determined.
 
 >>> text = b'1,"a,b"\n1,"a\n1\n'
 >>> [reason_of(verdict) for verdict in judge_lines(text, n_fields=2, delimiter=",", quote='"').tolist() if verdict]
-['does not close a quote; close or drop it', 'has another number of fields than the header; correct or drop it']
+['does not close a quote; close or drop it', 'has a different number of fields than the header; correct or drop it']
 >>> text = b'1,"a\n2,3\nb"\n4,5\n'
 >>> judge_lines(text, n_fields=2, delimiter=",", quote='"', extent=Extent()).tolist() == [OPENED, INSIDE, INSIDE, ROW]
 True
@@ -39,7 +40,7 @@ from storage.formats.text import NO_LINE, TextFile, TextReader, has_byte_lines
 
 ROW, BLANK, INSIDE, OPENED, _QUOTE, _BEHIND, _WIDTH, _RETURN, _ENCODING = range(9)
 NO_ROWS = (BLANK, INSIDE)
-"""Verdicts on lines that hold no row: blank lines, and further lines of a record."""
+"""Verdicts on lines without a new row: blank lines, and further lines of a row with line breaks in quotes."""
 _REASONS = {
     OPENED: "has a quote that is not closed on its line; close it, or write the text without line breaks",
     _QUOTE: "does not close a quote; close or drop it",
@@ -54,14 +55,14 @@ _NEWLINE, _CARRIAGE, _SPACE, _TAB = (ord(sign) for sign in "\n\r \t")
 
 @dataclass(slots=True, kw_only=True)
 class Extent:
-    """State of an open quote at the end of the text so far.
+    """State of the quotes after some lines of text: whether a quote is still open, and where it was opened.
 
     Attributes
     ----------
-    is_open : bool, whether a quote is open
-    is_lost : bool, whether the end of its record cannot be determined
+    is_open : bool, whether a quoted field is open
+    is_lost : bool, whether the end of the row with this quote cannot be determined
     line, character : int, where the quote was opened, each counted from 1
-    field : int, the field of the record that holds the quote, counted from 0
+    field : int, the number of the field with the quote in the row, counted from 0
     """
 
     is_open: bool = False
@@ -80,26 +81,29 @@ def judge_lines(
     extent: Extent | None = None,
     first_line: int = 1,
 ) -> NDArray[np.uint8]:
-    """Return a verdict on each line, which is `ROW`, one of `NO_ROWS`, or a fault code for `reason_of`.
+    """Return a verdict on each line.
+
+    A verdict is `ROW`, one of `NO_ROWS`, or a fault code, which `reason_of` explains.
 
     Parameters
     ----------
     text : bytes
-        Whole lines, including the last newline. A line that is not UTF-8 is not a row.
+        Complete lines, including the last newline. A line that is not UTF-8 gets a fault code.
     n_fields : int
-        Number of fields of a row.
+        Number of fields that a row must have.
     delimiter, quote : str, quote may be None
     extent : Extent or None
-        State at the end of the preceding text, which is updated in place. Once it is lost, the verdicts have no
-        meaning. With None, each line is judged alone.
+        State of the quotes after the preceding text, which is updated in place. If its attribute ``is_lost`` becomes
+        true, the verdicts have no meaning. Without an extent, each line is judged alone.
     first_line : int
-        Number of the first line.
+        Number of the first line of `text` in the file.
 
     Guarantees
     ----------
-    Without an extent, the verdict on a line depends on that line alone. With an extent, no line inside quotes is a row,
-    under either of two readings. In the first reading, the next quote that is not doubled closes an open quote. In the
-    second reading, the next quote that is not doubled and ends a field does.
+    Without an extent, the verdict on a line depends on this line alone. With an extent, no line inside a quoted field
+    gets the verdict `ROW`, under either of two rules for the end of a quoted field. By the first rule, it ends at the
+    next quote that is not doubled. By the second rule, it ends at the next quote that is not doubled and is followed by
+    a delimiter or the end of the line.
     """
     octets = np.frombuffer(text, dtype=np.uint8)
     verdicts = np.empty(text.count(b"\n"), dtype=np.uint8)
@@ -128,7 +132,7 @@ def judge_lines(
 
 
 def reason_of(verdict: int, *, encoding: str = "utf-8") -> str:
-    """Return why a line is not a row; ``encoding`` is the encoding of the original text."""
+    """Return the reason why a line is not a row; ``encoding`` is the original encoding of the text."""
     return _REASONS[verdict].format(encoding.upper())
 
 
@@ -147,7 +151,7 @@ def _is_blank(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _ends_field(text, at, delimiter):  # type: ignore[no-untyped-def]
-    """Return whether a delimiter or the end of the line follows, possibly after blanks."""
+    """Return whether only blanks separate position `at` from a delimiter or the end of the line."""
     while _is_blank(text[at]) and text[at] != delimiter:
         at += 1
     return text[at] == delimiter or text[at] == _NEWLINE
@@ -155,14 +159,14 @@ def _ends_field(text, at, delimiter):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: ignore[no-untyped-def]
-    """Write the verdict of each line; return the state of the quotes at the end.
+    """Write the verdict of each line; return the state of the quotes at the end of the text.
 
-    The state is (whether a quote is open, whether its record is lost, (line, byte and field of the quote)).
+    The state is (whether a quote is open, whether the end of its row is unknown, (line, byte and field of the quote)).
 
-    Two readings run in parallel. The plain reading follows Arrow's parser: a quote opens a field only as its first
-    byte, and the next quote that is not doubled closes it. In the strict reading, blanks may precede the opening quote,
-    and it is closed where the field ends. The readings may differ at the end of a line, or a record of several lines
-    may hold text after a closing quote. In both cases the end of the record is unknown.
+    Two rules for quotes are applied in parallel. The plain rule follows Arrow's parser: a quote opens a field only as
+    its first byte, and the next quote that is not doubled closes the field. By the strict rule, blanks may precede the
+    opening quote, and only a quote at the end of a field closes the field. The end of a row is unknown if the two rules
+    differ at the end of a line, or if a row with line breaks has text after a closing quote.
     """
     delimiter, quote = signs
     at, line = 0, 0
@@ -171,7 +175,8 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
         start, fields, quotes = at, opened[2] + 1 if is_open else 1, 0
         inside, plain, strict = is_open, is_open, is_open
         at_start, blank, behind, broken, loose = True, True, False, False, False
-        second_plain, second_strict = False, False  # the second of two quotes that represent one
+        # true at the second quote of a doubled quote, by the plain and by the strict rule
+        second_plain, second_strict = False, False
         while text[at] != _NEWLINE:
             byte = text[at]
             if byte == quote:
@@ -235,21 +240,21 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
 
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-LONGEST = 1 << 24  # maximal bytes of a line
-_UNIT = "\x1f"  # ASCII unit separator, which replaces a delimiter of two characters
+LONGEST = 1 << 24  # largest number of bytes in a line
+_UNIT = "\x1f"  # the ASCII unit separator replaces the delimiter ``::`` in the text
 _GUESSED = (",", ";", "\t", "|", DOUBLE_COLON)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class DelimitedReader(TextReader):
-    """A `storage.formats.batch.Reader` for a delimited text file.
+    """Reader of a delimited text file, which implements `storage.formats.batch.Reader`.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations. The format is "csv" or "tsv"; the width is never taken from the file alone.
+        The user's declarations. The format is "csv" or "tsv". The number of features must follow from declarations.
     """
 
     n_rows: int | None = None
@@ -261,7 +266,7 @@ class DelimitedReader(TextReader):
         self._text = TextFile(file, encoding=written.encoding)
         self._pieces = self._text.pieces(longest=LONGEST)
         self._delimiter, self._quote = written.delimiter or declared.delimiter or DELIMITERS[format], written.quote
-        if self._delimiter == DOUBLE_COLON:  # parsers need a delimiter of one character
+        if self._delimiter == DOUBLE_COLON:  # parsers need a delimiter of one character, so ``::`` is replaced
             self._pieces = (memoryview(bytes(piece).replace(b"::", _UNIT.encode())) for piece in self._pieces)
             self._delimiter = _UNIT
         self._follows_quotes = not declared.is_unattended and self._quote is not None
@@ -285,21 +290,22 @@ class DelimitedReader(TextReader):
         self.scattered = self.repeats = self._schema.triplet is not None
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of each piece of text.
+        """Yield the rows of the file in order.
 
         Raises
         ------
         BadSource
-            If a packed stream is cut short or corrupt, or the end of an open quote is unknown.
+            If a compressed file is cut short or corrupt, or if the end of a quoted field is unknown.
         """
         step = max(1, BATCH_VALUES // max(1, len(self._header), 0 if self.scattered else self.n_features))
         for table, places, bad in self._tables(self._schema.read, rejects):
-            for at in range(0, max(table.num_rows, 1), step):  # a piece without a row also advances the progress
+            # at least one batch is yielded, even if it is empty, so that progress is reported
+            for at in range(0, max(table.num_rows, 1), step):
                 some = slice(at, at + step)
                 yield self._schema.batch(table[some], places=places[some], place="line", rejects=rejects, bad=bad[some])
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets as text; each id occurs once per piece."""
+        """Yield the column ids of triplets as text; an id may be yielded again in a later array."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table, _, _ in self._tables([name], rejects):
@@ -309,7 +315,8 @@ class DelimitedReader(TextReader):
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
         text, extent = self._rest, Extent() if self._follows_quotes else None
-        self._text.skips_long_lines = rejects.is_tolerant and extent is None  # else quotes would be lost
+        # if quotes are tracked, skipping a line could lose a quote
+        self._text.skips_long_lines = rejects.is_tolerant and extent is None
         while True:
             if text:
                 yield self._parse(text, self._text.line, wanted, rejects, extent)
@@ -324,11 +331,10 @@ class DelimitedReader(TextReader):
     def _parse(
         self, text: bytes, first_line: int, wanted: list[str], rejects: Rejects, extent: Extent | None
     ) -> tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]:
-        """Split whole lines into fields that are still text.
+        """Split complete lines of text into fields, which are still text.
 
-        Return (rows, the line number of each row, a mark for each bad row).
-
-        A line that is not a row is passed to `rejects`, and becomes a row of empty fields.
+        Return (rows, the line number of each row, a mask of the bad rows). A line that is not a row is passed to
+        `rejects`, and becomes a row of empty fields.
         """
         verdicts = self._judge(text, first_line, extent)
         kept = np.flatnonzero(~np.isin(verdicts, NO_ROWS))
@@ -358,17 +364,17 @@ class DelimitedReader(TextReader):
                 ),
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError):
-            raise BadSource(f"the text near line {first_line} is not delimited text; convert it") from None
+            raise BadSource(f"the text near line {first_line} is not delimited text; convert the file") from None
         assert table.num_rows == len(kept), "Arrow splits lines as `judge_lines` does"
         return table.combine_chunks().to_batches()[0], places, bad
 
     def _judge(self, text: bytes, first_line: int, extent: Extent | None) -> NDArray[np.uint8]:
-        """Judge whole lines.
+        """Return for each of some complete lines whether it is a row, or what is wrong; see `judge_lines`.
 
         Raises
         ------
         BadSource
-            If the end of a record cannot be determined.
+            If the end of a row with quotes cannot be determined.
         """
         if extent is not None and self._text.encoding != "utf-8":
             at = b"\n".join((b"", text)).find(b"\n".join((b"", NO_LINE, b"")))
@@ -409,11 +415,14 @@ class DelimitedReader(TextReader):
             flag = "--format tsv" if other == "\t" else f"--delimiter '{other}'"
             raise BadSource(
                 f"the first line is one field, because it has {other!r} instead of the delimiter; give {flag}, or "
-                "declare it in a schema: `dpca schema draft FILE`"
+                "declare the delimiter in a schema: `dpca schema draft FILE`"
             )
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
-        """Return the names of the columns, the text of the first rows, and the number of its first line."""
+        """Return the column names, the text already read after the header, and its first line number.
+
+        Without a header, that text begins with line 1.
+        """
         self._text.skips_long_lines = declared.is_unattended
         has_header = declared.header is not False if declared.schema is None else declared.schema.text.header
         self._text.reads_returns = has_header or not declared.is_unattended
@@ -452,12 +461,12 @@ class DelimitedReader(TextReader):
 
 
 def guess_delimiter(line: str) -> str:
-    """Return the delimiter that occurs most often in a line of names."""
+    """Return the usual delimiter that occurs most often in a line of column names."""
     return max(_GUESSED, key=line.count)
 
 
 def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
-    """Split one line of text into its fields.
+    """Split one line of text into fields at the delimiter.
 
     Raises
     ------
@@ -473,14 +482,15 @@ def split_line(line: str, *, delimiter: str, quote: str | None) -> list[str]:
 
 
 def _declared_columns(declared: Declared) -> list[str] | None:
-    """Return the column names of a text without a header, from declarations alone.
+    """Return the column names of a text without a header, from declarations alone; None if there is a header.
 
-    Return None if the text has a header.
+    This is for unattended ingests, where no row may determine the columns.
 
     Raises
     ------
     Invalid
-        If only the first row would determine the number of columns, or one bad line could hide the ends of lines.
+        If only the first row could determine the number of columns. Also if in the declared encoding, one bad line
+        could hide the line breaks after it.
     """
     if declared.schema is not None:
         if not has_byte_lines(declared.schema.text.encoding):
@@ -500,7 +510,7 @@ def _declared_columns(declared: Declared) -> list[str] | None:
 
 
 def _listed(count: int, schema: Schema) -> list[str]:
-    """Name the columns of a table without a header in the order of its schema."""
+    """Return the schema's column names for a table without a header, which must have `count` columns."""
     if count != len(schema.columns):
         raise BadSource(
             f"the first line has {count} fields, but the schema lists {len(schema.columns)} columns of a table "
@@ -510,7 +520,7 @@ def _listed(count: int, schema: Schema) -> list[str]:
 
 
 def resembles_row(names: list[str], declared: Declared) -> bool:
-    """Return whether a first line holds a number, while no declaration shows that it holds column names."""
+    """Return whether a first line contains a number, and no declaration shows that it contains column names."""
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:
         return False
@@ -518,9 +528,9 @@ def resembles_row(names: list[str], declared: Declared) -> bool:
 
 
 def _numbered(count: int, declared: Declared) -> list[str]:
-    """Name the columns of a table without a header by their numbers.
+    """Return names for the columns of a table without a header: their numbers, as text.
 
-    Columns of values get the declared names, if there are any.
+    If feature names were declared, the columns of features get these names instead.
     """
     numbers = [str(column) for column in range(count)]
     if declared.names is None or declared.columns_named:

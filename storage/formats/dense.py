@@ -1,6 +1,7 @@
-"""Readers of dense matrices, and of sparse matrices in .npz files.
+"""Readers of dense matrices, and of sparse CSR matrices in .npz files.
 
-Arrays in the .npy format are read piece by piece from any stream, and no allocation trusts a header.
+Arrays in the .npy format are read a few rows at a time from any seekable stream. The sizes in a header are checked
+against the size of the file before memory is allocated.
 
 >>> import io
 >>> stream = io.BytesIO()
@@ -8,9 +9,9 @@ Arrays in the .npy format are read piece by piece from any stream, and no alloca
 >>> NpyRows(stream, size=stream.tell())[1:3].tolist()
 [[2.0, 3.0], [4.0, 5.0]]
 
-Dense matrices are read a few rows at a time, from NumPy files and from arrays of Zarr and HDF5. Matrices that
-``scipy.sparse.save_npz`` wrote in csr format are read without loading a whole array. The members `indptr`, `indices`
-and `data` of the zip archive are then read in parallel, one batch of rows at a time.
+Dense matrices come from NumPy files, and from arrays in Zarr or HDF5. CSR matrices come from archives written by
+``scipy.sparse.save_npz``. The members `indptr`, `indices` and `data` of an archive are read in parallel, one batch of
+rows at a time, so that no whole array is in memory.
 """
 
 import io
@@ -44,36 +45,36 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def read_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read (shape, whether columns come first, dtype) from the start of an array.
+    """Read (shape, whether the array is in column-major order, dtype) from the header of a .npy array.
 
     Raises
     ------
     ValueError
-        If it is not a header, or it declares an array of objects.
+        If the stream does not begin with a .npy header, or the header declares an array of objects.
     """
     version = npy.read_magic(stream)
     if version not in _HEADERS:
-        raise ValueError(f"npy version {version}")
+        raise ValueError(f"the .npy version {version} is not supported")
     shape, by_columns, dtype = _HEADERS[version](stream)
     if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
-        raise ValueError(f"{shape} array of {dtype}")
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} cannot be read")
     return shape, by_columns, dtype
 
 
 class NpyRows:
-    """An array in a seekable stream, read as a whole or a few rows at a time.
+    """A .npy array in a seekable stream, read as a whole or a few rows at a time.
 
     Parameters
     ----------
     stream : file of bytes, at its beginning
-    size : int, bytes of the file
+    size : int, size of the file in bytes
 
     Raises
     ------
     ValueError
-        If it is not an array, or the file is shorter than its header declares.
+        If the file is not a .npy array, or is shorter than its header declares.
     BadSource
-        If the file is longer than its header declares, as with two arrays in one file.
+        If the file is longer than its header declares, for example because it contains two arrays.
     """
 
     def __init__(self, stream: BinaryIO, *, size: int) -> None:
@@ -112,11 +113,11 @@ class NpyRows:
         return np.frombuffer(raw, dtype=self.dtype, count=count)
 
 
-_SLAB = 1 << 26  # bytes of rows read at once, so that each chunk is unpacked once
+_SLAB = 1 << 26  # largest number of bytes of rows read at once; large reads decompress each chunk only once
 
 
 class Sliceable(Protocol):
-    """A 2-D array of numpy, zarr or h5py."""
+    """Interface of a 2-D array of NumPy, Zarr or h5py, which is read by slices of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,26 +132,26 @@ class Sliceable(Protocol):
 
 
 class DenseRows:
-    """Reader of the rows of a dense matrix; zeros are not stored.
+    """Reader of the rows of a dense matrix as sparse rows: zeros are left out.
 
     Parameters
     ----------
     array : Sliceable
         The array to read.
     stored : int
-        Bytes that hold the array.
+        Number of bytes in which the array is stored.
     n_features : int or None
-        Declared number of columns; if given, it must equal the number in the array.
+        Number of columns that the user declared; if given, it must equal the number in the array.
 
     Raises
     ------
     BadSource
-        If the array is not a real matrix of this width.
+        If the array is not a 2-D array of real numbers with this number of columns.
     """
 
     def __init__(self, array: Sliceable, *, stored: int, n_features: int | None) -> None:
         if len(array.shape) != 2:
-            raise BadSource(f"the array has {len(array.shape)} dimensions; a matrix of rows has 2; reshape it")
+            raise BadSource(f"the array has {len(array.shape)} dimensions; a matrix of rows has 2; reshape the array")
         self._array, self.dtype = array, np.dtype(array.dtype)
         self.n_rows, self.n_features = array.shape
         check_width(self.n_features, n_features)
@@ -181,7 +182,7 @@ class DenseRows:
 
 
 class NpyReader:
-    """A `storage.formats.batch.Reader` for a 2-D array in a .npy file; each row is one record.
+    """Reader of a 2-D array in a .npy file, where each row is one record; a `storage.formats.batch.Reader`.
 
     Parameters
     ----------
@@ -193,7 +194,8 @@ class NpyReader:
     Raises
     ------
     BadSource
-        If the file holds no such array, or reading it from an object store would need a request for each column.
+        If the file does not contain a 2-D array of real numbers. Also if the array is stored in column-major order in
+        an object store, because each read of rows would need a request for each column.
     """
 
     format = "npy"
@@ -208,7 +210,9 @@ class NpyReader:
             with reading(".npy array"):
                 array = NpyRows(self._stream, size=size)
             if array.is_by_columns and file.is_far:
-                raise BadSource("the array is stored column by column; save it row by row to read it from a store")
+                raise BadSource(
+                    "the array is in column-major order; save it in row-major (C) order to read it from an object store"
+                )
             self._rows = DenseRows(array, stored=size, n_features=declared.width)
         except BaseException:
             self.close()
@@ -219,7 +223,7 @@ class NpyReader:
 
     @property
     def position(self) -> int:
-        """Bytes of the array read so far."""
+        """Number of bytes of the array that were read so far."""
         return self._rows.position
 
     def close(self) -> None:
@@ -235,7 +239,7 @@ class NpyReader:
 def sparse_rows(
     rows: NDArray[Any], *, places: NDArray[np.int64], place: str, rejected: NDArray[np.bool_] | None
 ) -> RowBatch:
-    """Return the nonzero values of dense rows as a batch."""
+    """Return a batch with the nonzero values of dense rows."""
     filled, indices = np.nonzero(rows)
     row_ptr = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(np.bincount(filled, minlength=len(rows)), out=row_ptr[1:])
@@ -250,7 +254,7 @@ def sparse_rows(
     )
 
 
-_SMALL = 1 << 12  # maximal bytes of the members `format` and `shape`
+_SMALL = 1 << 12  # largest number of bytes read of the archive members `format` and `shape`
 _DRAIN = 1 << 20
 _KIND = ".npz archive"
 _ARRAYS = ("indptr", "indices", "data")
@@ -258,7 +262,7 @@ _MEMBERS = {f"{name}.npy" for name in (*_ARRAYS, "format", "shape", "_is_array")
 
 
 class NpzReader:
-    """A `storage.formats.batch.Reader` for a csr matrix in a .npz file; each row is one record.
+    """Reader of a CSR matrix in a .npz file, where each row is one record; a `storage.formats.batch.Reader`.
 
     Parameters
     ----------
@@ -291,12 +295,12 @@ class NpzReader:
 
     @property
     def size(self) -> int:
-        """Bytes of the three arrays."""
+        """Total number of bytes of the three arrays."""
         return self._rows.size
 
     @property
     def position(self) -> int:
-        """Bytes of the three arrays read so far."""
+        """Number of bytes of the three arrays that were read so far."""
         return self._rows.position
 
     def close(self) -> None:
@@ -309,7 +313,7 @@ class NpzReader:
         Raises
         ------
         BadSource
-            If the archive is cut short or corrupt, or its row pointers are not in order.
+            If the archive is cut short or corrupt, or if row pointers of the matrix decrease.
         """
         with reading(_KIND):
             yield from self._rows.batches(rejects)
@@ -320,19 +324,19 @@ class NpzReader:
         return self._open.enter_context(zipfile.ZipFile(self._open.enter_context(file.open())))
 
     def _member(self, file: SourceFile, name: str) -> tuple[IO[bytes], zipfile.ZipInfo]:
-        """Open one member in a separate stream, because the members are read in parallel."""
+        """Open one array of the archive in a separate stream, because the arrays are read in parallel."""
         archive = self._archive(file)
         return self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
 
 
 class _Column:
-    """One 1-D array of the archive, read from front to back."""
+    """A 1-D array in an .npz archive, read once from front to back."""
 
     def __init__(self, stream: IO[bytes], member: zipfile.ZipInfo) -> None:
         self._stream = stream
         shape, _, dtype = read_header(stream)
         if len(shape) != 1:
-            raise ValueError(f"{shape} array of {dtype}")
+            raise ValueError(f"the array has shape {shape}, but one dimension is required")
         self.dtype: np.dtype[Any] = dtype
         self.position = 0
         self._length = shape[0]
@@ -355,22 +359,23 @@ class _Column:
         return np.frombuffer(raw, dtype=self.dtype)
 
     def drain(self) -> None:
-        """Read to the end, where the archive verifies its checksum."""
+        """Read the rest of the member, since the archive verifies a member's checksum at the end."""
         while raw := self._stream.read(_DRAIN):
             self.position += len(raw)
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:
-    """Refuse arrays that would be ignored."""
+    """Refuse an archive with arrays that do not belong to the CSR matrix, because these would be ignored."""
     names = archive.namelist()
     for name in names:
         text = repr(name.removesuffix(".npy"))
         if name not in _MEMBERS and f"{_ARRAYS[0]}.npy" in names:
             raise BadSource(
-                f"the .npz has {text} in addition to a csr matrix, which would be ignored; save only the matrix"
+                f"the .npz has {text} in addition to a csr matrix, and that array would be ignored; save only the "
+                "matrix"
             )
         if names.count(name) > 1:
-            raise BadSource(f"the .npz has {text} twice; save it again with scipy.sparse.save_npz")
+            raise BadSource(f"the .npz has {text} twice; save the matrix again with scipy.sparse.save_npz")
 
 
 def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
@@ -383,7 +388,7 @@ def _open_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
 
 
 def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
-    """Return the shape of the csr matrix; refuse other sparse formats."""
+    """Return the shape of the CSR matrix in an archive; refuse other sparse formats."""
     small = {}
     for name in ("format", "shape"):
         with _open_member(archive, name) as stream:
@@ -392,9 +397,11 @@ def _read_shape(archive: zipfile.ZipFile) -> tuple[int, int]:
     kind = small["format"].item()
     kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
     if kind != "csr":
-        raise BadSource(f"the .npz holds a {kind!r} matrix; rows are read from csr only; convert with .tocsr()")
+        raise BadSource(
+            f"the .npz holds a {kind!r} matrix; rows are read only from csr; convert the matrix with .tocsr()"
+        )
     shape = small["shape"]
     if shape.shape != (2,) or shape.dtype.kind not in "iu" or min(shape.tolist()) < 0:
-        raise BadSource(f"the matrix has shape {shape.tolist()!r}; it must be rows by columns; save it as 2-D")
+        raise BadSource(f"the matrix has shape {shape.tolist()!r}; it must be (rows, columns); save the matrix as 2-D")
     n_rows, n_features = shape.tolist()
     return n_rows, n_features

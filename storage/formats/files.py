@@ -1,4 +1,4 @@
-"""Files of a source, on a disk or in an object store, with one interface for readers.
+"""Files of a source on a disk or in an object store, with the same interface for readers.
 
 Examples
 --------
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 _SCHEME = "s3://"
-_AHEAD = 1 << 23  # bytes fetched by one request to an object store
+_AHEAD = 1 << 23  # number of bytes that one request to an object store fetches
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "_committed_*", "_started_*", "*.crc")
-"""Marker files that writers of tables put next to the files with rows."""
+"""Names of marker files that writers of tables put next to the files with rows."""
 _LOGS = {
     "_delta_log": "a Delta table, whose log lists the valid files; export the rows, for example with `to_parquet`",
     ".hoodie": "a Hudi table, whose log lists the valid files; export the rows to files",
@@ -40,13 +40,13 @@ _RETRIES: Any = {"max_retries": 8, "retry_timeout": timedelta(minutes=1)}
 
 @runtime_checkable
 class SourceFile(Protocol):
-    """One file or one Zarr store that can be read.
+    """Interface of one file, or one Zarr store, from which rows are read.
 
     Attributes
     ----------
     address : str, as the user named it
     name : str, the last part of the address
-    is_far : bool, whether each seek costs a request
+    is_far : bool, whether the file is in an object store, where each seek costs a request
     """
 
     @property
@@ -62,34 +62,34 @@ class SourceFile(Protocol):
         """True if the file is in an object store."""
 
     def is_file(self) -> bool:
-        """Return whether it is a file rather than a store."""
+        """Return whether this is a single file, not a Zarr store."""
 
     def is_zarr(self) -> bool:
-        """Return whether it is a Zarr store."""
+        """Return whether this is a Zarr store."""
 
     def version(self) -> tuple[int, str]:
         """Return the size in bytes, and a tag that changes with the content."""
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return the real path and further marks that identify the file under every name."""
+        """Return the real path, and further values that are equal for all names of the same file."""
 
     def open(self) -> BinaryIO:
         """Open the file for reading with random access."""
 
     def zarr_store(self) -> "Path | Store":
-        """Return the store or folder that zarr opens."""
+        """Return the folder or store object to pass to `zarr.open`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """The state of a file when it was observed.
+    """A file of an inbox, with its state when it was listed.
 
     Attributes
     ----------
     file : SourceFile
-    version : tuple of int and str, as `SourceFile.version`
-    changed : float, the time of its last change, in seconds
-    is_link : bool, whether a component of its path below the folder is a link
+    version : tuple of int and str, the size and tag that `SourceFile.version` returns
+    changed : float, the time of the file's last change, in seconds since the epoch
+    is_link : bool, whether the file, or a folder below the inbox on its path, is a symbolic link
     """
 
     file: SourceFile
@@ -116,7 +116,7 @@ class LocalFile:
 
     @property
     def is_far(self) -> bool:
-        """False: a seek costs no request."""
+        """False: the file is on a disk, where a seek costs no request."""
         return False
 
     def is_file(self) -> bool:
@@ -128,15 +128,15 @@ class LocalFile:
         return any(_exists(self.path / name) for name in ZARR_FILES)
 
     def version(self) -> tuple[int, str]:
-        """Return the size and the time of the last change."""
+        """Return the size, and the time of the last change as the tag."""
         return local_version(self.path.stat())
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return the path without links, and the device and inode, which hard links share."""
+        """Return the path without symbolic links, and the device and inode, which hard links share."""
         path = Path(os.path.realpath(self.path))
         try:
             status = path.stat()
-        except OSError:  # opening the file reports the error
+        except OSError:  # a missing file is reported later, when it is opened
             return (path,)
         return path, (status.st_dev, status.st_ino)
 
@@ -145,7 +145,7 @@ class LocalFile:
         return self.path.open("rb")
 
     def zarr_store(self) -> "Path | Store":
-        """Return the folder."""
+        """Return the path of the store's folder."""
         return self.path
 
 
@@ -170,7 +170,7 @@ class ObjectFile:
     _key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Split the URL; no request is made."""
+        """Split the URL into bucket and key; no request is made."""
         from obstore.store import S3Store
 
         bucket, _, key = self.address.removeprefix(_SCHEME).partition("/")
@@ -186,7 +186,7 @@ class ObjectFile:
 
     @property
     def is_far(self) -> bool:
-        """True: each seek costs a request."""
+        """True: the file is in an object store, where each seek costs a request."""
         return True
 
     def is_file(self) -> bool:
@@ -194,13 +194,13 @@ class ObjectFile:
         return self._holds("")
 
     def is_zarr(self) -> bool:
-        """Return whether the store holds the metadata of a Zarr store below the key."""
+        """Return whether the objects below the key include the metadata of a Zarr store."""
         return any(map(self._holds, ZARR_FILES))
 
     def version(self) -> tuple[int, str]:
         """Return the size, and a tag that changes with each write of the object.
 
-        For a Zarr store, the size and tag of its metadata are returned.
+        For a Zarr store, these are the size and tag of its metadata object.
         """
         for name in ("", *ZARR_FILES):
             with suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ class ObjectFile:
         raise FileNotFoundError(f"nothing exists at {self.address}")
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return the bucket and the key as one path."""
+        """Return the bucket and the key as a single path."""
         return (PurePosixPath("s3:", self._canonical()),)
 
     def open(self) -> BinaryIO:
@@ -218,7 +218,7 @@ class ObjectFile:
         return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=int(found["size"])), _AHEAD))
 
     def zarr_store(self) -> "Path | Store":
-        """Return a Zarr store of the objects below the key."""
+        """Return a Zarr store object that reads the objects below the key."""
         return open_place(self.address).zarr_store()
 
     def names(self) -> list[str]:
@@ -231,7 +231,7 @@ class ObjectFile:
         return sorted(PurePosixPath(name).name for name in names)
 
     def sightings(self, pattern: str) -> "list[Sighting]":
-        """Return the objects directly below the key whose names match a pattern, from one listing."""
+        """Return the objects directly below the key whose names match a pattern, with one listing request."""
         import obstore
 
         with self._bucket.reaching():
@@ -248,7 +248,7 @@ class ObjectFile:
         ]
 
     def read_range(self, start: int, stop: int, *, tag: str) -> bytes:
-        """Read a range of bytes from the version with this tag."""
+        """Read a range of bytes, provided that the object still has this ETag."""
         import obstore
         from obstore.exceptions import PreconditionError
 
@@ -260,7 +260,7 @@ class ObjectFile:
                 raise BadSource("the object was changed while it was read; ingest it again") from None
 
     def _canonical(self) -> str:
-        """Return the bucket and the key without redundant slashes."""
+        """Return ``bucket/key`` without redundant slashes."""
         return f"{self.address.removeprefix(_SCHEME).partition('/')[0]}/{self._key}".rstrip("/")
 
     def _holds(self, name: str) -> bool:
@@ -274,39 +274,39 @@ class ObjectFile:
         import obstore
 
         if not (key := f"{self._key}/{name}".strip("/")):
-            raise FileNotFoundError("a bucket is not an object")
+            raise FileNotFoundError("the address is a bucket without the key of an object")
         with self._bucket.reaching():
-            # a failed HEAD request returns no reason
+            # a GET request instead of HEAD, because a failed HEAD request returns no reason
             return cast("Mapping[str, Any]", obstore.get(self._store, key).meta)
 
 
 def _version(entry: Mapping[str, Any]) -> tuple[int, str]:
-    """Return the size of an object, and a tag that includes the second of its last change.
+    """Return the size of an object, and a tag that combines the ETag with the second of the last change.
 
-    The store's tag is a digest of the content. Alone, it would not count equal rows that are written again as an
-    arrival.
+    An ETag alone is a digest of the content. If a file with equal rows is written again, only the time shows that it is
+    a new arrival.
     """
     return int(entry["size"]), f"{entry['e_tag']} {int(entry['last_modified'].timestamp())}"
 
 
 def local_version(status: os.stat_result) -> tuple[int, str]:
-    """Return the version of a local file from its status."""
+    """Return the size of a local file, and the time of the last change as a tag, from the file's status."""
     return status.st_size, str(status.st_mtime_ns)
 
 
 class RangeStream(io.RawIOBase):
-    """A stream over a function that returns the bytes between two positions."""
+    """A seekable stream over a function that returns the bytes between two positions."""
 
     def __init__(self, read: Callable[[int, int], bytes], *, size: int) -> None:
         super().__init__()
         self._read, self._size, self._at = read, size, 0
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: the stream can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
+        """Return True: the stream allows random access."""
         return True
 
     def notify(self) -> int:
@@ -317,7 +317,7 @@ class RangeStream(io.RawIOBase):
         """Move the position, and return it."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
-            raise ValueError("a negative position")
+            raise ValueError("the position in the stream is negative")
         self._at = start + offset
         return self._at
 
@@ -338,13 +338,14 @@ def locate(address: str | Path) -> SourceFile:
     Raises
     ------
     Invalid
-        If it is a URL of another kind.
+        If the address is a URL with another scheme than ``s3://``.
     """
     text = str(address)
     if isinstance(address, str) and "://" in text:
         if not text.startswith(_SCHEME):
             raise Invalid(
-                f"sources are paths and s3:// URLs, not {text.partition('://')[0]}://; copy it to one of them"
+                f"the source has the scheme {text.partition('://')[0]}://, but sources are paths and s3:// URLs; copy "
+                "the file to one of these"
             )
         return ObjectFile(text)
     return LocalFile(Path(address))
@@ -353,15 +354,15 @@ def locate(address: str | Path) -> SourceFile:
 def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
     """List the files of a source in the order in which they are read.
 
-    A folder means the files in it, and a pattern such as ``part-*.csv`` means the files that it matches, each sorted
-    by name. Hidden names and the marker files of a folder are left out. A Zarr store is one file. In an object store
-    only the last part of a URL may be a pattern.
+    A folder means the files in it, and a pattern such as ``part-*.csv`` means the files that it matches, both sorted by
+    name. Hidden files and marker files such as ``_SUCCESS`` are left out. A Zarr store counts as one file. In an object
+    store, only the last part of a URL may be a pattern.
 
     Raises
     ------
     BadSource
-        If there are no files. If a file is named twice, in whatever way, as its records would count twice. If a folder
-        holds partitions, or a table whose log determines which files count.
+        If no file is found, or if the same file is named twice, because its records would count twice. Also if a folder
+        contains partitions, or a table such as Delta, whose log determines which files are valid.
     Invalid
         If no source is named.
     Unavailable
@@ -392,10 +393,13 @@ def find_files(sources: Sequence[str | Path | SourceFile]) -> list[SourceFile]:
 
 
 def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str]) -> None:
-    """Refuse a folder whose files alone do not form the table, from the names in it and its partitions."""
+    """Refuse a folder whose files alone are not the whole table.
+
+    `names` are all names in the folder, and `partitions` the subfolders named like ``key=value``.
+    """
     for name in names:
         if name in _LOGS:
-            raise BadSource(f"the folder holds {name}: it is {_LOGS[name]}")
+            raise BadSource(f"the folder holds {name}, so it is {_LOGS[name]}")
     if partitions:
         key = partitions[0].partition("=")[0]
         raise BadSource(
@@ -405,7 +409,7 @@ def _refuse_tables(folder: str, names: Sequence[str], partitions: Sequence[str])
 
 
 def _refuse_repeats(files: Sequence[SourceFile]) -> None:
-    """Refuse a file that is named twice, by a link, overlapping patterns, or a folder and its subfolder."""
+    """Refuse a file that is named twice, for example by a link, overlapping patterns, or a folder and its parent."""
     known: dict[Any, SourceFile] = {}
     for file in files:
         for mark in file.marks():
@@ -424,7 +428,7 @@ def _refuse_repeats(files: Sequence[SourceFile]) -> None:
 
 
 def local_matches(path: Path) -> Sequence[LocalFile]:
-    """List the files of a path or pattern; links are followed."""
+    """List the local files of a path, folder or pattern; symbolic links are followed."""
     if path.is_dir() and not LocalFile(path).is_zarr():
         matches = sorted(entry for entry in path.iterdir() if _is_shown(entry.name, "*"))
     elif not _exists(path) and glob.has_magic(str(path)):
@@ -447,7 +451,7 @@ def _matches(file: ObjectFile) -> Sequence[SourceFile]:
 
 
 def listed(file: ObjectFile) -> tuple[ObjectFile, str]:
-    """Return the prefix that an address lists, and the pattern for names."""
+    """Return the folder (prefix) that an address with a pattern lists, and the pattern for the names in it."""
     if glob.has_magic(file.name):
         return ObjectFile(file.address.rstrip("/").rpartition("/")[0]), file.name
     return file, "*"

@@ -1,8 +1,8 @@
 """Reader of matrices in Zarr and HDF5 stores.
 
-A matrix is a dense array, a sparse csr group, the ``X`` of an AnnData store, or a 10x file. A group is csr when it
-holds `indptr`, `indices` and `data` and has its `shape` as an attribute, as AnnData writes it. The arrays are sliced in
-place, so the whole row pointer is never loaded.
+The matrix of a store is a dense array, a group with a sparse CSR matrix, the ``X`` of an AnnData store, or the matrix
+of a 10x file (10x Genomics). A group contains a CSR matrix if it has the arrays `indptr`, `indices` and `data`, and the
+attribute `shape`, as AnnData writes it. Slices of the arrays are read when needed, so no whole array is in memory.
 """
 
 import warnings
@@ -31,7 +31,7 @@ _PACKED = {"scale_factor": 1, "add_offset": 0, "_FillValue": np.nan, "missing_va
 
 
 class GroupReader:
-    """A `storage.formats.batch.Reader` for a matrix in a Zarr store or an HDF5 file.
+    """Reader of a matrix in a Zarr store or an HDF5 file; a `storage.formats.batch.Reader`.
 
     Parameters
     ----------
@@ -67,16 +67,16 @@ class GroupReader:
 
     @property
     def size(self) -> int:
-        """Bytes of the arrays."""
+        """Total number of bytes of the matrix's arrays."""
         return int(self._rows.size)
 
     @property
     def position(self) -> int:
-        """Bytes of the arrays read so far."""
+        """Number of bytes of the matrix's arrays that were read so far."""
         return self._rows.position
 
     def row_names(self) -> Sequence[str] | None:
-        """Read the names of the rows of an AnnData store; return None if there are none."""
+        """Read the names of the rows of an AnnData store; return None if the rows have no names."""
         with warnings.catch_warnings(action="ignore"), reading(f"{self.format} store"):
             return read_names(self._frames, "obs")
 
@@ -104,11 +104,13 @@ class GroupReader:
                 at = stop
 
     def _check_names(self, n_rows: int, width: int) -> None:
-        """Read the names of the columns; refuse frames whose length differs from the matrix."""
+        """Read the column names; refuse names of columns or rows whose number differs from the shape of the matrix."""
         for frame, length, noun in (("var", width, "columns"), ("obs", n_rows, "rows")):
             index = find_index(self._frames, frame)
             if index is not None and index.shape[0] != length:
-                raise BadSource(f"there are {index.shape[0]} names in {frame}, but {length} {noun} in X; save it again")
+                raise BadSource(
+                    f"there are {index.shape[0]} names in {frame}, but {length} {noun} in X; save the store again"
+                )
         self.names: Sequence[str] | None = read_names(self._frames, "var")
 
     def _open(self, file: SourceFile) -> Any:
@@ -118,11 +120,11 @@ class GroupReader:
 
 
 class _SlicedColumn:
-    """One 1-D array, read from front to back."""
+    """A 1-D array of Zarr or HDF5, read once from front to back."""
 
     def __init__(self, array: Any) -> None:
         if len(array.shape) != 1:
-            raise BadSource("indptr, indices and data of a csr matrix have one dimension; save the matrix again")
+            raise BadSource("indptr, indices and data of a csr matrix must have one dimension; save the matrix again")
         check_chunks(array.chunks, np.dtype(array.dtype))
         self._array = array
         self._at = 0
@@ -164,7 +166,7 @@ def _check_attributes(matrix: Any) -> None:
         _check_packing(dict(matrix[name].attrs), f"{name} of X")
     if "encoding-type" not in attributes and len(set(_shape(matrix))) == 1:
         raise BadSource(
-            "a square matrix needs the attribute encoding-type, because it may be csr or csc; save it again"
+            "a square matrix needs the attribute encoding-type, because it may be csr or csc; save it with anndata"
         )
     if old := sorted(name for name in attributes if name.startswith("h5sparse")):
         raise BadSource(f"X has the attribute {old[0]} of an older layout next to encoding-type; save it again")
@@ -173,16 +175,18 @@ def _check_attributes(matrix: Any) -> None:
 def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
     for name, neutral in _PACKED.items():
         if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
-            raise BadSource(f"{noun} has the attribute {name}, which is not applied; save the unpacked values")
+            raise BadSource(
+                f"{noun} has the attribute {name}, which the reader would not apply; save the unpacked values"
+            )
 
 
 def _check_members(frames: Any, matrix: Any) -> None:
-    """Refuse members that would be ignored, unless AnnData defines them for something other than values."""
+    """Refuse a store with members that would be ignored, except members that AnnData defines for other purposes."""
     extra = set(frames.keys()) - _ANNDATA
     if not hasattr(matrix, "shape") and set(CSR) <= set(matrix.keys()):
         extra |= set(matrix.keys()) - set(CSR)
     if extra:
-        raise BadSource(f"the store has {min(extra)!r} in addition to X, which would be ignored; save X without it")
+        raise BadSource(f"the store has {min(extra)!r} in addition to X, and that would be ignored; save X without it")
 
 
 def _rows(matrix: Any, *, n_features: int | None) -> CsrRows | DenseRows:

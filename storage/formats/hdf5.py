@@ -1,8 +1,9 @@
-"""Opening of HDF5 files after a trial in a separate process.
+"""Opening of HDF5 files, after a trial in a separate process.
 
-The trial is needed because the HDF5 library loops for ever, or crashes, on some broken files.
-``python -m storage.formats.hdf5 ADDRESS`` reads what a reader reads before the rows, and prints nothing. With ``held``
-it reads the file that is open as standard input, and the address serves only as a name.
+The trial is needed because the HDF5 library loops for ever, or crashes, on some broken files. The trial process runs
+``python -m storage.formats.hdf5 ADDRESS``, which reads the metadata that a reader needs before the rows, and prints
+nothing. With the further argument ``held``, it reads the file that is open as standard input, and the address is only a
+name.
 """
 
 import subprocess
@@ -18,18 +19,18 @@ from storage.formats.files import SourceFile, locate
 from storage.formats.held_files import HeldFile
 
 CSR = ("indptr", "indices", "data")
-"""Names of the arrays of a csr group."""
+"""Names of the arrays in a group with a CSR matrix."""
 _SECONDS = 20.0
 _HELD = "held"
 
 
 def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
-    """Open an HDF5 file; the exit stack `opened` closes it.
+    """Open an HDF5 file after a trial in a separate process; the exit stack `opened` closes the file.
 
     Raises
     ------
     BadSource
-        If the file cannot be opened safely.
+        If the trial process crashes, or does not end in time.
     Invalid
         If h5py is not installed.
     """
@@ -38,12 +39,14 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
     import h5py
 
     if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
-        raise BadSource(f"its header cannot be read within {_SECONDS:g} s, or crashes HDF5; save it again")
+        raise BadSource(
+            f"its header cannot be read within {_SECONDS:g} s, or crashes the HDF5 library; save the file again"
+        )
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
 
 class _Frame:
-    """A frame of names from a single array, in the layout of an AnnData frame."""
+    """A single array of names, presented like a frame (`obs` or `var`) of an AnnData store."""
 
     def __init__(self, names: Any) -> None:
         self.attrs, self._names = {"_index": "names"}, names
@@ -53,9 +56,9 @@ class _Frame:
 
 
 class _Cells:
-    """The matrix of a 10x file in csr form.
+    """The matrix of a 10x file, presented as a CSR matrix of cells by features.
 
-    The file stores it as csc of features by cells, which is csr of cells by features.
+    The file stores a CSC matrix of features by cells, which has the same arrays.
     """
 
     def __init__(self, group: Any) -> None:
@@ -70,17 +73,19 @@ class _Cells:
         return self._group[name]
 
     def keys(self) -> list[str]:
-        """Return the names of the arrays of the matrix that the group holds."""
+        """Return the names of the CSR arrays that the group contains."""
         return [name for name in CSR if name in self._group]
 
 
 def find_matrix(root: Any) -> tuple[Any, Any]:
-    """Return the matrix of a store, with one row a record, and the frames with the names of its columns and rows.
+    """Return the matrix of a store, and the frames (`var` and `obs`) with the names of columns and rows.
+
+    Each row of the matrix is one record.
 
     Raises
     ------
     BadSource
-        If there is no matrix, or there are several.
+        If the store contains no matrix, or several matrices.
     """
     if hasattr(root, "shape") or (set(CSR) <= set(root.keys()) and "barcodes" not in root):
         return root, {}
@@ -105,7 +110,7 @@ def find_matrix(root: Any) -> tuple[Any, Any]:
 
 
 def read_names(root: Any, frame: str) -> list[str] | None:
-    """Read the names of the variables (``var``) or rows (``obs``) of an AnnData store, HDF5 or Zarr."""
+    """Read the names of the columns (``var``) or rows (``obs``) of an AnnData store; None if there are none."""
     index = find_index(root, frame)
     if index is None:
         return None
@@ -113,12 +118,12 @@ def read_names(root: Any, frame: str) -> list[str] | None:
 
 
 def as_texts(names: Any) -> list[str]:
-    """Return names of an index as text."""
+    """Return an array of names, which may be bytes, as a list of text."""
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist()]
 
 
 def find_index(root: Any, frame: str) -> Any:
-    """Return the array with the names of a frame, or None if the frame has none."""
+    """Return the array with the names of a frame (``var`` or ``obs``), or None if the frame has no names."""
     if frame not in root or "_index" not in root[frame].attrs:
         return None
     index = root[frame][str(root[frame].attrs["_index"])]

@@ -1,14 +1,14 @@
-"""Safe reading of files from a folder into which others write.
+"""Safe reading of files in a folder into which other users can write.
 
-Between a check and a read by path, any user who may write into the folder could replace the file by a link. So a file
-is opened once, component by component without following links, and read only from that descriptor. What was checked is
-therefore what is read.
+If a file were checked and then opened again by path, any user who may write into the folder could replace it by a link
+in between. Therefore a file is opened only once, each component of its path without following links. Checks and reads
+use the resulting file descriptor, so the checked file is the file that is read.
 
 Examples
 --------
 ::
 
-    (seen,) = look_at("inbox/*.npy")
+    (seen,) = open_matches("inbox/*.npy")
     with holding(seen.file.address) as file:
         file.version(), file.open().read()
 """
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 _BUFFER = 1 << 17
 _FOLDER_FLAGS = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
-"""Error numbers of opening a path that leads to a link, to a folder of another kind, or to a socket."""
+"""Error numbers of `os.open` for a missing file, a symbolic link, a path through a non-folder, or a socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldFile:
-    """A file on a disk that was opened once, and is read only from that descriptor.
+    """A file on a disk that was opened once, and is then read only through its file descriptor.
 
-    See `SourceFile` and `holding`.
+    It implements `SourceFile`; `holding` and `held` create it.
     """
 
     path: Path
@@ -68,41 +68,42 @@ class HeldFile:
 
     @property
     def is_far(self) -> bool:
-        """False: a seek costs no request."""
+        """False: the file is on a disk, where a seek costs no request."""
         return False
 
     def is_file(self) -> bool:
-        """Return True."""
+        """Return True: only regular files are opened in this way."""
         return True
 
     def is_zarr(self) -> bool:
-        """Return False: a Zarr store is a folder."""
+        """Return False: a Zarr store is a folder, not a file."""
         return False
 
     def version(self) -> tuple[int, str]:
-        """Return the size and the time of the last change."""
+        """Return the size, and the time of the last change as the tag."""
         return local_version(os.fstat(self.descriptor))
 
     def marks(self) -> tuple[Hashable, ...]:
-        """Return the device and inode."""
+        """Return the device and inode, which are equal for all names of the same file."""
         status = os.fstat(self.descriptor)
         return ((status.st_dev, status.st_ino),)
 
     def open(self) -> BinaryIO:
-        """Return a stream with an independent position."""
+        """Return a stream that reads the file from its beginning; each stream has its own position."""
         read = partial(_read_at, self.descriptor)
         return cast("BinaryIO", io.BufferedReader(RangeStream(read, size=self.version()[0]), _BUFFER))
 
     def zarr_store(self) -> "Path | Store":
-        """Refuse: a Zarr store is a folder."""
+        """Raise NotADirectoryError, since a file is not a Zarr store."""
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.address)
 
 
 def open_matches(address: str | Path) -> list[Sighting]:
-    """Return the files at an address, as listed by `find_files`, in their current state; there may be none.
+    """List the files of an inbox, each with its current size, tag and time of change; there may be none.
 
-    Links in the path of the folder are resolved once, and no link below the folder is followed. So each file has one
-    path, under every name of the folder.
+    The address is a folder, a pattern, or a prefix in an object store. Symbolic links in the path of the folder are
+    resolved, so that each file has the same path under every name of the folder. Links inside the folder are not
+    followed.
 
     Raises
     ------
@@ -120,15 +121,15 @@ def open_matches(address: str | Path) -> list[Sighting]:
 
 @contextmanager
 def holding(address: str) -> Iterator[SourceFile]:
-    """Open a file that `open_matches` found, and yield it; no component of its path may be a link now.
+    """Open a file that `open_matches` listed, and yield it; no component of its path may be a symbolic link.
 
-    A file on a disk is read from the descriptor that was opened and checked, so no one can replace it in between. An
-    object of a store is yielded as it is.
+    A file on a disk is read through the checked file descriptor, so the file cannot be replaced between check and read.
+    An object in an object store is yielded unchanged.
 
     Raises
     ------
     FileNotFoundError
-        If there is no regular file, or it is behind a link.
+        If there is no regular file at the address, or its path contains a symbolic link.
     OSError
         If the file cannot be opened for another reason.
     """
@@ -154,9 +155,9 @@ def holding(address: str) -> Iterator[SourceFile]:
 
 @contextmanager
 def held(file: SourceFile) -> Iterator[SourceFile]:
-    """Open a regular file on a disk once, and yield an object that reads only that descriptor.
+    """Open a regular file on a disk once, and yield an object that reads only through this file descriptor.
 
-    Links are followed. Anything else, such as a Zarr store or an object, is yielded as it is.
+    Symbolic links are followed. A Zarr store, or an object in an object store, is yielded unchanged.
     """
     if not isinstance(file, LocalFile):
         yield file
@@ -169,7 +170,7 @@ def held(file: SourceFile) -> Iterator[SourceFile]:
 
 
 def _paths_below(path: Path) -> list[Path]:
-    """List the paths at the address of an inbox, and resolve only the links in the path of the folder."""
+    """List the paths at the address of an inbox; symbolic links are resolved only in the path of the folder."""
     if path.is_dir():
         return [file.path for file in local_matches(_without_links(path))]
     folder = _without_links(path.parent)
@@ -183,7 +184,7 @@ def _without_links(folder: Path) -> Path:
 
 
 def _sighted(path: Path) -> Sighting | None:
-    """Return the current state of a regular file or a link; None if it is anything else, or is gone."""
+    """Return the current state of a regular file or symbolic link; None for other paths, or if nothing exists there."""
     file = LocalFile(path)
     try:
         with _folder_of(path) as folder:

@@ -1,7 +1,8 @@
-"""Reader of Matrix Market coordinate files, plain or packed.
+"""Reader of Matrix Market coordinate files, compressed or not.
 
-A file holds triplets in any order and declares its shape. Entries count from 1. A pattern matrix holds ones. A
-symmetric file stores the lower triangle, and the reader adds the other half.
+A file declares the shape of the matrix, and lists triplets (row, column, value) in any order. Rows and columns are
+numbered from 1. A pattern matrix has no values; each entry is read as 1. A symmetric file stores only the lower
+triangle, and the reader adds the upper triangle.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ _NEWLINE = ord("\n")
 
 
 class MatrixMarketReader(TextReader):
-    """A `storage.formats.batch.Reader` for a coordinate file; rows come in pieces of one entry.
+    """Reader of a coordinate file, with each entry as a fragment of a row; a `storage.formats.batch.Reader`.
 
     Parameters
     ----------
@@ -61,7 +62,8 @@ class MatrixMarketReader(TextReader):
         self._text = TextFile(file)
         self.size = self._text.size
         self.format = f"mtx{self._text.packing}"
-        self._text.reads_returns = True  # the first line is the banner
+        # the first line may decide how lines end, because it is the banner and not a row
+        self._text.reads_returns = True
         self._pieces = self._text.pieces(longest=_LONGEST)
         try:
             self._read_header(declared.width)
@@ -70,12 +72,12 @@ class MatrixMarketReader(TextReader):
             raise
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the entries in file order.
+        """Yield the entries in file order, each as a fragment of its row.
 
         Raises
         ------
         BadSource
-            If the file does not hold the number of entries that it declares.
+            If the number of entries differs from the number in the file's size line.
         """
         text, found, self._text.skips_long_lines = self._rest, 0, rejects.is_tolerant
         while True:
@@ -103,15 +105,16 @@ class MatrixMarketReader(TextReader):
             text = bytes(piece)
         if found != self._n_entries:
             raise BadSource(
-                f"there are {found} entries, but the size line declares {self._n_entries}; fetch the file again"
+                f"there are {found} entries, but the size line declares {self._n_entries}; download the file again"
             )
 
     def _parse(
         self, text: bytes, line: int, rejects: Rejects
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], int]:
-        """Read whole lines into (rows, columns, values, line numbers, marks of bad entries, number of lines).
+        """Parse complete lines.
 
-        A bad line becomes an entry of its row with value 0, or of row -1 if the line names no row.
+        Return (rows, columns, values, line numbers, a mask of bad entries, number of lines). A bad line becomes an
+        entry with value 0 in the line's row. If the line has no valid row number, the row is -1.
         """
         room = len(text) // 2 + 1
         rows, columns, lines = (np.empty(room, dtype=np.int64) for _ in range(3))
@@ -140,7 +143,7 @@ class MatrixMarketReader(TextReader):
         return rows[:count], columns[:count], values[:count], lines[:count] + line, bad[:count], n_lines
 
     def _read_header(self, n_features: int | None) -> None:
-        """Read the header up to the size line; keep the rest of the piece."""
+        """Read the banner, comments and size line; store the text that was read after them in `self._rest`."""
         rest = bytes(next(self._pieces, b""))
         banner, _, rest = rest.partition(b"\n")
         words = banner.decode("ascii", "replace").lower().split()
@@ -158,7 +161,7 @@ class MatrixMarketReader(TextReader):
             size, newline, rest = rest.partition(b"\n")
             self._text.line += 1
             if not newline:
-                raise BadSource("the file ends before its size line; fetch it again")
+                raise BadSource("the file ends before its size line; download it again")
             if size.strip() and not size.startswith(b"%"):
                 break
         try:
@@ -186,7 +189,7 @@ def _is_blank(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
-    """Read blanks, then digits; return (number or 0, first byte after them)."""
+    """Read blanks and then digits; return (the number, or 0 without digits; position of the first byte after them)."""
     while _is_blank(text[at]):
         at += 1
     number = 0
@@ -200,9 +203,9 @@ def _scan_ordinal(text, at):  # type: ignore[no-untyped-def]
 def _parse_entries(  # type: ignore[no-untyped-def]
     text, progress, kind, rows, columns, values, lines, undecided, n_rows, n_features
 ):
-    """Fill the buffers up to the end of the text or the end of the first bad line.
+    """Parse lines into the buffers, up to the end of the text or the end of the first bad line.
 
-    Return (verdict, byte, lines, entries, undecided values).
+    Return (verdict on the last line, position, number of lines, number of entries, number of values left to `float`).
     """
     at, n_lines, count = progress
     pattern, whole, symmetry = kind

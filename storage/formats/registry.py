@@ -1,9 +1,9 @@
 """Registry of the source formats and their readers.
 
-An entry states the suffixes, the reader and the allowed declarations of a format. A new format needs a reader and one
-entry of `FORMATS`; commands, flows, help texts and refusals follow from the entry.
-A reader is a class that is called with a file and ``declared``, and implements `storage.formats.batch.Reader`. It is
-imported when the first file of its format is opened.
+Each entry of `FORMATS` states the suffixes, the reader and the allowed declarations of a format. A new format needs a
+reader and one entry; commands, flows, help texts and error messages are derived from the entry. A reader is a class
+that implements `storage.formats.batch.Reader`, and is called as ``Reader(file, declared=...)``. It is imported when the
+first file of its format is opened.
 
 >>> named("npy").suffixes
 ('.npy',)
@@ -18,22 +18,22 @@ from typing import Any
 from dpca.errors import Invalid
 
 DUPLICATES = ("sum", "mean", "last", "refuse")
-"""Names of the policies for several values of one row and column."""
+"""Policies for several values of the same row and column; "refuse" means that the row is bad."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One format of sources.
+    """Properties of one format of source files.
 
     Attributes
     ----------
     reader : str, module and class of the reader, such as ``storage.formats.dense:NpzReader``
-    suffixes : tuple of str, in lower case; a file name with one of them selects this format
-    is_table : bool, whether columns have names, so that a schema and a column of unit ids are allowed
-    keeps_zeros : bool, whether the format may list single entries of a row, so that explicit zeros can be stored
-    repeats : bool, whether a file may hold two values of one row and column, so that `duplicates` is allowed
+    suffixes : tuple of str, in lower case; a file name that ends in one of these suffixes has this format
+    is_table : bool, whether columns have names, so that a schema and a column with ids of individuals are allowed
+    keeps_zeros : bool, whether the format may list single entries of a row, so that `keep_zeros` is allowed
+    repeats : bool, whether a file may have two values of one row and column, so that `duplicates` is allowed
     needs_width : bool, whether the user must declare the number of features
-    density : float or None, the share of nonzero entries, if the format fixes it
+    density : float or None, the share of stored entries, if the format determines it (1 for dense arrays)
     """
 
     reader: str
@@ -45,7 +45,7 @@ class Format:
     density: float | None = None
 
     def open(self, file: Any, declared: Any) -> Any:
-        """Return the reader of a file; `declared` holds the name of this format."""
+        """Open a file with this format's reader; `declared.format` must be the name of this format."""
         return resolve_name(self.reader)(file, declared=declared)
 
 
@@ -84,21 +84,24 @@ def named(name: str) -> Format:
 
 
 def by_suffix(suffix: str) -> str | None:
-    """Return the name of the format of a suffix, which may be in upper or lower case, or None."""
+    """Return the name of the format with this suffix, in upper or lower case; None if no format has this suffix."""
     return next((name for name, each in FORMATS.items() if suffix.lower() in each.suffixes), None)
 
 
 def of_reader(format: str) -> Format | None:  # noqa: A002
-    """Return the format of a name that a reader reports, such as ``csv.gz``; None for files of several formats."""
+    """Return the format that a reader reports, such as ``csv.gz`` for compressed CSV.
+
+    Return None for "several", which is reported for files of several formats.
+    """
     return FORMATS.get(format.partition(".")[0])
 
 
 def all_suffixes() -> str:
-    """List the suffixes of all formats, for messages and help texts."""
+    """Return the suffixes of all formats as text, for messages and help texts."""
     return ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
 
 
 def option_help() -> str:
-    """Return the help text of an option that chooses a format."""
+    """Return the help text of an option that selects a format."""
     *others, last = FORMATS
     return f"{', '.join(others)} or {last}; by suffix ({all_suffixes()}) by default."

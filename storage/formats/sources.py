@@ -1,4 +1,4 @@
-"""Reader of the files of a source in order, each by a reader that its name determines."""
+"""Reader of one or more source files in order, each with the reader of its format."""
 
 import errno
 from collections.abc import Iterator, Sequence
@@ -22,36 +22,44 @@ from storage.formats.tables import ParquetReader
 
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors for exhausted resources of a process or machine, where no file is at fault."""
+"""Error numbers for exhausted resources (open files, memory), for which no file is to blame."""
 
 
 def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
-    """Open one file in the declared format, or else in the format of its name.
+    """Open one file in the declared format or, without a declaration, in the format of its suffix.
 
     Raises
     ------
     BadSource
-        If the file is missing, empty, of another kind, or of another width than declared.
+        If the file is missing, is empty, has a different format, or has a different number of columns than declared.
     Invalid
-        If the width is not declared, or the name ends in no known format and none is declared.
+        If the format requires a declared number of columns and none is declared. Also if a declaration does not fit the
+        format.
     """
     file = source if isinstance(source, SourceFile) else locate(source)
     with opening():
         kind = checked_format(file, declared)
         chosen = named(kind)
         if declared.schema is not None and not chosen.is_table:
-            raise Invalid(f"{kind} has only numbers, but a schema is for raw tables; give CSV, TSV or Parquet")
+            raise Invalid(
+                f"{kind} files contain only numbers, but a schema is for raw tables; give CSV, TSV or Parquet"
+            )
         if declared.unit_column is not None and not chosen.is_table:
             raise Invalid(f"{kind} has no unit column; give a file of unit ids, or a table with a unit column")
         if chosen.needs_width and declared.width is None:
-            raise Invalid(f"{kind} declares no width, which is never inferred; declare the number of features")
+            raise Invalid(
+                f"{kind} declares no width, which is never inferred from rows; declare the number of features"
+            )
         reader: Reader = chosen.open(file, replace(declared, format=kind))
         return reader
 
 
 @contextmanager
 def _opened(file: SourceFile, declared: Declared) -> Iterator[tuple[Reader, tuple[object, ...]]]:
-    """Open a file once; yield its reader and its fingerprint, which differs for other files and versions."""
+    """Open a file once, and yield its reader and its fingerprint.
+
+    The fingerprint differs for another file, and for another version of the same file.
+    """
     with ExitStack() as opened:
         with opening():
             one = opened.enter_context(held(file))
@@ -61,7 +69,7 @@ def _opened(file: SourceFile, declared: Declared) -> Iterator[tuple[Reader, tupl
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """Raise one BadSource for a file that is missing or cannot be read."""
+    """Convert errors of opening a file into one BadSource error, or Unavailable if resources are exhausted."""
     try:
         yield
     except StorageError:
@@ -71,9 +79,12 @@ def opening() -> Iterator[None]:
     except OSError as error:
         if error.errno in _SHORT:
             raise Unavailable(
-                f"files cannot be opened ({error.strerror}); close other files, or raise the limit"
+                f"files cannot be opened ({error.strerror}); close other programs, or raise the limit of open files "
+                "or memory"
             ) from None
-        raise BadSource(f"cannot be read ({error.strerror or 'input error'}); check path and permissions") from None
+        raise BadSource(
+            f"the file cannot be read ({error.strerror or 'input error'}); check the path and the permissions"
+        ) from None
 
 
 def checked_format(file: SourceFile, declared: Declared) -> str:
@@ -82,36 +93,36 @@ def checked_format(file: SourceFile, declared: Declared) -> str:
     Raises
     ------
     BadSource
-        If the file is missing or empty, or its name ends in no known format and none is declared.
+        If the file is missing or empty. Also if no format is declared, and the file name has no known suffix.
     """
     size, _ = file.version()
     is_store = declared.format == "zarr" or (declared.format is None and file.is_zarr())
     if not (is_store or file.is_file()):
-        raise BadSource("not a regular file; give files, or a pattern of files such as FOLDER/*/*.parquet")
+        raise BadSource("this is not a regular file; give files, or a pattern of files such as FOLDER/*/*.parquet")
     if file.is_file() and size == 0:
         raise BadSource("the file is empty; a dataset needs at least one row")
     return declared.format or format_of(file)
 
 
 def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rejects) -> tuple[str, ...]:
-    """Collect the column ids of triplets, which the user must have declared public.
+    """Collect all distinct column ids of triplets as feature names; the user must have declared the ids public.
 
     Parameters
     ----------
     files : sequence of SourceFile
     declared : Declared
     rejects : Rejects
-        Receives lines that are not rows.
+        Receives each line that is not a row.
 
     Returns
     -------
     tuple of str
-        Each distinct id: integers by value, then other text by code point.
+        The distinct ids: first integers, sorted by value, then other text, sorted by code point.
 
     Raises
     ------
     Invalid
-        If a file holds no triplets.
+        If a file does not contain triplets.
     """
     seen: set[str] = set()
     for file in files:
@@ -125,7 +136,7 @@ def infer_items(files: Sequence[SourceFile], declared: Declared, *, rejects: Rej
 
 
 class FilesReader:
-    """A `storage.formats.batch.Reader` for one or more files, read in order as one source.
+    """Reader of one or more files in order as one source; it implements `storage.formats.batch.Reader`.
 
     Parameters
     ----------
@@ -134,12 +145,12 @@ class FilesReader:
     declared : Declared
         The user's declarations.
     rejects : Rejects
-        Receives the name of the file being read.
+        Receives the address of the file being read, for messages.
 
     Raises
     ------
     BadSource, Invalid
-        If a file cannot be opened, or the files do not fit together.
+        If a file cannot be opened, or the files differ in their columns or in how rows are identified.
     """
 
     def __init__(self, files: Sequence[SourceFile], declared: Declared, rejects: Rejects) -> None:
@@ -166,7 +177,9 @@ class FilesReader:
                         "a Matrix Market file numbers its rows, but a table of triplets names them; ingest one format"
                     )
                 if opened[-1][:2] != opened[0][:2] or (len(opened) > 1 and names != self.names):
-                    raise BadSource("the columns differ from those of the first file; ingest the files separately")
+                    raise BadSource(
+                        "the columns differ from the columns of the first file; ingest the files separately"
+                    )
                 self.names: Sequence[str] | None = names
         widths, kinds, dtypes, formats, sizes, counts = zip(*opened, strict=True)
         self.n_features: int = widths[0]
@@ -187,12 +200,12 @@ class FilesReader:
         return self._done + (0 if self._reader is None else self._reader.position)
 
     def close(self) -> None:
-        """Close the file that is open."""
+        """Close the file that is being read, if any."""
         if self._reader is not None:
             self._reader.close()
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of one file after the other; row numbers continue from the preceding file."""
+        """Yield the rows of one file after the other; declared row numbers continue from file to file."""
         first_row = 0
         for file, version in zip(self._files, self._versions, strict=True):
             rejects.file = file.address
@@ -213,12 +226,12 @@ class FilesReader:
 
 
 def format_of(file: SourceFile) -> str:
-    """Return the format that the name of a file determines.
+    """Return the format of a file according to the suffix of its name.
 
     Raises
     ------
     BadSource
-        If the name has no known format.
+        If the name has no known suffix.
     """
     if not file.is_file() and file.is_zarr():
         return "zarr"

@@ -1,12 +1,12 @@
-r"""Reader of svmlight files, plain or packed, with a compiled parser.
+r"""Reader of svmlight files, compressed or not, with a parser in Numba.
 
-A line is ``LABEL COLUMN:VALUE ... # comment``. The label must be a number and is dropped, and a ``qid:N`` directly
-after it is skipped. Columns count from 1. Blank lines and comments hold no row; a label alone is an empty row. Lines
-may end in LF or CRLF. Columns may come in any order and more than once, because rows of all formats are made canonical
-later.
+A line is ``LABEL COLUMN:VALUE ... # comment``. The label must be a number, and is ignored. A ``qid:N`` directly after
+the label is ignored too. Columns are numbered from 1. Blank lines and lines with only a comment are skipped. A line
+with only a label is an empty row. Lines may end in LF or CRLF. Columns may come in any order and repeatedly, because
+rows of all formats are later converted to canonical form.
 
-A file is read one piece of text at a time. It declares no width, so `n_features` must be given: it is never inferred
-from the rows.
+A file is read in pieces, so it need not fit into memory. A file does not declare its number of columns. It is never
+inferred from the rows, so the user must declare `n_features`.
 
 >>> parser = SvmlightParser(n_features=3, capacity=64)
 >>> rows = parser.parse(memoryview(b"+1 3:0.5 1:2\n-1\n"), first_line=1)
@@ -35,21 +35,21 @@ _NEWLINE, _SPACE, _HASH, _COLON, _ZERO, _NINE = (ord(c) for c in "\n #:09")
 _BLANKS = b" \t\r\v\f"
 _QID = b"qid:"
 _COLUMN_CAP = 1 << 40
-_QUOTED = 40  # maximal characters of a bad token shown to the user
+_QUOTED = 40  # largest number of characters of a bad token that a message quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParsedRows:
-    """Rows of a piece of text, in file order, not yet canonical; the next `parse` overwrites these views.
+    """Rows parsed from a piece of text, in file order; the next call of `parse` overwrites these arrays.
 
     Attributes
     ----------
     values : float64 array of shape (nnz,)
     indices : int64 array of shape (nnz,), columns from 0
-    row_ptr : int64 array of shape (n_rows + 1,)
+    row_ptr : int64 array of shape (n_rows + 1,), where each row begins in `values`
     lines : int64 array of shape (n_rows,), the line number of each row
     n_lines : int, the number of lines read, including lines without a row
-    is_canonical : bool, whether the columns of each row increase and no value is 0
+    is_canonical : bool, whether the columns of every row increase and no value is 0
     """
 
     values: NDArray[np.float64]
@@ -61,14 +61,14 @@ class ParsedRows:
 
 
 class MalformedLine(ValueError):
-    """One line of svmlight text that cannot be read.
+    """Error for one line that is not valid svmlight text.
 
     Attributes
     ----------
-    line : int, the number of the line
-    reason : str, the cause, with the offending token in quotes
-    rule : str, the cause without the token
-    start, stop : int, the bytes of the line in the text, including the newline
+    line : int, the number of the line in the file
+    reason : str, the broken rule, with the offending token in quotes
+    rule : str, the broken rule, with ... in place of the token
+    start, stop : int, where the line begins and ends in the text, in bytes, including the newline
     """
 
     def __init__(self, line: int, *, reason: str, rule: str, start: int, stop: int) -> None:
@@ -81,43 +81,46 @@ class MalformedLine(ValueError):
 
 
 class SvmlightParser:
-    """Parser with buffers for pieces of text of at most `capacity` bytes.
+    """Parser of svmlight text in pieces of at most `capacity` bytes, with buffers that are used again.
 
     Parameters
     ----------
     n_features : int
         Declared number of columns.
     capacity : int
-        Number of bytes of the longest piece of text.
+        Largest number of bytes in a piece of text.
     """
 
     def __init__(self, *, n_features: int, capacity: int) -> None:
         self.n_features = n_features
         self.capacity = capacity
-        self._values = np.empty(capacity // 4 + 1, dtype=np.float64)  # a feature takes 4 bytes or more: " 1:1"
+        # a value such as " 1:1" takes at least 4 bytes of text
+        self._values = np.empty(capacity // 4 + 1, dtype=np.float64)
         self._indices = np.empty(capacity // 4 + 1, dtype=np.int64)
-        self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)  # a row takes 2 bytes or more: "1\n"
+        # a row such as "1" takes at least 2 bytes of text, with its newline
+        self._row_ptr = np.zeros(capacity // 2 + 2, dtype=np.int64)
         self._lines = np.empty(capacity // 2 + 1, dtype=np.int64)
-        self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)  # position in values, first and last byte
+        # for each number that `float` must convert: index in the values, first byte, and end in the text
+        self._undecided = np.empty((capacity // 4 + 1, 3), dtype=np.int64)
 
     def parse(self, text: memoryview, *, first_line: int) -> ParsedRows:
-        """Parse whole lines, including the last newline.
+        """Parse a text of complete lines, including the last newline.
 
         Raises
         ------
         ValueError
             If the text is longer than `capacity` or does not end in a newline.
         MalformedLine
-            At the first line that breaks the rules of the format, holds a column outside 1..n_features, or a value that
-            is not a finite number.
+            If a line breaks a rule of the format, or contains a column outside 1..n_features or a value that is not a
+            finite number. The error is for the first such line.
 
         Guarantees
         ----------
-        Each value has the bits of ``float(token)``.
+        Each value has the same bits as ``float`` of its text.
         """
         if len(text) > self.capacity or not text or text[-1] != _NEWLINE:
             raise ValueError(
-                f"{len(text)} bytes are not complete lines of at most {self.capacity} bytes; cut at a newline"
+                f"{len(text)} bytes are not complete lines of at most {self.capacity} bytes; cut the text at a newline"
             )
         n_rows, n_lines, n_undecided, bad, is_canonical = _parse_lines(
             np.frombuffer(text, dtype=np.uint8),
@@ -162,7 +165,10 @@ def _ends_token(byte):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _scan_column(text, start):  # type: ignore[no-untyped-def]
-    """Read ``digits:`` into (column, first byte of the value); the column is -1 if the text is different."""
+    """Read ``digits:`` at `start`.
+
+    Return (column, position of the value). The column is -1 if the text has another form.
+    """
     at, column = start, np.uint64(0)
     while True:
         digit = np.uint64(text[at]) - np.uint64(_ZERO)
@@ -177,7 +183,7 @@ def _scan_column(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _skip_qid(text, start):  # type: ignore[no-untyped-def]
-    """Skip ``qid:N`` and the blanks after it, if the text at `start` begins with it."""
+    """Return the position after ``qid:N`` and blanks, or `start` if there is no ``qid:N`` at `start`."""
     at = start
     for letter in _QID:
         if text[at] != letter:
@@ -195,9 +201,10 @@ def _skip_qid(text, start):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided):  # type: ignore[no-untyped-def]
-    """Fill the buffers with the rows of whole lines.
+    """Parse complete lines, and write their rows into the buffers.
 
-    Return (rows, lines, undecided values, first byte of the first bad token or -1, whether the rows are canonical).
+    Return (number of rows, number of lines, number of values left to `float`, position of the first bad token or -1,
+    whether all rows are canonical).
     """
     at, end = np.int64(0), len(text)
     n_rows, n_lines, n_values, n_undecided, is_canonical = 0, 0, 0, 0, True
@@ -225,7 +232,7 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                         rest & np.uint64(0xFF00FF) == np.uint64(_COLON | _SPACE << 16)
                         and digit <= np.uint64(9)
                         and number - np.uint64(1) < np.uint64(n_features)
-                    ):  # indicators have this form, such as 123:1 and a blank
+                    ):  # fast path for a value of one digit, such as "123:1 " in data of indicators
                         column = np.int64(number)
                         is_canonical &= (column > previous) & (digit > np.uint64(0))
                         previous = column
@@ -247,7 +254,8 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
                     return n_rows, n_lines, n_undecided, token, False
                 start = at
                 digit = np.uint64(text[at]) - np.uint64(_ZERO)
-                if digit <= np.uint64(9) and _ends_token(text[at + 1]):  # such as the 1 of an indicator
+                # fast path for a value of one digit, such as the 1 of an indicator
+                if digit <= np.uint64(9) and _ends_token(text[at + 1]):
                     value, at = np.float64(np.int64(digit)), at + 1
                 else:
                     verdict, value, at = scan_decimal(text, at)
@@ -277,8 +285,8 @@ def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided): 
 
 
 def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -> MalformedLine:
-    """Return the error for the token that holds byte `at`."""
-    before = bytes(text[:at])  # without the rest, which may be long and would be copied for each bad line
+    """Return the error for the bad token that contains byte `at` of the text."""
+    before = bytes(text[:at])  # only the text before the bad token is copied, because the rest may be long
     first, stop = before.rfind(b"\n") + 1, _end_of_line(text, at)
     line = bytes(text[first:stop]).partition(b"#")[0]
     start = at - first
@@ -297,7 +305,7 @@ def _malformed(text: memoryview, at: int, *, first_line: int, n_features: int) -
 
 
 def _end_of_line(text: memoryview, at: int) -> int:
-    """Return the first byte of the next line, searching in windows of increasing size."""
+    """Return the position after the next newline; the search uses windows of increasing size."""
     window = 256
     while (found := bytes(text[at : at + window]).find(b"\n")) < 0:
         window *= 4
@@ -305,7 +313,7 @@ def _end_of_line(text: memoryview, at: int) -> int:
 
 
 def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
-    """Return the rule that a token breaks, with ``{}`` in place of the token."""
+    """Return the rule that a bad token breaks, as text with ``{}`` in place of the token."""
     if is_label:
         return "label {} is not a number; every line must start with a label"
     column, colon, value = token.partition(b":")
@@ -326,21 +334,22 @@ def _broken_rule(token: bytes, *, is_label: bool, n_features: int) -> str:
     return f"the value of {{}} is not {'finite' if is_infinite else 'a number'}"
 
 
-_ZERO_BASED = b"# Column indices are zero-based"  # as written by scikit-learn
-_HEAD = 1 << 12  # bytes at the beginning that are searched for such a comment
-_WIDEST_FEATURE = 64  # average bytes of text that one column may take; a longer line is not a row
+_ZERO_BASED = b"# Column indices are zero-based"  # a comment that scikit-learn writes into such files
+_HEAD = 1 << 12  # number of bytes at the start of a file that are searched for comments
+_WIDEST_FEATURE = 64  # bytes of text allowed for each declared column; a longer line cannot be a row
 
 
 class SvmlightReader(TextReader):
-    """A `storage.formats.batch.Reader` for svmlight text; each line that is not blank is one row.
+    """Reader of svmlight text, which implements `storage.formats.batch.Reader`; each line with a label is one row.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations, with the number of columns. In an attended ingest, carriage returns end lines if the
-        first line, which is a row, ends in one.
+        The user's declarations, which must include the number of columns. Lines may also end in a carriage return
+        alone, if the first line does. Unattended ingests exclude this, because the first line is a row, which must not
+        decide how other rows are read.
     """
 
     names: Sequence[str] | None = None
@@ -359,12 +368,13 @@ class SvmlightReader(TextReader):
         self.format = f"svmlight{self._text.packing}"
 
     def batches(self, rejects: Rejects) -> Iterator[RowBatch]:
-        """Yield the rows of each piece of text; a rejected line becomes an empty row.
+        """Yield the rows of the file in order; a bad line becomes an empty, rejected row.
 
         Raises
         ------
         BadSource
-            If a packed stream is cut short or corrupt, or comments before the rows state that columns count from 0.
+            If a compressed file is cut short or corrupt, or if a comment before the rows states that columns start at
+            0.
         """
         self._text.skips_long_lines = rejects.is_tolerant
         for piece in self._text.pieces(longest=_WIDEST_FEATURE * self.n_features, kept=False):
@@ -376,7 +386,7 @@ class SvmlightReader(TextReader):
                 yield parts[0] if len(parts) == 1 else _joined(parts)
 
     def _parts(self, text: memoryview, rejects: Rejects) -> Iterator[RowBatch]:
-        """Cut whole lines into good rows and bad rows, in order."""
+        """Parse complete lines into batches of good rows, and a separate batch for each bad line, in order."""
         while len(text):
             try:
                 yield self._parse(text)
@@ -410,7 +420,7 @@ class SvmlightReader(TextReader):
 
 
 def _check_comments(text: memoryview) -> None:
-    """Refuse a file whose comments before the first row state that columns count from 0."""
+    """Refuse a file in which a comment before the first row states that columns start at 0."""
     for line in bytes(text[:_HEAD]).split(b"\n"):
         if not line.startswith(b"#"):
             return
@@ -431,7 +441,7 @@ def _rejected_row(line: int) -> RowBatch:
 
 
 def _joined(parts: list[RowBatch]) -> RowBatch:
-    """Join batches into one, so that many bad lines do not cause many small batches."""
+    """Concatenate batches, so that many bad lines do not cause many small batches."""
     rejected = [
         np.zeros(len(part.places), dtype=np.bool_) if part.rejected is None else part.rejected for part in parts
     ]

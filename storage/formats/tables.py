@@ -1,8 +1,8 @@
-"""Row batches from the Arrow record batches of a table, in CSV or Parquet.
+"""Conversion of tables in CSV or Parquet, read as Arrow record batches, to row batches.
 
-A table with the row, column and value columns holds triplets. Any other table is wide, and each row is one record. The
-columns of a raw table are encoded by its declared schema. Parquet is read a piece of a row group at a time, as triplets
-or as wide rows whose Parquet schema declares the columns.
+A table with a row column, a column column and a value column contains triplets. Any other table is wide: it has one
+column per feature, and each row is one record. A raw table contains text, dates or categories, which its declared
+schema encodes as numbers. Parquet files are read a part of a row group at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from storage.formats.declared import Declared
 from storage.formats.dense import sparse_rows
 from storage.formats.files import SourceFile
 
-MAX_COLUMNS = 1 << 16  # each column needs a name and a buffer
+MAX_COLUMNS = 1 << 16  # a limit, because each column of a table needs a name and a buffer
 
 _ID = "has an id that is neither a whole number nor text; correct or drop it"
 _NUMBER = (
@@ -39,15 +39,16 @@ _INDEX = "has a column that is not a whole number; correct it, or give a file of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """The columns of a table that are read, with their roles.
+    """The columns that are read from a table of numbers, with their roles.
 
     Attributes
     ----------
     n_features : int
-    names : tuple of str or None, the columns that hold values if the table is wide, or the dictionary if it has
+    names : tuple of str or None, the names of the features: the columns of a wide table, or the declared column ids of
         triplets
-    triplet : tuple of str or None, the names of the row, column and value columns; without the last, every value is 1
-    unit : str or None, the column with the individual behind each row
+    triplet : tuple of str or None, for triplets the names of the row, column and value columns; if it has only two
+        names, every value is 1
+    unit : str or None, the column with the id of each row's individual
     found : tuple of str, the columns of a wide table in the order of the file, without the unit column
     """
 
@@ -59,7 +60,7 @@ class TableSchema:
 
     @property
     def read(self) -> list[str]:
-        """Names of the columns that are read."""
+        """Names of the columns to read from the file."""
         columns = list(self.triplet if self.triplet is not None else self.names or ())
         return columns + ([self.unit] if self.unit is not None else [])
 
@@ -72,9 +73,10 @@ class TableSchema:
         rejects: Rejects,
         bad: NDArray[np.bool_] | None = None,
     ) -> RowBatch:
-        """Make a batch in which rows that break a rule, and the given ``bad`` rows, are rejected.
+        """Convert an Arrow record batch to a row batch, in which rows that break a rule are rejected.
 
-        Rows that break a rule are passed to `rejects`. The ``bad`` rows were passed to `rejects` before.
+        Rows that break a rule are passed to `rejects`. The rows marked by ``bad`` are rejected too, but were passed to
+        `rejects` before.
         """
         faults = Faults(places, place, rejects, bad)
         unit_ids = None if self.unit is None else ids_of(table.column(self.unit), faults, self.unit)
@@ -122,29 +124,29 @@ class TableSchema:
 def table_schema(
     columns: Sequence[str], declared: Declared, *, declares_width: bool, index: Sequence[str] = ()
 ) -> TableSchema:
-    """Determine from its column names whether a table is wide or holds triplets.
+    """Determine from the column names whether a table is wide or contains triplets, and which columns are read.
 
     Parameters
     ----------
     columns : sequence of str
-        The names in the file.
+        The column names in the file.
     declared : Declared
         The user's declarations.
     declares_width : bool
-        Whether a wide file of this format may declare its own columns.
+        Whether the columns of a wide file in this format count as declared, so that the user need not declare them.
     index : sequence of str
-        The columns that the file declares as the index of its rows.
+        The columns that the file marks as the index of its rows.
 
     Raises
     ------
     BadSource
-        If a column is missing, superfluous or occurs twice.
+        If a column is missing, is not declared, or occurs twice.
     Invalid
-        If neither the user nor the file declares the width.
+        If neither the user nor the file declares the number of features.
     """
     if len(columns) > MAX_COLUMNS:
         raise BadSource(
-            f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; give triplets or svmlight text"
+            f"the table has {len(columns)} columns, more than the allowed {MAX_COLUMNS}; give triplets or svmlight text"
         )
     if len(set(columns)) < len(columns):
         raise BadSource("two columns have the same name; rename one")
@@ -188,12 +190,12 @@ def table_schema(
 def wide_columns(
     columns: Sequence[str], *, unit: str | None, index: Sequence[str], named: Sequence[str], drop_others: bool
 ) -> tuple[str, ...]:
-    """Return the columns of a wide table that may be features; see `dpca.schemas.frames.feature_columns`.
+    """Return the feature columns of a wide table; see `dpca.schemas.frames.feature_columns` for the rules.
 
     Raises
     ------
     BadSource
-        If a column looks like an index, and no declaration states what it is.
+        If a column looks like an index of rows, and no declaration states whether it is one.
     """
     others = [name for name in columns if name != unit]
     try:
@@ -203,28 +205,36 @@ def wide_columns(
 
 
 def column_text(ids: pa.Array) -> pa.Array:
-    """Return the ids of columns as text."""
+    """Return column ids of triplets as text in a uniform spelling."""
     return id_cells(ids, missing=()).cast(pa.string())
 
 
 class Faults:
-    """The bad rows of one batch, each with the first rule that it breaks and the column of the fault."""
+    """Collector of the bad rows of one batch.
+
+    For each bad row, it stores the first rule that the row breaks and the column; with `Rejects.counts_all`, all rules.
+    """
 
     def __init__(
         self, places: NDArray[np.int64], place: str, rejects: Rejects, bad: NDArray[np.bool_] | None = None
     ) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
         self._reasons: list[tuple[int, str, str]] = []
-        self._hides = self.bad if not rejects.counts_all else self.bad.copy()  # rows without further notes
+        # rows for which no further broken rule is noted
+        self._hides = self.bad if not rejects.counts_all else self.bad.copy()
         self._places, self._place, self._rejects = places, place, rejects
 
     def add(self, rows: NDArray[np.bool_], reason: str, column: str) -> None:
-        """Note rows that break a rule; only their first fault is noted, unless `rejects` counts all faults."""
+        """Mark rows as bad because they break a rule.
+
+        If a row breaks several rules, only the first is passed to `rejects` later, unless `rejects` counts all broken
+        rules.
+        """
         self._reasons += [(row, reason, column) for row in np.flatnonzero(rows & ~self._hides).tolist()]
         self.bad |= rows
 
     def reject(self, *, naming_columns: bool = False) -> None:
-        """Pass the bad rows to `rejects` in order; `naming_columns` adds the column to the message."""
+        """Pass the bad rows to `rejects` in row order; `naming_columns` adds the column name to the error message."""
         for row, reason, column in sorted(self._reasons, key=itemgetter(0)):
             message = f"column {column!r} {reason}" if naming_columns else None
             number = int(self._places[row])
@@ -234,21 +244,19 @@ class Faults:
 def ids_of(
     array: pa.Array, faults: Faults, column: str, *, missing: Sequence[str] = (), decimal: str = "."
 ) -> pa.Array:
-    """Return ids in the canonical form of `dpca.schemas.canonical`; missing ids become null and are faults."""
+    """Return ids in a uniform spelling (`dpca.schemas.canonical`); rows with a missing id are marked as bad."""
     ids = id_cells(array, missing=(*NO_ID, *missing), decimal=decimal)
     faults.add(ids.is_null().to_numpy(zero_copy_only=False), _ID, column)
     return ids
 
 
 def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Sequence[str] | None) -> dict[str, Any]:
-    """Return the types of the ids of individuals ("unit") and of rows ("row") that a table has.
-
-    They follow from the types of the id columns.
+    """Return the types of a table's ids: of individuals under "unit", and of rows under "row".
 
     Raises
     ------
     BadSource
-        If the type of an id column cannot hold ids.
+        If the type of an id column is not allowed for ids.
     """
     columns = {"unit": unit, "row": None if triplet is None else triplet[0]}
     found = {}
@@ -263,16 +271,18 @@ def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Seq
 
 def _numbers(array: pa.Array, faults: Faults, column: str) -> NDArray[np.float64]:
     found = cast_cells(array, pa.float64())
-    if found.null_count and pa.types.is_integer(array.type):  # a 64-bit number may not fit into float64
+    # the cast returns null for 64-bit integers that float64 cannot represent
+    if found.null_count and pa.types.is_integer(array.type):
         faults.add(pc.and_(found.is_null(), array.is_valid()).to_numpy(zero_copy_only=False), LARGE, column)
-    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:  # whole numbers, rounded by the cast
+    # decimals without fraction digits are integers, which the cast to float64 may have rounded
+    elif pa.types.is_decimal(array.type) and array.type.scale <= 0:
         numbers = found.to_numpy(zero_copy_only=False)
         faults.add(np.abs(numbers) >= 1 << 53, LARGE, column)
     return _filled(found, faults, _NUMBER, column)
 
 
 def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArray[Any]:
-    """Return a numpy array; nulls are faults and become 0."""
+    """Return a NumPy array in which nulls are replaced by 0; rows with a null are marked as bad."""
     if array.null_count:
         faults.add(pc.is_null(array).to_numpy(zero_copy_only=False), reason, column)
         array = array.fill_null(0)
@@ -282,14 +292,14 @@ def _filled(array: pa.Array, faults: Faults, reason: str, column: str) -> NDArra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTable:
-    """The columns of a raw table that its schema encodes, with their roles.
+    """The columns of a raw table that a declared schema encodes as numbers, with their roles.
 
-    It has the interface of a `TableSchema`, which describes a table of numbers.
+    It has the same interface as `TableSchema`, which is for tables of numbers.
 
     Attributes
     ----------
     encoder : Encoder
-    unit : str or None, the column with the individual behind each row
+    unit : str or None, the column with the id of each row's individual
     found : tuple of str, the raw columns in the order of the file
     """
 
@@ -310,7 +320,7 @@ class EncodedTable:
 
     @property
     def read(self) -> list[str]:
-        """Names of the raw columns that are read."""
+        """Names of the raw columns to read from the file."""
         return [column.name for column in self.encoder.columns] + ([self.unit] if self.unit is not None else [])
 
     def batch(
@@ -322,9 +332,10 @@ class EncodedTable:
         rejects: Rejects,
         bad: NDArray[np.bool_] | None = None,
     ) -> RowBatch:
-        """Make a batch in which rows that the schema refuses, and the given ``bad`` rows, are rejected.
+        """Encode an Arrow record batch as a row batch, in which rows that break a rule of the schema are rejected.
 
-        Rows that the schema refuses are passed to `rejects`. The ``bad`` rows were passed to `rejects` before.
+        Rows that break a rule are passed to `rejects`. The rows marked by ``bad`` are rejected too, but were passed to
+        `rejects` before.
         """
         faults = Faults(places, place, rejects, bad)
         flat = flat_table(table)
@@ -350,26 +361,28 @@ class EncodedTable:
 
 
 def encoded_table(columns: Sequence[str], declared: Declared, *, index: Sequence[str] = ()) -> EncodedTable:
-    """Match the columns of a table to its declared schema.
+    """Match the columns of a raw table to the declared schema.
 
     Parameters
     ----------
     columns : sequence of str
-        The names in the file; fields of a struct have names such as ``a.b``.
+        The column names in the file; fields of a struct have names such as ``a.b``.
     declared : Declared
-        The user's declarations, with a schema. The id of an individual is read if `unit_column` names its column,
-        or if the file has the unit column of the schema.
+        The user's declarations, with a schema. Ids of individuals are read from the column `unit_column` or, if it is
+        None, from the schema's unit column if the file has that column.
     index : sequence of str
-        The columns that the file declares as the index of its rows.
+        The columns that the file marks as the index of its rows.
 
     Raises
     ------
     BadSource
-        If a column is missing, superfluous or occurs twice.
+        If a column is missing, is not declared, or occurs twice.
     """
     assert declared.schema is not None
     if len(columns) > MAX_COLUMNS:
-        raise BadSource(f"the table has {len(columns)} columns, more than {MAX_COLUMNS}; drop unused columns")
+        raise BadSource(
+            f"the table has {len(columns)} columns, more than the allowed {MAX_COLUMNS}; drop unused columns"
+        )
     if len(set(columns)) < len(columns):
         raise BadSource("two columns have the same name; rename one")
     encoder = Encoder(declared.schema)
@@ -390,14 +403,15 @@ _KIND = "Parquet file"
 
 
 class ParquetReader:
-    """A `storage.formats.batch.Reader` for a Parquet file.
+    """Reader of a Parquet file, which implements `storage.formats.batch.Reader`.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     declared : Declared
-        The user's declarations. Triplets need a declared width; a wide Parquet schema declares its width itself.
+        The user's declarations. For triplets, the number of features must be declared. For a wide table, the file's
+        columns declare it.
     """
 
     format = "parquet"
@@ -407,10 +421,11 @@ class ParquetReader:
         self._stream = file.open()
         try:
             with reading(_KIND):
-                self._file = pq.ParquetFile(self._stream, pre_buffer=False)  # else it keeps all that it reads
+                # without pre-buffering, because pre-buffered data would stay in memory
+                self._file = pq.ParquetFile(self._stream, pre_buffer=False)
                 schema = self._file.schema_arrow
                 index = index_columns(schema)
-            if declared.schema is not None:  # a schema names the fields of structs
+            if declared.schema is not None:  # a declared schema may name fields inside struct columns
                 schema = flat_table(schema.empty_table()).schema
             self._schema: TableSchema | EncodedTable = (
                 table_schema(schema.names, declared, declares_width=True, index=index)
@@ -437,7 +452,7 @@ class ParquetReader:
 
     @property
     def position(self) -> int:
-        """Estimate of the bytes of the file read so far, as if all rows had the same size."""
+        """Estimated number of bytes of the file read so far, as if all rows had the same size."""
         return int(self.size * self._row // self._n_rows)
 
     def close(self) -> None:
@@ -457,7 +472,7 @@ class ParquetReader:
             yield self._schema.batch(table, places=places, place="row", rejects=rejects)
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets as text; each id occurs once per piece."""
+        """Yield the column ids of triplets as text; an id may be yielded again in a later array."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table in self._tables([name]):
@@ -472,10 +487,10 @@ class ParquetReader:
 
 
 def _numpy_dtype(column: pa.Field) -> np.dtype[Any]:
-    """Return the dtype in which a column of values is stored."""
+    """Return the NumPy dtype in which the values of a Parquet column are stored."""
     kind = column.type
     if pa.types.is_decimal(kind) or pa.types.is_float16(kind) or pa.types.is_string(kind):
         return np.dtype(np.float64)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return stored_dtype(kind.to_pandas_dtype())
-    raise BadSource(f"column {column.name!r} holds {kind}; values must be real numbers; convert or drop it")
+    raise BadSource(f"column {column.name!r} holds {kind}; values must be real numbers; convert or drop the column")

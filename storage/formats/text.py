@@ -1,6 +1,6 @@
-"""Text files as pieces of whole lines, plain or packed with gzip or Zstandard.
+"""Reading of text files, plain or compressed with gzip or Zstandard, in pieces of complete lines.
 
-Memory holds one piece at a time.
+Only one piece is in memory at a time.
 """
 
 import gzip
@@ -16,46 +16,48 @@ import pyarrow as pa
 from dpca.errors import BadSource, Unavailable
 from storage.formats.files import SourceFile
 
-PIECE = 1 << 20  # bytes of text yielded at a time
+PIECE = 1 << 20  # usual number of bytes in a piece of text
 
 NO_LINE = b"\xff"
-"""Replacement text for an unreadable line; no format accepts it as a row, since it is not UTF-8."""
+"""Replacement for a line that cannot be decoded; since it is not UTF-8, every format treats it as a bad row."""
 
 _ASCII = bytes(range(128))
-_UNREADABLE = _ASCII + b"\xfe" * 128  # decoded replacement of an undecodable line: ASCII bytes stay
+# translation table for lines that cannot be decoded: ASCII bytes stay, all others are replaced
+_UNREADABLE = _ASCII + b"\xfe" * 128
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
 
 class TextFile:
-    """One text file, unpacked while it is read; its first bytes determine the packing.
+    """One text file, decompressed while it is read; its first bytes determine the kind of compression.
 
     Parameters
     ----------
     file : SourceFile
         The file.
     encoding : str
-        Encoding of the text. UTF-8 text is yielded unchanged; text in any other encoding is yielded as UTF-8. If a line
-        feed is one byte, as in all encodings except UTF-16, UTF-32 and EBCDIC, each line is decoded separately. A line
-        that cannot be decoded is yielded as text that is not UTF-8. It keeps its ASCII letters if the encoding extends
-        ASCII; otherwise it becomes `NO_LINE`.
+        Encoding of the text. UTF-8 text is yielded unchanged; text in any other encoding is converted to UTF-8. If a
+        line feed is the single byte 10, as in all encodings except UTF-16, UTF-32 and EBCDIC, each line is decoded
+        separately. A line that cannot be decoded is yielded as bytes that are not UTF-8. Its ASCII characters are kept
+        if the encoding extends ASCII; otherwise the line becomes `NO_LINE`.
 
     Attributes
     ----------
     size : int
-        Bytes of the file on the disk.
+        Size of the (compressed) file in bytes.
     packing : str
-        ".gz", ".zst" or "".
+        Kind of compression: ".gz", ".zst", or "" for plain text.
     encoding : str
         Encoding of the text.
     skips_long_lines : bool
-        Whether a line that is too long is yielded as `NO_LINE`. Otherwise it is refused.
+        Whether a line that is too long is yielded as `NO_LINE`. If false, such a line raises an error.
     reads_returns : bool
-        Whether carriage returns end lines if the first line ends in a single one, as in old Macintosh text. The
-        first line decides this, so in an unattended ingest it must be a header.
+        Whether lines may end in a carriage return alone, as in old Macintosh text. They do if the first line ends in
+        this way. In an unattended ingest, the first line must then be a header, because no row may decide how other
+        rows are read.
     line : int
-        Number of the first line of the next piece. The reader of the pieces advances it, because the reader counts
-        lines anyway.
+        Number of the first line of the next piece. The caller of `pieces` updates this number, because the caller
+        counts lines anyway.
     """
 
     def __init__(self, file: SourceFile, *, encoding: str = "utf-8") -> None:
@@ -67,14 +69,16 @@ class TextFile:
         if suffix in _PACKINGS and suffix != self.packing:
             self._file.close()
             kind = {".gz": "gzip", ".zst": "Zstandard"}[suffix]
-            raise BadSource(f"the name ends in {suffix}, but the content is not {kind}; compress it again or rename it")
+            raise BadSource(
+                f"the name ends in {suffix}, but the content is not {kind}; compress the file again or rename it"
+            )
         self._text: io.BufferedIOBase = self._file
         if self.packing == ".gz":
             self._text = gzip.GzipFile(fileobj=self._file)
         elif self.packing == ".zst":
             self._text = cast("io.BufferedIOBase", pa.CompressedInputStream(self._file, "zstd"))
         self.encoding, self.skips_long_lines, self.reads_returns = encoding, False, False
-        self._has_returns: bool | None = None  # whether carriage returns end lines; None until the first line is read
+        self._has_returns: bool | None = None  # whether carriage returns end lines; None until the first line was read
         self._is_streamed = encoding != "utf-8" and not has_byte_lines(encoding)
         self._extends_ascii = _extends_ascii(encoding)
         if self._is_streamed:
@@ -84,7 +88,7 @@ class TextFile:
 
     @property
     def position(self) -> int:
-        """Bytes of the file read so far."""
+        """Number of bytes of the (compressed) file that were read so far."""
         return self._file.tell()
 
     def close(self) -> None:
@@ -93,20 +97,19 @@ class TextFile:
         self._file.close()
 
     def pieces(self, *, longest: int, kept: bool = True) -> Iterator[memoryview]:
-        """Yield pieces of whole lines; the last line gets a newline if it lacks one.
+        """Yield the text in pieces of complete lines; a newline is added to the last line if it lacks one.
 
         Parameters
         ----------
         longest : int
-            Number of bytes that a line may always have. Only a longer line may be refused.
+            Number of bytes that a line may certainly have. Only longer lines may be refused or skipped.
         kept : bool
-            Whether the caller may still hold a piece when it requests the next one. Otherwise the next piece
-            overwrites it.
+            Whether each piece stays valid after the next piece was requested. If false, the next piece overwrites it.
 
         Raises
         ------
         BadSource
-            If a packed stream is cut short or corrupt, or a line is too long and is not skipped.
+            If a compressed file is cut short or corrupt, or if a line is too long and `skips_long_lines` is false.
         """
         for piece in self._raw_pieces(longest=longest, kept=kept):
             yield piece if self._is_streamed or self.encoding == "utf-8" else memoryview(self._as_utf8(bytes(piece)))
@@ -126,7 +129,8 @@ class TextFile:
                 buffer, filled, is_long = bytearray(max(len(buffer), len(rest) + 1)), len(rest), False
                 buffer[:filled] = rest
             if not count and filled:
-                buffer[filled : filled + 1] = b"\n"  # there is room, since a full buffer would have grown
+                # the newline fits into the buffer, because a full buffer has been enlarged before
+                buffer[filled : filled + 1] = b"\n"
                 filled += 1
             stop = buffer.rfind(b"\n", 0, filled) + 1
             if stop:
@@ -152,7 +156,7 @@ class TextFile:
             filled = len(rest)
 
     def _read_into(self, target: memoryview) -> int:
-        """Fill the target, or only a part of it at the end of the text."""
+        """Read text into the buffer `target` until it is full or the text ends; return the number of bytes."""
         filled = 0
         try:
             while filled < len(target):
@@ -166,7 +170,7 @@ class TextFile:
                     break
                 filled += count
         except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise BadSource("the gzip stream is cut short or corrupt; fetch the file again") from None
+            raise BadSource("the gzip stream is cut short or corrupt; download the file again") from None
         except Unavailable:
             raise
         except UnicodeError:
@@ -174,7 +178,7 @@ class TextFile:
         except OSError:
             if self.packing != ".zst":
                 raise
-            raise BadSource("the Zstandard stream is cut short or corrupt; fetch the file again") from None
+            raise BadSource("the Zstandard stream is cut short or corrupt; download the file again") from None
         if self._has_returns is None:
             self._has_returns = self.reads_returns and _ends_in_return(bytes(target[:filled]))
         if self._has_returns:
@@ -182,8 +186,9 @@ class TextFile:
         return filled
 
     def _as_utf8(self, piece: bytes) -> bytes:
-        """Decode whole lines, each separately."""
-        if self._extends_ascii:  # then decoding all lines at once gives the same, unless one of them fails
+        """Convert complete lines to UTF-8, each separately, so that a bad line does not affect other lines."""
+        # decoding all lines at once gives the same result, unless one of them cannot be decoded
+        if self._extends_ascii:
             with suppress(UnicodeError):
                 return piece.decode(self.encoding).encode()
         return b"\n".join(map(self._line_as_utf8, piece.split(b"\n")))
@@ -202,12 +207,12 @@ def _ends_in_return(text: bytes) -> bool:
 
 
 def has_byte_lines(encoding: str) -> bool:
-    """Return whether an encoding represents a line feed, and nothing else, by the byte 10."""
+    """Return whether in an encoding, the byte 10 always means a line feed, so that lines can be split as bytes."""
     return "a\n".encode(encoding).endswith(b"a\n")
 
 
 def _extends_ascii(encoding: str) -> bool:
-    """Return whether an encoding extends ASCII and has no sequences that change how later bytes are read."""
+    """Return whether an encoding extends ASCII, without escape sequences that change the meaning of later bytes."""
     try:
         return not encoding.startswith("iso2022") and _ASCII.decode(encoding).encode() == _ASCII
     except UnicodeError:
@@ -215,13 +220,13 @@ def _extends_ascii(encoding: str) -> bool:
 
 
 class TextReader:
-    """Base of the readers of one text file."""
+    """Base class of the readers of a text file."""
 
     _text: TextFile
 
     @property
     def position(self) -> int:
-        """Bytes of the file read so far."""
+        """Number of bytes of the file that were read so far."""
         return self._text.position
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Check of raw tables against a schema, and reader of the heads of tables.
+"""Check of raw tables against a schema, and reading of column names without rows.
 
-The check reports every violation at once, counted by column and rule, and stores nothing. A violation names rows, so
-the whole result is for the owner of the data only.
+The check reports all violations of the schema at once, counted by column and rule, and stores nothing. The result
+contains row numbers, so it is for the owner of the data only.
 
-The head of a raw table is the names of its columns, with their types if the format has them. Reading it reads no row.
-The first line of a text without a header is a row, of which only the number of fields is used.
+The head of a raw table consists of its column names, with their types if the format has types. A head is read without
+reading rows, with one exception: in text without a header, the number of fields of the first row is used.
 
 Examples
 --------
@@ -41,7 +41,7 @@ from storage.formats.text import TextFile
 _DATE = re.compile(r"\d{1,4}[-/.:]\d{1,2}([-/.:]\d{1,4}.*)?")
 
 type Head = list[tuple[str, pa.DataType | None]]
-"""Names of columns, each with its type or None."""
+"""The head of a table: the column names, each with an Arrow type, or None for text."""
 
 
 def read_head(
@@ -52,24 +52,25 @@ def read_head(
     delimiter: str | None,
     encoding: str | None,
 ) -> tuple[Head, Text | None]:
-    """Read the head of the first file of a source.
+    """Read the column names (and types, for Parquet) of the first file of a source.
 
     Parameters
     ----------
     source : str
         A file, a folder or a pattern.
     format : str or None
-        csv, tsv or parquet; determined by the name of the file by default.
+        csv, tsv or parquet; by default, determined by the suffix of the file.
     header : bool or None
-        Whether text begins with the names of its columns; None refuses a first line that looks like a row.
+        Whether the first line of text contains the column names. With None, a first line that looks like a row is
+        refused.
     delimiter, encoding : str or None
-        Form of the text. The default delimiter is the delimiter of the format, or the one that occurs most often in
-        the header.
+        Delimiter and encoding of the text. By default, the delimiter is a tab for TSV; for CSV, it is the usual
+        delimiter that occurs most often in the header, or a comma without a header.
 
     Returns
     -------
     tuple of (head, text)
-        The columns, and the form of the text, which is None for Parquet.
+        The columns, and the dialect of the text (delimiter, quote, encoding), which is None for Parquet.
 
     Raises
     ------
@@ -100,7 +101,7 @@ def _head(
 
 
 def read_schema_head(file: SourceFile, kind: str, schema: Schema) -> Head:
-    """Read the head of a file whose text has the form that a schema declares.
+    """Read the column names of a file, whose text has the dialect that a schema declares.
 
     Raises the errors of `read_head`.
     """
@@ -132,12 +133,16 @@ def _text_head(
     line = _first_line(file, text)
     if delimiter is None:
         delimiter = DELIMITERS[kind]
-        if header is not False and kind == "csv":  # column names are public, but a row is not
+        if (
+            header is not False and kind == "csv"
+        ):  # only a header may determine the delimiter, because column names are public and rows are not
             delimiter = guess_delimiter(line)
     text = text.model_copy(update={"delimiter": delimiter})
     names = _split_names(line, text)
     if text.quote and line.count(text.quote) % 2:
-        raise BadSource("the first line does not close a quote; a column name must fit on one line: rename it")
+        raise BadSource(
+            "the first line does not close a quote, and a column name must fit on one line; rename the column"
+        )
     if header is None and (resembles_row(names, Declared()) or _has_a_date(names) or line.lstrip().startswith("#")):
         raise BadSource(
             "the first line has numbers, dates or a comment instead of column names; give --no-header if it is a "
@@ -172,11 +177,11 @@ def _split_names(line: str, text: Text) -> list[str]:
 
 
 def _no_names(text: Text) -> BadSource:
-    return BadSource(f"the first line has no column names in {text.encoding}; give --encoding")
+    return BadSource(f"the first line has no column names in {text.encoding}; give the right --encoding")
 
 
 def _has_a_date(names: Sequence[str]) -> bool:
-    """Return whether a column name is a date or a time of day, as in a row."""
+    """Return whether a supposed column name is a date or a time of day, so that the line looks like a row."""
     return any(_DATE.fullmatch(name) for name in names)
 
 
@@ -184,19 +189,19 @@ _FIRST = 3
 _SCHEMA = "schema"
 
 type Progress = Callable[[str, int, int, int], None]
-"""A callable of (phase, bytes done, bytes in total, rows done)."""
+"""A function that receives (phase, bytes done, bytes in total, rows done)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A broken rule.
+    """One rule that the schema, a file or rows break.
 
     Attributes
     ----------
-    column : str or None, None if a row, a file or the schema as a whole breaks the rule
-    rule : str, without any value
+    column : str or None, the column; None if a row, a file or the schema as a whole breaks the rule
+    rule : str, what is wrong, without any value from the data
     count : int or None, the number of rows that break the rule; None if a file or the schema breaks it
-    first : tuple of str, the file, or the places of the first three rows
+    first : tuple of str, the places of the first three rows that break the rule, or else the file's name or "schema"
     """
 
     column: str | None
@@ -207,12 +212,12 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The result of a check.
+    """The result of checking a source against a schema.
 
     Attributes
     ----------
     rows : int, the number of checked rows
-    violations : tuple of Violation, first of the schema, then of files, then of rows
+    violations : tuple of Violation, in the order: of the schema, of files, of rows
     """
 
     rows: int
@@ -220,7 +225,7 @@ class Checked:
 
 
 class _Counted(Rejects):
-    """Counter of every violation of each row, by column and rule, with the first places."""
+    """Handler of bad rows that counts violations by column and rule, with the places of the first three."""
 
     is_tolerant = counts_all = True
 
@@ -232,14 +237,14 @@ class _Counted(Rejects):
     def reject(
         self, *, place: str, number: int, reason: str, column: str | int | None = None, quoting: str | None = None
     ) -> None:
-        """Count one violation."""
+        """Count one violation of a rule by a row."""
         count, first = self._found.setdefault((None if column is None else str(column), reason), (0, []))
         if len(first) < _FIRST:
             first.append(f"{PurePath(self.file).name} {place} {number}" if self._several else f"{place} {number}")
         self._found[None if column is None else str(column), reason] = count + 1, first
 
     def violations(self) -> Iterator[Violation]:
-        """Yield the counted violations, in the order of their first rows."""
+        """Yield the counted violations, in the order in which each was first found."""
         for (column, rule), (count, first) in self._found.items():
             yield Violation(column=column, rule=rule, count=count, first=tuple(first))
 
@@ -251,9 +256,9 @@ def check_tables(
     format: str | None = None,  # noqa: A002, the word users know
     progress: Progress | None = None,
 ) -> Checked:
-    """Read all rows of a source, and return every rule that the schema, the files or the rows break.
+    """Check all rows of a source against a schema; return every rule that the schema, a file or a row breaks.
 
-    Columns with a wrong declaration, and columns missing from a file, are reported and left out; the others are
+    Columns that are declared wrongly, or are missing from a file, are reported and left out. All other columns are
     checked.
 
     Parameters
@@ -261,11 +266,11 @@ def check_tables(
     source : str
         A file, a folder or a pattern.
     schema : str or Path
-        A YAML file.
+        The path of the schema, a YAML file.
     format : str or None
-        csv, tsv or parquet; determined by the names of the files by default.
+        csv, tsv or parquet; by default, determined by the suffixes of the files.
     progress : callable or None
-        Called after each batch.
+        Called after each batch of rows.
 
     Raises
     ------
@@ -296,7 +301,7 @@ def check_tables(
 def _read(
     file: SourceFile, declared: Declared, rejects: Rejects, progress: Progress | None, rows: int
 ) -> Iterator[int]:
-    """Read the rows of a file; yield after each batch the number of rows read so far, over all files."""
+    """Read all rows of a file, and yield after each batch the number of rows read, starting from `rows`."""
     with closing(open_file(file, declared)) as reader:
         for batch in reader.batches(rejects):
             rows += len(batch.places)
@@ -306,7 +311,10 @@ def _read(
 
 
 def _matched_file(file: SourceFile, declared: Declared) -> tuple[Schema, list[tuple[str | None, str]]]:
-    """Return the schema of the columns of a file that can be checked, and the faults of the others."""
+    """Read a file's column names, and reduce the schema to the columns that can be checked in this file.
+
+    Return the reduced schema, and the faults of all other columns as (column, rule).
+    """
     assert declared.schema is not None
     with opening():
         head = read_schema_head(file, checked_format(file, declared), declared.schema)
@@ -314,9 +322,10 @@ def _matched_file(file: SourceFile, declared: Declared) -> tuple[Schema, list[tu
 
 
 def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None, str]]]:
-    """Return the schema of the columns that can be checked, and the faults of the others.
+    """Reduce a schema to the columns that can be checked in a file.
 
-    A column can be checked if the file has it and its declared kind accepts the type in the file.
+    A column can be checked if the file has it, and if its declared kind accepts the type in the file. Return the
+    reduced schema, and the faults of all other columns as (column, rule).
     """
     names = [name for name, _ in head]
     faults: list[tuple[str | None, str]] = []
@@ -325,7 +334,8 @@ def _matched(schema: Schema, head: Head) -> tuple[Schema, list[tuple[str | None,
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if not schema.text.header and head and head[0][1] is None:  # columns are matched by order
+    # without a header, columns are matched by their order, not by name
+    if not schema.text.header and head and head[0][1] is None:
         return schema, faults
     encoder = Encoder(schema)
     dropped = encoder.dropped(names)

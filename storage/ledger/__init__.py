@@ -1,4 +1,4 @@
-"""Budgets, releases, and the protocol that spends exactly once."""
+"""Ledger of budgets and releases, which charges each release exactly once."""
 
 from storage.ledger.ledger import Ledger
 

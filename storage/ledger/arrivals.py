@@ -1,14 +1,16 @@
-"""Numbers of ingests, and tables that record in which ingest an individual first appeared.
+"""Database rows of ingest numbers, and of the tables that record when each individual first appeared.
 
-Ingests are numbered in one sequence per ledger. A population has one *epoch* at a time. An epoch consists of a key, and
-of segments of ids that are hashed with the key. Each segment has the number of the ingest in which its ids first
-appeared. `storage.datasets.whole_records` stores the files of the segments. An epoch with a missing part is lost for
-good, and the next ingest begins another epoch.
+Each ledger numbers its ingests in one sequence. For each population, a table records the number of the ingest in which
+the id of each individual first appeared. Such a table is called an *epoch*. An epoch consists of a secret key, and of
+segments with ids hashed under this key. A segment contains the ids that first appeared in one ingest.
+`storage.datasets.whole_records` stores the files of the segments. If a part of an epoch is missing, the epoch is lost
+permanently, and the next ingest begins a new epoch.
 
 Notes
 -----
-A segment is planned before its files are written, and recorded afterwards. So a file without a row shows that the
-database is older than the files. The files of a killed ingest have a row without a number.
+The row of a segment is inserted, without a number, before its files are written. The number is added afterwards.
+Therefore, files without a row show that the database is an older copy than the files. Files of a killed ingest have a
+row without a number.
 """
 
 from collections.abc import Collection
@@ -27,8 +29,8 @@ _EPOCH, _SEGMENT, _ENTRY = tables.arrival_epoch, tables.arrival_segment, tables.
 class Segment:
     """The ids that first appeared in one ingest.
 
-    ``id`` is the name of the segment's folder, ``number`` that of the ingest, and ``digest`` the digest of the marker
-    file.
+    ``id`` is the name of the folder with the hashed ids, ``number`` is the number of the ingest, and ``digest`` is the
+    SHA-256 of the folder's marker file.
     """
 
     id: str
@@ -37,18 +39,22 @@ class Segment:
 
 
 def next_number(connection: sa.Connection) -> int:
-    """Return the number of the ingest that ends or records its ids now, and lock the sequence until the commit."""
+    """Return the next number of an ingest, and lock the sequence until the transaction ends.
+
+    An ingest takes its number when it records its new ids or registers its snapshot.
+    """
     journal.lock(connection)
     taken = (connection.scalar(sa.select(sa.func.max(table.c.number))) for table in (tables.snapshot, _SEGMENT))
     return 1 + max(number or 0 for number in taken)
 
 
 def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
-    """Return the number of a snapshot that is registered now.
+    """Return the number of a snapshot that is being registered.
 
-    The number is ``recorded``, the number of the snapshot's own segment, if no snapshot with this or a later number is
-    registered. Otherwise it is the next number. So numbers rise in the order of registration, and no id of a snapshot
-    first appeared after the snapshot's number.
+    ``recorded`` is the number under which the snapshot's new ids were recorded. It is also the snapshot's number,
+    unless a snapshot with this or a later number is already registered; then the snapshot gets the next number. So
+    numbers rise in the order of registration, and no id in a snapshot has a first-seen number above the snapshot's
+    number.
     """
     following = next_number(connection)
     registered = connection.scalar(sa.select(sa.func.max(tables.snapshot.c.number))) or 0
@@ -56,12 +62,12 @@ def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
 
 
 def epoch_of(connection: sa.Connection, population: str) -> str | None:
-    """Return the current epoch of a population; None where it has none, or has lost it.
+    """Return the id of a population's current epoch (table of first-seen ids); None if there is none, or it is lost.
 
     Raises
     ------
     Corrupt
-        When a row of its epochs was edited, inserted or removed by hand.
+        When a row of the population's epochs was edited, inserted or removed by hand.
     """
     rows = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.population == population)).all()
     shown = _ENTRY.name.in_(("arrivals_begun", "arrivals_lost")) & (_ENTRY.population == population)
@@ -70,7 +76,7 @@ def epoch_of(connection: sa.Connection, population: str) -> str | None:
 
 
 def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> str:
-    """Begin an epoch, unless another ingest has just begun one; return the population's epoch."""
+    """Begin a new epoch (table of first-seen ids), unless another ingest has just begun one; return the current one."""
     journal.lock(connection)
     if (present := epoch_of(connection, population)) is not None:
         return present
@@ -80,7 +86,7 @@ def begin_epoch(connection: sa.Connection, *, population: str, epoch: str) -> st
 
 
 def lose_epoch(connection: sa.Connection, epoch: str) -> None:
-    """Record that an epoch is lost; repeating the call changes nothing."""
+    """Record that an epoch (table of first-seen ids) is lost; a repeated call changes nothing."""
     journal.lock(connection)
     here = sa.and_(_EPOCH.c.id == epoch, _EPOCH.c.lost_at.is_(None))
     row = connection.execute(sa.select(_EPOCH).where(here)).first()
@@ -90,18 +96,18 @@ def lose_epoch(connection: sa.Connection, epoch: str) -> None:
 
 
 def lose_every_epoch(connection: sa.Connection) -> None:
-    """Record that every epoch is lost, because the database is an older copy and may lack ids of later ingests."""
+    """Record that all epochs are lost, since a restored database may lack ids that later ingests recorded."""
     for epoch in connection.execute(sa.select(_EPOCH.c.id).where(_EPOCH.c.lost_at.is_(None))).scalars().all():
         lose_epoch(connection, epoch)
 
 
 def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
-    """Return the recorded segments of an epoch, ordered by number.
+    """Return the segments (new ids of one ingest each) of an epoch, ordered by ingest number.
 
     Raises
     ------
     Corrupt
-        When a row of the segments of the epoch's population was edited, inserted or removed by hand.
+        When a row of the population's segments was edited, inserted or removed by hand.
     """
     people = sa.select(_EPOCH.c.population).where(_EPOCH.c.id == epoch).scalar_subquery()
     every = sa.select(_SEGMENT).join(_EPOCH).where(_EPOCH.c.population == people, _SEGMENT.c.number.is_not(None))
@@ -112,34 +118,34 @@ def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
 
 
 def folders_of(connection: sa.Connection, population: str) -> set[str]:
-    """Return the folder names of all segments of a population, including planned ones."""
+    """Return the folder names of all segments of a population, including segments whose files may be incomplete."""
     query = sa.select(_SEGMENT.c.id).join(_EPOCH).where(_EPOCH.c.population == population)
     return set(connection.execute(query).scalars())
 
 
 def plan_segment(connection: sa.Connection, *, epoch: str, segment: str) -> None:
-    """Insert the row of a segment whose files are about to be written."""
+    """Insert the row of a segment, still without a number, before the segment's files are written."""
     connection.execute(_SEGMENT.insert().values(id=segment, epoch=epoch))
 
 
 def record_segment(
     connection: sa.Connection, *, epoch: str, segment: str, digest: str, known: Collection[Segment]
 ) -> int | None:
-    """Give a segment its number, if the epoch still has exactly the segments that its ids were compared with.
+    """Give a segment its ingest number, if the epoch has no segments besides those with which it was compared.
 
     Parameters
     ----------
     connection : Connection
     epoch, segment : str
     digest : str
-        SHA-256 of the marker file.
+        SHA-256 of the marker file in the segment's folder.
     known : collection of Segment
-        The segments that were compared, and contain none of these ids.
+        The segments that the ingest compared; none of them contains an id of the new segment.
 
     Returns
     -------
     int or None
-        The number; None when the epoch was lost or got another segment in the meantime.
+        The ingest number; None if the epoch was lost or got another segment in the meantime.
     """
     number = next_number(connection)
     row = connection.execute(sa.select(_EPOCH).where(_EPOCH.c.id == epoch)).one()

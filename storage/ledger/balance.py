@@ -1,8 +1,9 @@
-"""Balance of a budget, explanations of refused charges, and the ledger interface of a release.
+"""Balance of a budget, explanations of refused charges, and the ledger interface that a release uses.
 
-The balance states what is allowed, spent and left, now and over time. It is read inside the database snapshot of the
-caller. The explanations state the reason of a refusal, and what the budget still admits, from public numbers only.
-`ReleaseLedger` is the interface that a release needs, whichever process has access to the database.
+The balance states the allowed, spent and remaining budget, now and after each release. It is read in the caller's
+database transaction. Explanations state why a charge is refused, and what the budget still admits. They are computed
+from public numbers only. `ReleaseLedger` is the interface that a release uses. It is implemented by `Ledger`, which
+accesses the database, and by clients of a remote ledger.
 """
 
 import math
@@ -22,23 +23,30 @@ from storage.ledger.releases import Grant, Release, actors_of, charges_of, relea
 from storage.ledger.step_answers import Reservation
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomised response of its epsilon"}
-"""The mechanism by which a filter bounds the charge of an event that is known only as (epsilon, delta)."""
+"""For each filter, the mechanism whose privacy loss it charges for an event known only by (epsilon, delta)."""
 
 
 def knows_samples(budget: Budget) -> bool:
-    """Return whether a budget composes sampled events as such, without using delta."""
+    """Return whether a budget composes subsampled events by their own accounting.
+
+    If not, a subsampled event is charged like an event known only by (epsilon, delta).
+    """
     return budget.filter == "renyi" and budget.relation != "replace_one"
 
 
 def refusal(
     budget: Budget, charged: Charge, charge: Charge, event: Event, requested: Mapping[str, Any]
 ) -> BudgetExhausted:
-    """Return the error that explains why a charge is not admitted after an earlier total."""
+    """Return the error that explains why a budget does not admit a charge.
+
+    ``charged`` is the total before, ``charge`` the refused charge, and ``requested`` the (epsilon, delta) of the
+    request.
+    """
     rules = budget.build_filter()
     if not is_private(event):
         return BudgetExhausted(
-            f"budget {budget.population!r} cannot hold a release without privacy, whose epsilon is infinite; nothing "
-            "was charged: insist with --i-know-this-is-not-private, which voids the budget permanently."
+            f"budget {budget.population!r} cannot admit a release without privacy, whose epsilon is infinite; nothing "
+            "was charged: to release it anyway, give --i-know-this-is-not-private, which voids the budget permanently."
         )
     if math.isinf(rules.spent(charged)):
         return BudgetExhausted(
@@ -48,8 +56,9 @@ def refusal(
     if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"with a standalone charge, and {rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} "
-            "was requested; nothing was charged: request less, or stop here."
+            f"with a standalone charge (subtracted as it is, before the first Gaussian release), and "
+            f"{rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was requested; nothing was "
+            "charged: request less, or stop here."
         )
     if rules.failures(prices.add(charged, charge)) > budget.failure_delta:
         return BudgetExhausted(
@@ -58,15 +67,18 @@ def refusal(
     if _is_bounded(budget, event):
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
-            f"since its first one, other events are charged as {BOUNDS[budget.filter]}: {requested['epsilon']:g} at "
-            f"delta {requested['delta']:g} would take {rules.spent(charge):.6g}; nothing was charged: "
-            f"{_remedy(budget, charged)}"
+            f"since the first Gaussian release, other events are charged as {BOUNDS[budget.filter]}: a request of "
+            f"epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
+            f"{rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
         )
     return _exhausted(budget.population, left=rules.remaining(charged), **requested)
 
 
 def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
-    """Return the reason why the budget refuses an event known only as (epsilon, delta) after a Gaussian release."""
+    """Explain why a budget refuses an event known only by (epsilon, delta), after its first Gaussian release.
+
+    Such an event needs a part of `failure_delta`.
+    """
     rules = budget.build_filter()
     requested = f"{rules.failures(charge):.6g}"
     if not budget.failure_delta:
@@ -82,7 +94,7 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
 
 
 def _exhausted(population: str, *, epsilon: float, delta: float, left: float) -> BudgetExhausted:
-    """Return the error that states the request and the remaining budget; both are public."""
+    """Return the error for an exhausted budget, with the requested and the remaining epsilon; both are public."""
     return BudgetExhausted(
         f"budget {population!r} has epsilon {left:.6g} left for one release, and {epsilon:g} at delta {delta:g} was "
         "requested; nothing was charged: request less, or stop here."
@@ -90,7 +102,7 @@ def _exhausted(population: str, *, epsilon: float, delta: float, left: float) ->
 
 
 def _remedy(budget: Budget, charged: Charge) -> str:
-    """Return the advice for a refused event that is not Gaussian."""
+    """Return advice for a refused event that is not Gaussian: use a Gaussian mechanism, or the largest request."""
     rules = budget.build_filter()
     if not rules.remaining(charged) > 0:
         return "stop here."
@@ -106,19 +118,25 @@ def _remedy(budget: Budget, charged: Charge) -> str:
 
 
 def _written(value: float, fits: Callable[[float], bool]) -> str:
-    """Format a number with six digits such that the formatted value fits; "0" if none does."""
+    """Format a number with six digits such that the rounded number still satisfies `fits`.
+
+    Return "0" if no such number is found.
+    """
     written = (f"{value * (1 - shaved):.6g}" for shaved in (0.0, 1e-5))
     return next((text for text in written if float(text) > 0 and fits(float(text))), "0")
 
 
 def _is_bounded(budget: Budget, event: Event) -> bool:
-    """Return whether the composition charges some part of an event by a bound instead of by its own kind."""
+    """Return whether the budget charges a part of an event by an upper bound on its privacy loss."""
     parts = parts_of(event)
     return bool(parts.approximate or (parts.sampled and not knows_samples(budget)))
 
 
 def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
-    """Return the largest epsilon of one more release known only as (epsilon, delta), once a composition has begun."""
+    """Return the largest epsilon of one more release that is known only by (epsilon, delta).
+
+    The result holds once the composition has begun; see `dpca_tasks.accounting.filters`.
+    """
     low, high = 0.0, rules.epsilon
     for _ in range(24):
         middle = (low + high) / 2
@@ -133,14 +151,15 @@ def _admits(rules: filters.PrivacyFilter, total: Charge, *, epsilon: float, delt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """The allowed, spent and remaining budget, release by release.
+    """The allowed, spent and remaining budget of a population, with a list of releases.
 
-    ``spent`` is the composed epsilon at the budget's delta, rounded up. ``remaining`` is the largest epsilon of one
-    more Gaussian release at that delta, rounded down so that a request for it is admitted. The two do not add up to the
-    budget, because composition is not a sum. ``releases`` are all releases or the newest ones, oldest first.
-    ``earlier`` is the number of releases before these. ``published`` maps the digest of each artifact to its versions,
-    such as ``news@3``. ``left`` maps the id of each charged release to what remained after it, if that was requested.
-    ``actors`` maps the id of a release to the user who reserved it.
+    ``spent`` is the epsilon of the composition of all releases at the budget's delta, rounded up. ``remaining`` is the
+    largest epsilon of one more Gaussian release at the same delta, rounded down so that a request for this epsilon is
+    admitted. ``spent`` and ``remaining`` do not add up to the budget, because composition is not a sum. ``releases``
+    are all releases or only the newest, oldest first, and ``earlier`` is the number of releases before these.
+    ``published`` maps the digest of each artifact to the versions with this artifact, such as ``news@3``. ``left`` maps
+    the id of each charged release to the budget that remained after the release, if that was requested. ``actors`` maps
+    the id of each release to the user who reserved it.
     """
 
     budget: Budget
@@ -159,7 +178,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The total spent after one more release, as epsilon and as a charge, and the refusal if it is not admitted."""
+    """The total after one more release, as epsilon and as a charge, and the error if the release is refused."""
 
     spent: float
     total: Charge
@@ -168,12 +187,12 @@ class Quote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The equal shares of a remaining budget for ``runs`` more Gaussian releases.
+    """Equal shares of a remaining budget for ``runs`` more Gaussian releases.
 
-    ``epsilon_each`` is the largest float at ``delta_each`` for which all of the releases are admitted, or 0 when there
-    is none. ``remaining`` is what remains now, as in a `Statement`, and ``after`` is what remains after the releases.
-    ``state`` is ``voided`` after a release without privacy, ``exhausted`` when not one more release fits, and otherwise
-    ``open``.
+    ``epsilon_each`` is the largest epsilon at ``delta_each`` with which all of these releases are admitted, or 0 if
+    there is none. ``remaining`` is the largest epsilon of one more Gaussian release now, and ``after`` the same after
+    these releases. ``state`` is ``voided`` after a release without privacy, ``exhausted`` if not even one more release
+    is admitted, and otherwise ``open``.
     """
 
     runs: int
@@ -185,15 +204,19 @@ class Pace:
 
 
 def read_charged(connection: sa.Connection, population: str) -> tuple[Budget, Charge]:
-    """Return a population's budget and its charged total, so that prices are computed outside the database snapshot."""
+    """Return a population's budget and the total charge of the population's releases.
+
+    Callers compute prices from the two after the database transaction, because computing takes time.
+    """
     budget = read_budget(connection, population)
     return budget, charged_to(connection, budget)
 
 
 def quote_of(budget: Budget, charged: Charge, event: Event, *, epsilon: float, delta: float, void: bool) -> Quote:
-    """Quote the charge of an event.
+    """Return the total after one more event, and whether the budget would refuse the event.
 
-    A refusal states ``epsilon`` and ``delta``. ``void`` admits an event without privacy, over any budget.
+    ``epsilon`` and ``delta`` are the nominal guarantee of the event, which a refusal states. With ``void``, an event
+    without privacy is admitted whatever the budget.
     """
     rules = budget.build_filter()
     charge = rules.charge_after(charged, event, delta=delta)
@@ -214,12 +237,13 @@ def _refused(
 def admitted_charge(
     connection: sa.Connection, budget: Budget, event: Event, *, epsilon: float, delta: float, void: bool = False
 ) -> tuple[Charge, Charge]:
-    """Return the charge of an event and the total after it, under the budget's lock; ``void`` as in `quote_of`.
+    """Return the charge of an event, and the total after the charge; the caller holds the budget's lock.
 
     Raises
     ------
     BudgetExhausted
-        When the budget does not admit the event.
+        When the budget does not admit the event. With ``void``, an event without privacy is admitted whatever the
+        budget.
     """
     charged = ensure_total(connection, budget)
     charge = budget.build_filter().charge_after(charged, event, delta=delta)
@@ -232,7 +256,7 @@ def admitted_charge(
 def statement_of(
     connection: sa.Connection, population: str, *, newest: int | None = None, burn_down: bool = False
 ) -> Statement:
-    """Return a population's statement, with all releases or the ``newest`` ones.
+    """Return the allowed, spent and remaining budget of a population, with all or only the ``newest`` releases.
 
     With ``burn_down``, the statement includes the remaining budget after each release.
     """
@@ -269,15 +293,15 @@ def pace_of(budget: Budget, charged: Charge, *, runs: int, delta: float | None =
 
 
 def runs_that_fit(budget: Budget, charged: Charge, *, epsilon: float, delta: float) -> int:
-    """Return how many Gaussian releases of (epsilon, delta) a budget still admits, one after another."""
+    """Return how many Gaussian releases with this (epsilon, delta) a budget still admits in sequence."""
     return filters.admitted_runs(budget.build_filter(), charged, epsilon=epsilon, delta=delta)
 
 
 def history_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
     """Return the spent and remaining budget after each charged release, oldest first.
 
-    Ticks of streams are left out, because they are not charged. ``newest`` limits the list to as many of the newest
-    releases.
+    Ticks of streams are left out, because they are not charged. ``newest`` is the number of newest releases to return;
+    None returns all.
     """
     budget = read_budget(connection, population)
     rules, charged = budget.build_filter(), charges_of(connection, budget, newest=newest)
@@ -291,7 +315,7 @@ def history_of(connection: sa.Connection, population: str, *, newest: int | None
 
 
 class ReleaseLedger(Protocol):
-    """The ledger operations that a release and its report need; see `storage.ledger.ledger.Ledger`."""
+    """Interface of the ledger operations that a release and its report use; see `storage.ledger.ledger.Ledger`."""
 
     id: str
     home: Path

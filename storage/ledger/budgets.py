@@ -1,17 +1,17 @@
-"""Budgets of populations, with their terms, charged totals and alerts.
+"""Terms of populations' budgets, their charged totals, and alerts about low budgets.
 
 The terms of a budget are fixed when it is opened.
 
-The charged total of a population is cached, so that no request has to add up all releases. Charges are vectors of
-integers, so the cached total equals the sum of all charges exactly. It is written in the transaction of the charge,
-under the lock of the budget. The journal entry of the charge states the same total. A database trigger removes the
-cached total when a release is entered, abandoned or edited; without a cached total the charges are added up. A total
-that differs from the newest journal entry was edited, and no request is admitted on it. `storage.ledger.checks`
-compares the total with the whole journal.
+The total charge of each population is cached in the database, so that a request need not add up all releases. Charges
+are vectors of integers, so the cached total equals the sum of all charges exactly. The total is written in the
+transaction of each charge, under the lock of the budget, and the journal entry of the charge states the same total.
+Database triggers remove the cached total when a release is inserted, abandoned or edited; the next request then adds up
+all charges. If the total differs from the newest journal entry, it was edited by hand, and every request is refused.
+`storage.ledger.checks` compares the total with the whole journal.
 
-Alerts report that a budget runs low. Each level is recorded once per population, with the charge that reached it. The
-alert is a journal entry, written in the transaction of the charge under the lock of the budget. So when several
-processes charge at once, exactly one of them reaches a level. The process that made this charge sends the
+Alerts report that a budget runs low. For each population, each alert level (percentage of the budget left) is recorded
+once, in the transaction of the charge that reaches the level. The transaction holds the lock of the budget. So if
+several processes charge at the same time, exactly one of them reaches a level, and this process sends the
 notifications.
 """
 
@@ -34,7 +34,7 @@ from storage.ledger import journal
 from storage.ledger.journal import check_rows
 
 RECORDS_AT_MOST = 100_000
-"""The assumed number of records of a dataset that declares no bound, for the check of delta."""
+"""Number of records assumed for a dataset without a declared bound, when the delta of a budget is checked."""
 _LOCK = (
     sa.select(tables.budget.c.population)
     .where(tables.budget.c.population == sa.bindparam("population"))
@@ -45,17 +45,17 @@ _TERMS = sa.select(tables.budget).where(tables.budget.c.population == sa.bindpar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The terms of a population's budget, which never change.
+    """The terms of a population's budget, which are fixed when the budget is opened.
 
     Attributes
     ----------
-    population : str, the people whose data are released
+    population : str, the name of the group of people whose data are released
     epsilon, delta : float, bounds on the privacy loss of all releases together
-    failure_delta : float, the part of delta set aside for events known only as (epsilon, delta)
-    relation : str, the neighboring relation, in which queries state their sensitivities
-    filter : str, ``gdp`` or ``renyi``
-    unit : str, the name of the ids whose rows are protected together, or ``row``
-    rows_per_unit : int or None, the maximum number of rows of one unit in a dataset; None is no bound
+    failure_delta : float, the part of delta reserved for events that are known only by (epsilon, delta)
+    relation : str, the neighboring relation of datasets, for which queries state their sensitivities
+    filter : str, the accounting of compositions: ``gdp`` or ``renyi``
+    unit : str, the privacy unit: the name of the ids of individuals, whose rows are protected together, or ``row``
+    rows_per_unit : int or None, the maximum number of rows of one individual in a dataset; None means no bound
     """
 
     population: str
@@ -68,7 +68,7 @@ class Budget:
     rows_per_unit: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every term."""
+        """Check that every term is in its allowed range."""
         check_name("population", self.population)
         if not 0 < self.epsilon <= 100:
             raise Invalid(f"epsilon={self.epsilon!r} must be positive and at most 100; a total of 1 to 10 is usual.")
@@ -86,38 +86,42 @@ class Budget:
 
     @property
     def privacy_unit(self) -> PrivacyUnit:
-        """The privacy unit, as an object."""
+        """Privacy unit of the budget, as an object."""
         return PrivacyUnit(name=self.unit, rows=self.rows_per_unit)
 
     def statement(self, spent: float = 0.0) -> str:
-        """Return the guarantee of all releases in one sentence.
+        """Return the privacy guarantee of all releases together, as one sentence.
 
-        ``spent`` replaces epsilon where it is larger, as it may be in a voided or restored budget.
+        The sentence states ``spent`` instead of the budget's epsilon if it is larger, which can happen after a release
+        without privacy or after a restore.
         """
         epsilon, unit = max(self.epsilon, spent), self.privacy_unit
         return privacy_statement(epsilon=epsilon, delta=self.delta, relation=self.relation, unit=unit)
 
     def check_unit(self, dataset: str, unit: PrivacyUnit) -> None:
-        """Check that a dataset has the privacy unit of the budget, and no more rows of one unit than the budget allows.
+        """Check that the budget covers a dataset's privacy unit: the same ids, and no more rows per individual.
 
         Raises
         ------
         Refused
-            When the unit of the dataset differs. Nothing is charged.
+            When the budget does not cover the dataset's privacy unit. Nothing is charged.
         """
         if (other := self.other_unit(dataset, unit)) is not None:
             found, remedy = other
             raise Refused(f"{found}; nothing was charged: {remedy}.")
 
     def other_unit(self, dataset: str, unit: PrivacyUnit) -> tuple[str, str] | None:
-        """Return how a dataset's unit differs from the budget's, and the remedy; None where the unit is covered."""
+        """Return the difference between a dataset's privacy unit and the budget's, and the remedy, as text.
+
+        Return None if the budget covers the unit.
+        """
         if self.privacy_unit.covers(unit):
             return None
         found = f"budget {self.population!r} uses {self.privacy_unit} as the unit of privacy, and dataset {dataset!r}"
         return f"{found} has {unit}", _remedy(self.privacy_unit, unit)
 
     def build_filter(self) -> filters.PrivacyFilter:
-        """Return the privacy filter that admits or refuses events."""
+        """Return the privacy filter with these terms, which admits or refuses charges."""
         return filters.build_filter(
             self.filter,
             epsilon=self.epsilon,
@@ -139,16 +143,17 @@ def open_budget(
     unit: PrivacyUnit,
     allow_large_delta: bool,
 ) -> Budget:
-    """Write the terms of a budget, unless the same terms are stored; return them.
+    """Open a budget with these terms, or return the open budget if it has the same terms.
 
-    Without a ``failure_delta``, an open budget with the same delta keeps its own. A new budget uses a tenth of delta.
+    If ``failure_delta`` is None, a tenth of delta is used. But if the population already has a budget with the same
+    delta, the failure_delta of that budget is used.
 
     Raises
     ------
     Conflict
         When the budget is open with other terms, or another budget's name differs only by case.
     Refused
-        When the delta of a new budget is not below one over the number of records, and ``allow_large_delta`` is unset.
+        When the delta of a new budget is not below 1 / (number of records), and ``allow_large_delta`` is false.
     """
     journal.lock(connection)
     standing = find_budget(connection, population)
@@ -165,8 +170,8 @@ def open_budget(
         )
         if (found := connection.scalar(alike.limit(1))) is not None:
             raise Conflict(
-                f"budget {population!r} differs from {found!r} only by case, and two budgets for the same people add "
-                f"up; use {found!r}, or choose another name."
+                f"budget {population!r} differs from {found!r} only by case, and the privacy losses of two budgets for "
+                f"the same people add up; use {found!r}, or choose another name."
             )
         if not allow_large_delta:
             _check_delta(connection, budget)
@@ -186,15 +191,15 @@ def open_budget(
 
 
 def has_large_delta(connection: sa.Connection, population: str) -> bool:
-    """Return whether a population has a budget whose delta is not below one over its declared number of records."""
+    """Return whether a population has a budget whose delta is at least 1 / (declared number of records)."""
     budget = find_budget(connection, population)
     return budget is not None and budget.delta * records_bound(connection, population) >= 1
 
 
 def records_bound(connection: sa.Connection, population: str) -> int:
-    """Return the largest number of records that a population's datasets declare.
+    """Return the largest bound on the number of records that a dataset of a population declares.
 
-    A dataset without a declared number counts as `RECORDS_AT_MOST`; so does a population without datasets.
+    A dataset without a declared bound counts with `RECORDS_AT_MOST` records, and so does a population without datasets.
     """
     table = tables.snapshot
     present = (table.c.population == population) & table.c.removed_at.is_(None)
@@ -210,7 +215,7 @@ def _check_delta(connection: sa.Connection, budget: Budget) -> None:
         raise Refused(
             f"delta={budget.delta!r} is not below 1/records_at_most={1 / records:.3g}: it would allow some records to "
             "be published whole; choose a smaller delta, first declare fewer records with `dpca dataset ingest "
-            "--records-at-most`, or insist with --allow-large-delta."
+            "--records-at-most`, or open it anyway with --allow-large-delta."
         )
 
 
@@ -231,7 +236,7 @@ def find_budget(connection: sa.Connection, population: str) -> Budget | None:
 
 
 def read_budget(connection: sa.Connection, population: str) -> Budget:
-    """Return the terms of a population's budget, or raise `NotFound`."""
+    """Return the terms of a population's budget; raise `NotFound` if it has no budget."""
     found = find_budget(connection, population)
     if found is None:
         raise NotFound(
@@ -242,7 +247,7 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
 
 
 def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of snapshots agree with the journal, before they are used.
+    """Check that rows of the snapshot table agree with the journal, before they are used.
 
     Raises
     ------
@@ -256,11 +261,11 @@ def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> N
         check_rows(connection, "snapshot", rows, registered, (entry.name == "snapshot_removed") & people)
 
 
-_TOGETHER = 1_000  # rows in one statement; databases limit the number of its parameters
+_TOGETHER = 1_000  # largest number of rows per statement, since databases limit the parameters of a statement
 
 
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
-    """Return a dataset's newest snapshot that is not removed, checked by `check_snapshots`; None if there is none."""
+    """Return the row of a dataset's newest unremoved snapshot after `check_snapshots`; None if there is none."""
     table = tables.snapshot
     newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
     rows = connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all()
@@ -271,7 +276,10 @@ def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None
 
 
 def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: str) -> None:
-    """Check a registered snapshot by `Budget.check_unit`; the unit of an unregistered snapshot is unknown."""
+    """Check with `Budget.check_unit` that a budget covers the privacy unit of a registered snapshot.
+
+    The unit of an unregistered snapshot is unknown, and is not checked.
+    """
     query = sa.select(tables.snapshot).where(tables.snapshot.c.id == snapshot_id)
     if (found := connection.execute(query).first()) is not None:
         check_snapshots(connection, [found])
@@ -279,9 +287,10 @@ def check_snapshot_unit(connection: sa.Connection, budget: Budget, snapshot_id: 
 
 
 def other_units(connection: sa.Connection, population: str | None = None) -> dict[str, tuple[str, str]]:
-    """Return the current datasets whose unit their budget does not admit.
+    """Return the datasets whose current snapshot has a privacy unit that their budget does not cover.
 
-    The result maps each dataset to the value of `Budget.other_unit`. ``population`` restricts it to one population.
+    Each dataset is mapped to the difference and the remedy, as `Budget.other_unit` returns them. With ``population``,
+    only datasets of this population are included.
     """
     table = tables.snapshot
     columns = (table.c.name, table.c.population, table.c.unit, table.c.rows_per_unit)
@@ -299,19 +308,22 @@ def other_units(connection: sa.Connection, population: str | None = None) -> dic
 
 
 def lock_budget(connection: sa.Connection, budget: Budget) -> None:
-    """Lock a budget, all run keys and all keys until the transaction ends."""
+    """Lock a budget and the journal until the transaction ends.
+
+    No other process can then charge a release, in any population.
+    """
     connection.execute(_LOCK, {"population": budget.population})
     journal.lock(connection)
 
 
 def check_name(what: str, name: str) -> None:
-    """Check a name, such as a population or run key, that is displayed and stored in either database."""
+    """Check that a name, such as a population or run key, is printable and short enough."""
     if not name.strip() or len(name) > 500 or not name.isprintable():
         raise Invalid(f"{what} {name!r} must be printable and have at most 500 characters; choose another.")
 
 
 def _remedy(given: PrivacyUnit, found: PrivacyUnit) -> str:
-    """Return how to ingest a dataset so that its unit matches the budget."""
+    """Return advice on how to ingest a dataset so that its privacy unit matches the budget."""
     if given == PrivacyUnit():
         return "ingest it without ids, or open a budget for another population with its unit"
     if given.name != found.name:
@@ -320,7 +332,7 @@ def _remedy(given: PrivacyUnit, found: PrivacyUnit) -> str:
 
 
 CHANGES = ("release_reserved", "release_abandoned")
-"""The journal entries that change a total, and state it."""
+"""The names of journal entries that change the total charge of a population, and state the new total."""
 
 _TABLE = tables.charged_total
 _NOTE = sa.select(_TABLE).where(_TABLE.c.population == sa.bindparam("population"))
@@ -340,18 +352,18 @@ def _newest_of(name: str) -> sa.Select[tuple[int, str]]:
 
 
 _NEWEST = sa.union_all(*map(_newest_of, CHANGES))
-"""A statement that is built once: every release runs it several times, and building it takes longer than running it."""
+"""Query for the newest entry of each kind in `CHANGES`; built once, since building it takes longer than running it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargedTotal:
-    """The charged total of a population's releases, without the charges of abandoned ones.
+    """The total charge of a population's releases, without abandoned releases.
 
     Attributes
     ----------
     population : str
-    charge : Charge
-    accounting : str, the accounting of one of the releases; all of them share its family
+    charge : Charge, the sum of the charges
+    accounting : str, the name of the accounting that priced one of the releases; all have the same units
     releases : int, the number of releases, including abandoned ones
     """
 
@@ -362,19 +374,19 @@ class ChargedTotal:
 
 
 def charged_to(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return the charged total of a population's releases, without abandoned ones."""
+    """Return the total charge of a population's releases, without abandoned releases."""
     return read_total(connection, budget).charge
 
 
 def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
-    """Return the cached total of a budget, or the sum of its charges where none is cached.
+    """Return the total charge of a budget, from the cache or, if it is empty, as the sum of all charges.
 
     Raises
     ------
     Corrupt
-        When the journal states another total.
+        When the newest journal entry of a charge states another total.
     Refused
-        When a charge is not in the units of the budget's filter; see `check_units`.
+        When a charge is in other units than the budget's filter uses; see `check_units`.
     """
     total = _found_note(connection, budget.population) or _added_up(connection, budget)
     check_units(budget, {(total.accounting, len(prices.encode((0,) * len(total.charge))))})
@@ -387,7 +399,10 @@ def read_total(connection: sa.Connection, budget: Budget) -> ChargedTotal:
 
 
 def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
-    """Return the total of a budget and cache it if necessary, under the budget's lock; raise as `read_total`."""
+    """Return the total charge of a budget, and store it in the cache if it is not there.
+
+    The caller holds the budget's lock. Raises the errors of `read_total`.
+    """
     total = read_total(connection, budget)
     if _found_note(connection, budget.population) is None:
         _note(connection, total)
@@ -395,43 +410,43 @@ def ensure_total(connection: sa.Connection, budget: Budget) -> Charge:
 
 
 def with_release(before: ChargedTotal, charge: Charge) -> ChargedTotal:
-    """Return the total with one more release and its charge."""
+    """Return the total after one more release with this charge."""
     return replace(before, charge=prices.add(before.charge, charge), releases=before.releases + 1)
 
 
 def without_charge(before: ChargedTotal, charge: Charge) -> ChargedTotal:
-    """Return the total without the charge of an abandoned release, which is still counted."""
+    """Return the total after a release with this charge is abandoned; the release still counts in ``releases``."""
     return replace(before, charge=prices.subtract(before.charge, charge))
 
 
 def note_total(connection: sa.Connection, total: ChargedTotal) -> dict[str, Any]:
-    """Cache a total, and return the facts for the journal entry."""
+    """Store a total in the cache, and return the facts about it for the journal entry."""
     _note(connection, total)
     return facts_of(total)
 
 
 def facts_of(total: ChargedTotal) -> dict[str, Any]:
-    """Return the facts of a total that the journal states."""
+    """Return the facts of a total that a journal entry states."""
     return {"total": list(total.charge), "releases": total.releases}
 
 
 def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
-    """Return the SQL condition that selects the releases charged to a budget."""
+    """Return the SQL condition for the releases that are charged to a budget."""
     table = tables.release
     return (table.c.population == budget.population) & (table.c.state != "abandoned")
 
 
 def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
-    """Check that stored charges, given by accounting and length, are in the units of a budget's filter.
+    """Check that stored charges are in the units of a budget's filter; ``found`` has (accounting, bytes) of each.
 
-    A charge is fixed when it is admitted (`dpca_tasks.accounting.filters`) and never priced again. The name of an
-    accounting contains a family and the version of its prices. The units and the order of numbers of a family never
-    change.
+    A charge is fixed when it is admitted (`dpca_tasks.accounting.filters`), and is never computed again. The name of an
+    accounting, such as ``gdp-2``, contains a family and a version. All versions of a family use the same units, in the
+    same order.
 
     Raises
     ------
     Refused
-        When a charge has another family or length.
+        When a charge has another family of accounting or another length.
     """
     rules = budget.build_filter()
     family, length = rules.accounting.partition("-")[0], len(prices.encode(rules.zero))
@@ -462,7 +477,10 @@ def _found_note(connection: sa.Connection, population: str) -> ChargedTotal | No
 
 
 def _shown(connection: sa.Connection, budget: Budget) -> dict[str, Any]:
-    """Return the total in the newest journal entry that changes it, or zero before the first such entry."""
+    """Return the total that the newest journal entry of a charge states.
+
+    If there is no such entry yet, return a total of zero.
+    """
     newest = [tuple(row) for row in connection.execute(_NEWEST, {"population": budget.population})]
     if not newest:
         return {"total": list(budget.build_filter().zero), "releases": 0}
@@ -477,15 +495,17 @@ def _note(connection: sa.Connection, total: ChargedTotal) -> None:
 
 
 LEVELS = (50, 20, 5)
-"""Percentages of the budget left at which an alert is due."""
+"""Alert levels: percentages of the budget that are left."""
 
-_ROUNDING = 1e-6  # a charge that is meant to use half of the budget may use one unit less
+# tolerance in percent: charges are rounded, so a charge of half the budget may leave slightly more than 50 %
+_ROUNDING = 1e-6
 _NAME = "budget_alerted"
 _EVENT = tables.event.c
 _LEVELS = sa.select(_EVENT.detail).where(_EVENT.name == _NAME).order_by(_EVENT.seq)
 _OF_POPULATION = _LEVELS.where(_EVENT.population == sa.bindparam("population"))
 _RESERVED = sa.select(tables.release.c.seq).where(tables.release.c.id == sa.bindparam("release_id")).scalar_subquery()
-_OF_RELEASE = _LEVELS.where(  # reads only the first entries after the charge
+# journal entries of alerts directly follow the entry of their charge, so only a few entries are read
+_OF_RELEASE = _LEVELS.where(
     _EVENT.seq > _RESERVED,
     _EVENT.seq <= _RESERVED + len(LEVELS) + 1,
     _EVENT.release_id == sa.bindparam("release_id"),
@@ -493,7 +513,7 @@ _OF_RELEASE = _LEVELS.where(  # reads only the first entries after the charge
 
 
 def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, release_id: str) -> None:
-    """Record the levels that a total is the first to reach, under the budget's lock."""
+    """Record each alert level that a total charge reaches for the first time; the caller holds the budget's lock."""
     percent = 100 * share_left(budget.build_filter(), total)
     reached = [level for level in LEVELS if percent <= level + _ROUNDING]
     if not reached:
@@ -506,7 +526,7 @@ def note_levels(connection: sa.Connection, budget: Budget, total: Charge, *, rel
 
 
 def levels_reached(connection: sa.Connection, release_id: str) -> tuple[int, ...]:
-    """Return the levels that a release was the first to reach, highest first."""
+    """Return the alert levels (percentages left) that this release was the first to reach, highest first."""
     return tuple(_levels(connection.execute(_OF_RELEASE, {"release_id": release_id})))
 
 

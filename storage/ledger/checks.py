@@ -1,11 +1,12 @@
-"""Complete and incremental checks of a ledger's journal and rows.
+"""Complete and incremental checks that the database rows of a ledger agree with the journal.
 
-An intact journal does not detect changes of other tables. `compare` therefore replays the entries and compares the
-result with the rows. `check_changes` continues from what an earlier check found.
+The hash chain of the journal does not detect changes in other tables. `compare` therefore replays all journal entries,
+and compares the resulting rows with the stored rows. `check_changes` does this incrementally, based on the result of an
+earlier check.
 
-`check_ticks` checks that every tick is paid for. It replays the journal, where the order of entries counts. Ticks are
-the only releases that are charged nothing. So each tick must belong to a stream that was charged for at least that many
-ticks before the tick began. The stream must not have been closed then, and its earlier ticks must have been settled.
+`check_ticks` checks that every tick of a stream is paid for. Ticks are the only releases with a charge of zero.
+Therefore, before tick t began, the journal must show that its stream was charged for at least t ticks. The stream must
+not have been closed before, and its earlier ticks must have been committed or closed.
 
 Examples
 --------
@@ -14,12 +15,12 @@ Examples
     with reading(ledger.engine) as connection:
         compare(connection)
 
-An incremental check reads everything that is new since an earlier check, and the next part of the older entries. The
-result of the earlier check is trusted, because it is stored next to the keys. The new part consists of the
-journal entries since then, and of every release that had not ended. Of the older entries, the next `PART` are verified
-and replayed, together with all entries of the releases among them. After as many checks as there are parts, everything
-has been read again. Whatever the age of the rows, every check detects a missing or surplus row, and an edited budget or
-alias. It also detects an edited charge or state that changes what a population has spent.
+An incremental check reads everything that is new since an earlier check, and a part of the older entries. It trusts the
+result of the earlier check, which is stored next to the secret keys. New are the journal entries since then, and all
+releases that had not ended. Of the older entries, the next `PART` entries are verified and replayed, together with all
+entries of the releases among them. After enough checks, all older entries have been read again. In addition, every
+check detects a missing or surplus row of any age, an edited budget or alias, and an edited charge or state that changes
+what a population has spent.
 """
 
 import json
@@ -47,7 +48,7 @@ _NEXT = "restore the database from a copy, and accept it with `dpca budget accep
 
 @dataclass(kw_only=True)
 class _Replayed:
-    """The journal replayed so far, with the releases, charges, streams and ticks that `check_ticks` needs."""
+    """The part of the replayed journal that `check_ticks` needs."""
 
     events: dict[str, dict[str, object]] = field(default_factory=dict)
     charged: dict[str, bool] = field(default_factory=dict)
@@ -58,13 +59,13 @@ class _Replayed:
 
 
 def check_ticks(connection: sa.Connection) -> None:
-    """Replay the journal and check each tick when it begins.
+    """Replay the journal, and check at the beginning of each tick of a stream that the tick was paid for.
 
     Raises
     ------
     Corrupt
-        At the first tick that no live stream paid for, or that is out of order. Also at a release whose event and
-        journal entries disagree on whether it is a tick of a stream.
+        At the first tick for which no open stream was charged, or which began before the previous tick ended. Also if
+        the event and the journal entries of a release disagree on whether it is a tick of a stream.
     """
     seen, table = _Replayed(), tables.event
     of_ticks = table.c.name.in_(("stream_charged", "tick_begun"))
@@ -75,7 +76,7 @@ def check_ticks(connection: sa.Connection) -> None:
     for name, release, text in chain.from_iterable(raw_rows(connection, query)):
         match name:
             case "release_reserved" if release not in needed and "stream_tick" not in text and "\\" not in text:
-                pass  # neither a tick nor a release that pays for one
+                pass  # a release that is neither a tick of a stream nor pays for ticks needs no check here
             case "release_reserved":
                 detail = json.loads(text)
                 seen.events[release] = detail["event"]
@@ -93,7 +94,7 @@ def check_ticks(connection: sa.Connection) -> None:
                 seen.ended.add(release)
     for release, event in seen.events.items():
         if is_tick(event) and release not in seen.bound:
-            raise Corrupt(f"release {release} states that it is a tick, but no stream has it; {_NEXT}")
+            raise Corrupt(f"the event of release {release} is a tick, but the journal assigns it to no stream; {_NEXT}")
 
 
 def _check_payer(seen: _Replayed, release: str, stream: str) -> None:
@@ -110,7 +111,7 @@ def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> Non
     declared = (event.get("name"), event.get("stream"), event.get("tick"))
     name = f"tick {tick} of stream {stream}"
     if declared != ("stream_tick", stream, tick):
-        raise Corrupt(f"{name} is a release with another event; {_NEXT}")
+        raise Corrupt(f"{name} is a release whose event states something else; {_NEXT}")
     if tick > max(payers, default=0) or seen.ended.intersection(payers.values()):
         raise Corrupt(f"{name} began although no live stream was charged for it; {_NEXT}")
     if tick != len(earlier) + 1 or not seen.ended.issuperset(earlier):
@@ -118,24 +119,24 @@ def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> Non
 
 
 type Totals = Mapping[str, tuple[int, Charge]]
-"""The number of releases of each population, and the total of their charges without abandoned ones."""
+"""For each population, the number of releases, and the sum of charges without abandoned releases."""
 
 _CHARGED = tuple(tables.release.c[name] for name in ("population", "state", "charge", "id"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The state of a ledger that a check found intact.
+    """The state of a ledger after a check without errors, on which the next incremental check is based.
 
     Attributes
     ----------
     entries : int, number of journal entries
     head : str, hash of the last entry
-    read_to : int, the entry up to which older entries were read again; the next check continues after it
-    open : frozenset of str, the releases that had not ended
-    counts : mapping of table to int, its number of rows
-    aliases : mapping of (name, alias) to the version that it pointed to
-    totals : Totals, of the releases that had ended
+    read_to : int, the number of the last older entry that was read again; the next check continues after this entry
+    open : frozenset of str, the ids of the releases that had not ended
+    counts : mapping of table to int, the number of rows in each table
+    aliases : mapping of (name, alias) to int, the version to which each alias pointed
+    totals : Totals, the charges of the releases that had ended
     """
 
     entries: int
@@ -148,13 +149,13 @@ class Compared:
 
 
 def compare(connection: sa.Connection) -> Compared:
-    """Check the journal's chain and compare every row with the journal, in one snapshot or transaction.
+    """Check the journal's hash chain and compare every row with the journal; the caller holds one transaction.
 
     Raises
     ------
     Corrupt
-        At the first entry or row that was changed, removed or inserted by hand, and at a tick that no charged stream
-        pays for. The message contains names of columns but no values.
+        At the first entry or row that was changed, removed or inserted by hand. Also at a tick for which no stream was
+        charged. The message names columns but contains no values.
     """
     replay, count, head = Replay(), 0, START
     for entries in journal.entries(connection):
@@ -177,18 +178,18 @@ def compare(connection: sa.Connection) -> Compared:
 
 
 def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | None = None) -> Iterable[Row]:
-    """Return the rows of a table that the journal covers, or those with the given keys."""
+    """Return the rows of a table that the journal covers: all rows, or only rows with the given primary keys."""
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(table.c.number.is_not(None))  # a row without a number is only planned
+        query = query.where(table.c.number.is_not(None))  # rows of segments without a number have no journal entry yet
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
 
 
 def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals:
-    """Return the totals of all releases except the ``fresh`` ones, after a check of the cached totals of all releases.
+    """Check each cached total against the sum of the charges, and return the sums without ``fresh`` releases.
 
     Raises
     ------
@@ -203,13 +204,13 @@ def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals
         noted = tuple(json.loads(total.charge))
         if (total.releases, noted) != summed.get(total.population, (0, (0,) * len(noted))):
             raise Corrupt(
-                f"the stored total of budget {total.population!r} differs from the sum in the journal; {NEXT}"
+                f"the stored total of budget {total.population!r} differs from the sum of the charges; {NEXT}"
             )
     return settled
 
 
 def totals_of(releases: Iterable[Row]) -> Totals:
-    """Add up the charges of releases, whose rows begin with population, state and charge."""
+    """Add up the charges per population; each row begins with population, state and charge of a release."""
     charged: defaultdict[str, list[bytes]] = defaultdict(list)
     for population, state, charge, *_ in releases:
         charged[population].append(bytes(len(charge)) if state == "abandoned" else charge)
@@ -241,10 +242,10 @@ def row_counts(connection: sa.Connection, names: Iterable[str]) -> dict[str, int
 
 
 PART = 4096
-"""The number of older entries that an incremental check reads; with more new entries than that, it reads everything."""
+"""Number of older entries that an incremental check reads. If more entries are new, the check reads everything."""
 
 _WHOLE = ("budget", "arrival_epoch", "alias")
-"""The tables of which every row is always compared."""
+"""The tables of which even an incremental check compares every row."""
 _OF_WHOLE = ("budget_opened", "snapshot_removed", "arrivals_begun", "arrivals_lost", "ledger_accepted")
 _AT_ONCE = 500
 _EVENT = tables.event.c
@@ -256,9 +257,9 @@ class CheckedChanges:
 
     Attributes
     ----------
-    known : Compared, the state to pass to the next check
-    part : tuple of int or None, the first and the last of the older entries that were read; None if all were
-    versions : mapping of table to collection of key, the published versions that were read; None if all were
+    known : Compared, the state on which the next check can be based
+    part : tuple of int or None, the numbers of the first and the last older entry that were read; None if all were read
+    versions : mapping of table to collection of key, the published versions that were read; None if all were read
     """
 
     known: Compared
@@ -267,15 +268,16 @@ class CheckedChanges:
 
 
 def check_changes(connection: sa.Connection, before: Compared | None) -> CheckedChanges:
-    """Check the ledger incrementally after an earlier check, or completely if there is none or the check fails.
+    """Check the ledger incrementally, or completely if there was no earlier check or the incremental one fails.
 
     Raises
     ------
     Corrupt
-        As `storage.ledger.checks.compare`.
+        When the journal or a row was changed by hand; see `compare`.
     """
     if before is not None:
-        with suppress(Corrupt, LookupError, ValueError, TypeError):  # the complete check reports the cause
+        # if the incremental check fails, the complete check below reports the cause
+        with suppress(Corrupt, LookupError, ValueError, TypeError):
             known, replay = compare_part(connection, before)
             versions = {name: replay.reported[name].keys() for name in ("version", "joint_version")}
             first, last = part_after(before)
@@ -285,39 +287,41 @@ def check_changes(connection: sa.Connection, before: Compared | None) -> Checked
 
 
 def part_after(before: Compared) -> tuple[int, int]:
-    """Return the older entries that the next check reads, after the first number and up to the second."""
+    """Return (first, last): an incremental check reads the older entries first + 1, ..., last."""
     first = before.read_to if before.read_to < before.entries else 0
     return first, min(first + PART, before.entries)
 
 
 def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared, Replay]:
-    """Compare a part of the journal with the rows, in one snapshot or transaction.
+    """Check the new and a part of the older journal entries against the rows; the caller holds one transaction.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     before : Compared
-        The result of an earlier check, from a source that no one else can forge.
+        The result of an earlier check, from storage that an attacker cannot change.
 
     Returns
     -------
     tuple of Compared and Replay
-        The state for the next check, and the entries that were read.
+        The state on which the next check can be based, and the replay of the entries that were read.
 
     Raises
     ------
     Corrupt
-        When anything that is read does not agree, or more is new than an incremental check reads. `compare` reports
-        the cause.
+        When an entry and a row disagree, or more than `PART` entries are new. The cause is found by `compare`.
     """
     new = _between(connection, before.entries, before.entries + PART + 1)
     if max(len(new), len(before.open)) > PART:
-        raise Corrupt(f"more than {PART} entries are new or releases are open; check everything.")
+        raise Corrupt(
+            f"more than {PART} journal entries are new, or more than {PART} releases are open; run a complete check."
+        )
     if _hash_of(connection, before.entries) != before.head:
         raise Corrupt(f"entry {before.entries} of the journal changed since the last check; {NEXT}")
     entries, head = journal.follow(new, count=before.entries, previous=before.head)
     first, last = part_after(before)
-    part = _between(connection, first, min(last + 1, before.entries))  # one more entry links to the next part
+    # one entry more than the part, so that the hash link to the next part is checked
+    part = _between(connection, first, min(last + 1, before.entries))
     journal.follow(part, count=first, previous=_hash_of(connection, first))
     releases = before.open.union(entry[2] for entry in chain(part[: last - first], new) if entry[2] is not None)
     replay = Replay()
@@ -338,7 +342,7 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
     open_now, reserved = replay.open_releases(), replay.reported["release"]
     fresh = before.open.union(key[0] for key, facts in reserved.items() if facts["seq"] > before.entries)
     if not open_now <= fresh or check_totals(connection, fresh=fresh) != before.totals:
-        raise Corrupt(f"the sum that was spent before the last check has changed; {NEXT}")
+        raise Corrupt(f"the sum of charges from before the last check has changed; {NEXT}")
     ended = (reserved[release,] for release in fresh - open_now)
     settled = totals_of((facts["population"], facts["state"], facts["charge"]) for facts in ended)
     now = Compared(
@@ -354,12 +358,12 @@ def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared,
 
 
 def _between(connection: sa.Connection, first: int, last: int) -> list[Entry]:
-    """Return the entries after one number, up to another."""
+    """Return the journal entries with the numbers first + 1, ..., last."""
     return list(chain.from_iterable(journal.entries(connection, (_EVENT.seq > first) & (_EVENT.seq <= last))))
 
 
 def _hash_of(connection: sa.Connection, entry: int) -> str:
-    """Return the hash of an entry, `START` for entry 0, and "None" for a missing entry."""
+    """Return the hash of a journal entry; `START` for entry 0, and the text "None" for a missing entry."""
     found = connection.execute(sa.select(_EVENT.hash).where(_EVENT.seq == entry)).scalar_one_or_none()
     return START if entry == 0 else str(found)
 
@@ -367,7 +371,10 @@ def _hash_of(connection: sa.Connection, entry: int) -> str:
 def _replayed_before(
     connection: sa.Connection, before: Compared, part: Sequence[Entry], releases: Collection[str]
 ) -> list[Entry]:
-    """Return the older entries to replay, of ``part``, of ``releases`` and of the tables that are compared whole."""
+    """Return the older journal entries that an incremental check replays, in order.
+
+    These are the entries in ``part``, all about ``releases``, and all about tables of which every row is compared.
+    """
     wanted = _EVENT.name.in_(_OF_WHOLE) | _EVENT.release_id.in_(releases)
     found = {entry[0]: entry for entry in part if entry[3] != "alias_moved"}
     for entries in journal.entries(connection, (_EVENT.seq <= before.entries) & wanted):

@@ -1,10 +1,11 @@
-"""Journal of a ledger, an append-only, hash-chained list of all changes in storage.
+"""Journal of a ledger: an append-only, hash-chained list of all changes of the ledger's database rows.
 
-The hash of an entry covers the entry and the previous hash, so the last hash covers the whole journal;
-`storage.ledger.witness` keeps copies of the last hash.
+The hash of an entry covers the entry and the hash of the previous entry, so the last hash covers the whole journal.
+`storage.ledger.witness` stores copies of the last hash outside the database.
 
-The journal has an entry for every budget, snapshot, release, step, stream, tick, version and alias. It also has entries
-for every epoch of arrivals and its segments. `Replay` computes from the entries what each row must contain.
+The journal has entries about every budget, snapshot, release, step, stream, tick, version and alias. It also has
+entries about the tables of first-seen ids (epochs) and their segments. `Replay` computes from the entries what each
+database row must contain.
 """
 
 import getpass
@@ -26,7 +27,7 @@ from storage.database.engine import raw_rows
 from storage.trail.checkpoints import FIELDS, START, hash_entry, hash_values
 
 TOTAL = ("total", "releases")
-"""The facts of an entry that state the charged total of a population."""
+"""The facts of an entry that state the total charge of a population, and its number of releases."""
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
@@ -57,12 +58,12 @@ DETAILS: Mapping[str, tuple[str, ...]] = {
     "joint_version_published": ("name", "version", "digest", "joint", "sites"),
     "alias_moved": ("name", "alias", "from", "to", "why"),
 }
-"""The names of journal entries, with all facts that an entry may contain. The list is closed, because entries are
-exported as hashes or in full. ``docs/explanation/threat-model.md`` states the source of each fact, and why it is no
-function of rows."""
+"""The names of all journal entries, each with the facts that the entry may contain. No other fact is allowed, because
+the journal may be exported. ``docs/explanation/threat-model.md`` states where each fact comes from, and why it does not
+depend on private rows."""
 
 type Entry = tuple[Any, ...]
-"""An entry as it is stored: the values of `storage.trail.checkpoints.FIELDS`, then its hash."""
+"""A stored journal entry: the values of `storage.trail.checkpoints.FIELDS`, followed by the entry's hash."""
 
 
 _LAST = sa.select(tables.event.c.seq, tables.event.c.hash).order_by(tables.event.c.seq.desc()).limit(1)
@@ -77,7 +78,7 @@ _INSERT = tables.event.insert()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The last entry of a journal."""
+    """Id of a ledger, with the number and the hash of the journal's last entry."""
 
     ledger: str
     seq: int
@@ -85,7 +86,7 @@ class Head:
 
 
 def now() -> str:
-    """Return the current UTC time in its stored form."""
+    """Return the current UTC time as ISO 8601 text, as it is stored."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
@@ -97,19 +98,21 @@ def append(
     release_id: str | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append one entry inside the caller's transaction.
+    """Append one entry to the journal, inside the caller's transaction.
 
     Raises
     ------
     Invalid
-        When the name, or a fact of the detail, is not in `DETAILS`.
+        When `DETAILS` does not list the name of the entry, or one of the facts in ``detail``.
     """
     facts = dict(detail or {})
     if name not in DETAILS:
-        raise Invalid(f"journal event {name!r} is not one of {', '.join(DETAILS)}; add it to the table.")
+        raise Invalid(f"journal event {name!r} is not one of {', '.join(DETAILS)}; add it to `journal.DETAILS`.")
     if strangers := facts.keys() - set(DETAILS[name]):
-        raise Invalid(f"journal event {name!r} has no fact {min(strangers)!r}; add public facts to the table.")
-    lock(connection)  # one writer of the chain at a time
+        raise Invalid(
+            f"journal event {name!r} has no fact {min(strangers)!r}; if it is public, add it to `journal.DETAILS`."
+        )
+    lock(connection)  # the lock lets only one process at a time append to the hash chain
     last = connection.execute(_LAST).first()
     row = {
         "seq": last.seq + 1 if last else 1,
@@ -125,7 +128,7 @@ def append(
 
 
 def identify(connection: sa.Connection) -> str:
-    """Return the ledger's random id; for a new ledger, draw the id and begin the journal with it."""
+    """Return the ledger's random id; in a new database, draw the id and write it as the first journal entry."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("LOCK TABLE ledger IN SHARE ROW EXCLUSIVE MODE")
     found = find_id(connection)
@@ -137,33 +140,34 @@ def identify(connection: sa.Connection) -> str:
 
 
 def find_id(connection: sa.Connection) -> str | None:
-    """Return the ledger's random id; None where the journal has not begun."""
+    """Return the ledger's random id; None if the database has no ledger yet."""
     return connection.execute(_ID).scalar_one_or_none()
 
 
 def lock(connection: sa.Connection) -> None:
-    """Prevent other processes from appending, and so from charging or publishing, until the transaction ends.
+    """Prevent other processes from appending to the journal until the transaction ends.
 
-    SQLite needs no further lock: a writing transaction holds its only write lock from the first statement on.
+    Since every charge and publication appends an entry, other processes can do neither. With SQLite, this function does
+    nothing, because a writing transaction already holds the database's only write lock.
     """
     if connection.dialect.name != "sqlite":
         connection.execute(_LOCK)
 
 
 def head(connection: sa.Connection) -> Head:
-    """Return the head of the journal."""
+    """Return the id of the ledger, and the number and hash of the journal's last entry."""
     ledger, seq, last = connection.execute(_HEAD).one()
     return Head(ledger=ledger, seq=seq or 0, hash=last or START)
 
 
 def entries(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> Iterator[list[Entry]]:
-    """Yield batches of entries in order, as the driver returns them: all entries, or those that meet the conditions."""
+    """Yield batches of journal entries in order: all entries, or only entries that meet the conditions."""
     columns = (tables.event.c[name] for name in (*FIELDS, "hash"))
     return raw_rows(connection, sa.select(*columns).where(*where).order_by(tables.event.c.seq))
 
 
 def verify(connection: sa.Connection) -> int:
-    """Check every hash of the chain, and return the number of entries.
+    """Check every hash of the journal's chain, and return the number of entries.
 
     Raises
     ------
@@ -177,23 +181,23 @@ def verify(connection: sa.Connection) -> int:
 
 
 def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, str]:
-    """Check the hashes of entries that follow ``count`` earlier ones, the last of which has the hash ``previous``.
+    """Check the hashes of entries that follow earlier entries; ``previous`` is the hash of earlier entry ``count``.
 
     Returns
     -------
     tuple of int and str
-        The number of entries including these, and the hash of the last.
+        The number of the last checked entry, and its hash.
 
     Raises
     ------
     Corrupt
-        As `verify`.
+        At the first entry that was changed, removed or inserted.
     """
     for *values, stored in rows:
         count += 1
         if (values[0], values[-1], hash_values(values)) != (count, previous, stored):
             raise Corrupt(
-                f"event {count} of the journal was changed; restore the database from a copy, and accept it with "
+                f"entry {count} of the journal was changed; restore the database from a copy, and accept it with "
                 "`dpca budget accept-restored`."
             )
         previous = stored
@@ -208,7 +212,7 @@ def _actor() -> str:
 
 
 type Row = tuple[Any, ...]
-"""A stored row, which begins with its primary key."""
+"""A stored row of a table; its first values are the primary key."""
 type Key = tuple[Any, ...]
 """The primary key of a row."""
 
@@ -227,13 +231,13 @@ NAMES: Mapping[str, str] = {
     "joint_version": "{0}@{1}",
     "alias": "{0}@{1}",
 }
-"""The tables that the journal covers, and the name of a row in messages, by its key."""
+"""The tables that the journal covers, each with a template that names a row in messages by its primary key."""
 NEXT = "restore the database from a copy, and accept it with `dpca budget accept-restored`."
 
 GIVEN_UP = ("abandoned", "closed")
-"""The states of a release that an operator gave up."""
+"""The states of a release that an operator gave up: before it began (abandoned) or after (closed)."""
 ENDED = ("committed", *GIVEN_UP)
-"""The states of a release that is no longer computed, and whose key and steps are removed."""
+"""The final states of a release, in which its key and stored steps are removed."""
 
 _MOVED = {
     "release_begun": "noising",
@@ -241,27 +245,27 @@ _MOVED = {
     "release_abandoned": "abandoned",
     "release_closed": "closed",
 }
-"""The state of a release after each journal entry."""
+"""The state to which each journal entry moves a release."""
 OF_RELEASES = ("release_reserved", *_MOVED)
-"""The entries that, in addition to ``ledger_accepted``, determine the row of a release."""
+"""The journal entries that determine the row of a release, besides ``ledger_accepted``."""
 _JSON = ("event", "request", "terms", "sites")
 
 
 class Replay:
-    """The rows that the replayed entries require.
+    """The database rows that must exist according to replayed journal entries.
 
-    The entries may be a part of the journal, if it has all entries about the rows in question.
+    A part of the journal may be replayed, if it has all entries about the rows that are then compared.
 
     Attributes
     ----------
-    shown : mapping of table to mapping of key to the recorded columns
+    reported : mapping of table name to mapping of primary key to the columns that the journal determines
     """
 
     def __init__(self) -> None:
         self.reported: dict[str, dict[Key, dict[str, Any]]] = {name: {} for name in NAMES}
 
     def take(self, entries: Iterable[Entry]) -> None:
-        """Replay entries in order.
+        """Replay journal entries, in the order of their numbers.
 
         Raises
         ------
@@ -325,18 +329,21 @@ class Replay:
 
     @property
     def has_ticks(self) -> bool:
-        """True if there is a tick, a charge for ticks, or a release whose event states that it is a tick."""
+        """True if the replayed entries contain a tick of a stream, or a charge for ticks.
+
+        A release whose event states that it is a tick counts too.
+        """
         shown = self.reported
         declared = any(is_tick(facts["event"]) for facts in shown["release"].values())
         return bool(declared or shown["tick"] or shown["stream_charge"])
 
     def open_releases(self) -> frozenset[str]:
-        """Return the releases that have not ended."""
+        """Return the ids of the releases that have not reached a final state."""
         return frozenset(key[0] for key, facts in self.reported["release"].items() if facts["state"] not in ENDED)
 
 
 def called(name: str, key: Key) -> str:
-    """Return the name of a row for messages."""
+    """Return the name of a row for messages, such as "budget 'people'"."""
     return NAMES[name].format(*key)
 
 
@@ -346,11 +353,12 @@ def key_of(table: sa.Table, row: Row) -> Key:
 
 
 def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
-    """Return the columns of a stored row, decoded as in a replay."""
+    """Return the columns of a stored row by name, decoded so that they can be compared with a replay."""
     facts = dict(zip(table.columns.keys(), row, strict=True))
     for name in _JSON:
         if name in facts:
-            with suppress(ValueError, TypeError):  # a value that is no JSON equals no recorded value
+            # text that is not JSON stays as it is, and then differs from every replayed value
+            with suppress(ValueError, TypeError):
                 facts[name] = json.loads(facts[name])
     if table is tables.release:
         facts["charge"] = bytes(facts["charge"])
@@ -362,12 +370,14 @@ def facts_of(table: sa.Table, row: Row) -> dict[str, Any]:
 
 
 def compare_reported(name: str, shown: Mapping[Key, Mapping[str, Any]], rows: Iterable[Row], *, every: bool) -> None:
-    """Compare the replayed rows of a table with the stored ``rows``; with ``every``, no other row may be stored.
+    """Compare the stored ``rows`` of a table with the rows ``shown`` that the journal requires.
+
+    With ``every``, there must be no further stored rows.
 
     Raises
     ------
     Corrupt
-        At the first row that was changed, removed or inserted by hand. The message contains names of columns, no
+        At the first row that was changed, removed or inserted by hand. The message names columns but contains no
         values.
     """
     table = tables.metadata.tables[name]
@@ -391,7 +401,7 @@ def check_rows(
     every: bool = False,
     first: Collection[str] | None = None,
 ) -> None:
-    """Compare rows that are about to be used with the journal entries about them.
+    """Check that rows that are about to be used agree with the journal entries about them.
 
     Parameters
     ----------
@@ -399,18 +409,21 @@ def check_rows(
     name : str
         The name of the table.
     rows : iterable of Row
-        The rows, with all columns of the table in its order.
+        The rows, with all columns in the order of the table.
     *where : condition
-        Conditions that select the entries about these rows, each by an index.
+        Conditions that select the journal entries about these rows; entries that meet any condition are read. An index
+        must support each condition.
     every : bool
-        Also require a row for every key that these entries concern.
+        Whether every row that these entries require must be among ``rows``.
     first : collection of str, optional
-        The values of the first key column to check, where the entries may concern other rows too.
+        Restricts the comparison to rows with these values in the first column of the primary key, if the entries are
+        also about other rows.
 
     Raises
     ------
     Corrupt
-        When a row was changed or inserted, or with ``every`` removed, in spite of the triggers.
+        When a row was changed or inserted by hand or, with ``every``, removed. Triggers prevent this, but can be
+        bypassed.
     """
     table, replay = tables.metadata.tables[name], Replay()
     found = [tuple(row) for row in rows]

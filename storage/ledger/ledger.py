@@ -1,8 +1,10 @@
 """The ledger of budgets and releases, and the protocol that charges each release exactly once.
 
-The ledger has one budget per population and one row per release. ``reserve`` charges before anything is computed, and
-``begin`` passes the point of no return. Each step is stored as soon as it is noised, and ``commit`` publishes in one
-transaction. A crash at any point leaves the budget charged and the release resumable. The program never refunds.
+The ledger has one budget per population and one row per release. A release goes through these operations: ``reserve``
+charges the budget before anything is computed. ``begin`` starts the computation; from then on, the release cannot be
+abandoned without charge. The answer of each step is stored as soon as it is noised. ``commit`` publishes the artifact
+in one transaction. After a crash at any point, the budget is charged and the release can be resumed. A charge is never
+refunded after ``begin``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,10 +55,10 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
 
 class Ledger:
-    """Budgets and releases in a database, with keys and noised steps in folders outside it.
+    """Budgets and releases in a database; keys of releases and noised steps are in folders outside the database.
 
-    `storage.workspace.Workspace` finds the database and the folders through ``DPCA_HOME`` and the settings that move a
-    part elsewhere. It also checks that they belong together.
+    `storage.workspace.Workspace` opens a ledger: it finds the database and the folders through ``DPCA_HOME`` and other
+    settings, and checks that they belong together.
     """
 
     def __init__(self, engine: sa.Engine, *, home: Path, keys: KeyFolder, witness: Witnesses, ledger_id: str) -> None:
@@ -69,12 +71,12 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Run one transaction of the ledger, then copy the new journal head to the witnesses.
+        """Run one writing transaction of the ledger, then record the journal's last hash outside the database.
 
         Raises
         ------
         Refused
-            When the database was restored while this process was running. Nothing is written then.
+            When an older copy of the database was restored while this process was running. Nothing is written then.
         """
         with transaction(self.engine) as connection:
             self._witness.follow(connection)
@@ -90,14 +92,14 @@ class Ledger:
         Raises
         ------
         Refused
-            When the database was restored while this process was running.
+            When an older copy of the database was restored while this process was running.
         """
         with reading(self.engine) as connection:
             self._witness.follow(connection)
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context that erases the key of a release entered inside it when the context fails."""
+        """Return a context that, if it fails, erases the key of a release that was not entered into the database."""
         return self._files.drawing(self.engine)
 
     def open_budget(
@@ -113,22 +115,23 @@ class Ledger:
         rows_per_unit: int | None = None,
         allow_large_delta: bool = False,
     ) -> Budget:
-        """Open a population's budget, or return the open budget with the same terms.
+        """Open a population's budget, or return the open budget if it has the same terms.
 
-        ``failure_delta`` is set aside for events known only as (epsilon, delta). At 0, no such event is admitted after
-        the first Gaussian release. By default, it is the value of an open budget with the same delta, or a tenth of
-        delta. ``unit`` names the ids whose rows are protected together, and a dataset keeps at most ``rows_per_unit``
-        rows of one unit. Without ``unit``, a unit is one row. ``allow_large_delta`` admits a delta that is not below
-        one over the number of records.
+        ``failure_delta`` is the part of delta that is reserved for events known only by (epsilon, delta). If it is 0,
+        no such event is admitted after the first Gaussian release. If it is None, it is a tenth of delta; but if a
+        budget with the same delta is already open, it is the failure_delta of that budget. ``unit`` is the name of the
+        ids of individuals, whose rows are protected together. A dataset may have at most ``rows_per_unit`` rows per
+        individual. Without ``unit``, the privacy unit is one row. ``allow_large_delta`` allows a delta of 1 / (number
+        of records) or more.
 
         Raises
         ------
         Invalid
-            When a term is outside its domain.
+            When a term is outside its allowed range.
         Conflict
             When the budget is open with other terms, or another budget's name differs only by case.
         Refused
-            When delta is not below one over the number of records.
+            When delta is not below 1 / (number of records), and ``allow_large_delta`` is false.
         """
         terms: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "relation": relation, "filter": filter}
         terms |= {"failure_delta": failure_delta, "allow_large_delta": allow_large_delta}
@@ -138,7 +141,7 @@ class Ledger:
 
     @property
     def streams(self) -> Streams:
-        """The streams of the ledger, each charged once and published tick by tick."""
+        """The streams of the ledger: releases that are charged once, and published at every tick."""
         return Streams(ledger=self, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:
@@ -153,7 +156,7 @@ class Ledger:
             return read_budget(connection, population)
 
     def statement(self, population: str, *, newest: int | None = None, burn_down: bool = False) -> Statement:
-        """Return the allowed, spent and remaining budget, with all releases or the ``newest`` ones.
+        """Return the allowed, spent and remaining budget, with all or only the ``newest`` releases.
 
         With ``burn_down``, the statement includes the remaining budget after each release.
         """
@@ -161,12 +164,15 @@ class Ledger:
             return statement_of(connection, population, newest=newest, burn_down=burn_down)
 
     def history(self, population: str, *, newest: int | None = None) -> list[dict[str, Any]]:
-        """Return the spent and remaining budget after each charged release, or the ``newest`` ones, oldest first."""
+        """Return the spent and remaining budget after each charged release, oldest first.
+
+        ``newest`` limits the list to the newest releases.
+        """
         with reading(self.engine) as connection:
             return history_of(connection, population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
-        """Quote the charge of an event and the total then spent, without reserving it."""
+        """Return the total after one more event, or the reason for its refusal, without charging anything."""
         with reading(self.engine) as connection:
             budget, charged = read_charged(connection, population)
         return quote_of(budget, charged, event, epsilon=epsilon, delta=delta, void=void)
@@ -178,27 +184,27 @@ class Ledger:
         return pace_of(budget, charged, runs=runs, delta=delta)
 
     def runs_that_fit(self, population: str, *, epsilon: float, delta: float) -> int:
-        """Return how many more Gaussian releases of (epsilon, delta) would be admitted, one after another."""
+        """Return how many more Gaussian releases with this (epsilon, delta) would be admitted in sequence."""
         with reading(self.engine) as connection:
             budget, charged = read_charged(connection, population)
         return runs_that_fit(budget, charged, epsilon=epsilon, delta=delta)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the percentages left that this release was the first to reach; see `storage.ledger.budgets`."""
+        """Return the alert levels (percentages of the budget left) that this release was the first to reach."""
         with reading(self.engine) as connection:
             return budgets.levels_reached(connection, release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
-        """Return the release with a run key, or None if there is none.
+        """Return the release with a run key (the name under which it was requested), or None if there is none.
 
-        With a population, only its releases count, including one that it reserved under this key through a remote
-        ledger.
+        With ``population``, only releases of this population count. They include a release that was reserved under this
+        run key through a remote ledger.
         """
         with reading(self.engine) as connection:
             return find_by_run_key(connection, run_key, population=population)
 
     def release(self, release_id: str) -> Release:
-        """Return the release with this id.
+        """Return the row of the release with this id.
 
         Raises
         ------
@@ -221,26 +227,27 @@ class Ledger:
         request: Mapping[str, Any],
         void: bool = False,
     ) -> Grant:
-        """Charge a release, or return the existing release with this run key.
+        """Charge a release to a budget, or return the existing release with this run key.
 
         Parameters
         ----------
         population : str
             The population whose budget is charged.
         run_key : str
-            The name of the release. The same key is the same release, even if it was reserved through a remote ledger.
+            The name of the request. A request with the same run key gets the same release, even if that was reserved
+            through a remote ledger.
         fingerprint : str
-            Digest of the complete request.
+            Digest of the complete request, which detects another request under the same run key.
         event : mapping
-            The event of the release, in the form of `dpca_tasks.accounting.events`.
+            The DP event of the release, in the form of `dpca_tasks.accounting.events`.
         epsilon, delta : float
-            The nominal guarantee; sampled parts are priced at this delta.
+            The nominal guarantee of the release. Subsampled parts of the event are charged at this delta.
         snapshot_id, request : str and mapping
-            The snapshot and request from which the release is resumed.
+            The id of the snapshot and the request, with which the release can be resumed.
         void : bool
-            Admit an event without privacy. No budget can hold such an event, so it is charged over any budget, for
-            good. From then on, the spent epsilon is infinite and nothing remains. No private release of this population
-            is admitted any more, and the journal records that. For every other event the option has no effect.
+            Whether to admit an event without privacy. Such an event exceeds every budget, but is then charged anyway,
+            and permanently. Afterwards, the spent epsilon is infinite, nothing remains, and no private release of this
+            population is admitted. The journal records this. For all other events, the option has no effect.
 
         Raises
         ------
@@ -254,7 +261,8 @@ class Ledger:
         check_name("run key", run_key)
         budget = self.budget(population)
         rules = budget.build_filter()
-        rules.charge_after(rules.zero, event, delta=delta)  # checked and priced before others wait for the lock
+        # the event is checked and its charge computed before the lock is taken
+        rules.charge_after(rules.zero, event, delta=delta)
         with self.drawing(), self.transaction() as connection:
             lock_budget(connection, budget)
             for standing in under_run_key(connection, run_key, population=population):
@@ -279,12 +287,12 @@ class Ledger:
         return Grant(release_id=release_id, state="reserved", is_new=True)
 
     def begin(self, release_id: str) -> Reservation:
-        """Begin a release at the point of no return, or resume a release that has begun.
+        """Begin a reserved release, which then remains charged, or resume a release that has begun.
 
         Raises
         ------
         Refused
-            When the release is abandoned or closed; `Finished` when it is committed.
+            When the release was abandoned or closed. `Finished`, a subclass, when the release is committed.
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
@@ -301,33 +309,37 @@ class Ledger:
         return Reservation(release_id=release_id, event=shown_event(row.event), **charged, _steps=steps)
 
     def steps(self, release_id: str) -> LedgerSteps:
-        """Return the store of the recorded answer of each step of a release."""
+        """Return access to the recorded digests of a release's steps."""
         return LedgerSteps(self.transaction, self.reading, release_id)
 
     def key(self, release_id: str) -> bytes:
-        """Return the secret key of a release under way, for a separate process that draws its noise.
+        """Return the secret key of a release that has begun, for a separate process that draws the release's noise.
 
         Raises
         ------
         Refused
-            When the release has not begun, or was given up; `Finished` when it is committed.
+            When the release has not begun, or was given up. `Finished`, a subclass, when the release is committed.
         """
         row = self.release(release_id)
         releases.check_unfinished(row)
         if row.state != "noising":
-            raise Refused(f"release {release_id} is {row.state}; the key is read only after a release began: begin it.")
+            raise Refused(
+                f"release {release_id} is {row.state}; its key is available only after the release has begun: begin it."
+            )
         return self._keys.read(release_id)
 
     def commit[T](self, release_id: str, *, artifact_digest: str, record: Callable[[sa.Connection], T]) -> T:
-        """Commit a release with its artifact and the rows that ``record`` writes, in one transaction.
+        """Commit a release: store the digest of its artifact and the rows that ``record`` writes, in one transaction.
 
-        A repeated call with the same artifact only repeats ``record``, which must therefore be idempotent. In this way
-        a release is published under a second name. The key and the staged steps are removed after the transaction.
+        A repeated call with the same artifact only repeats ``record``, which must therefore be idempotent. For example,
+        ``record`` may publish the release under a second name. The key and the stored steps of the release are removed
+        after the transaction.
 
         Raises
         ------
         Refused
-            When the release has not begun, or was given up; `Finished` when it was committed with another artifact.
+            When the release has not begun, or was given up. `Finished`, a subclass, when the release was committed with
+            another artifact.
         """
         with self.transaction() as connection:
             row = read_release(connection, release_id, lock=True)
@@ -350,29 +362,34 @@ class Ledger:
         return result
 
     def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
-        """Write the rows that ``record`` writes for a joint release, which is not charged here, in one transaction."""
+        """Run ``record``, which writes the published version of a joint release, in one transaction.
+
+        A joint release is charged in the ledgers of its sites, not in this ledger.
+        """
         with self.transaction() as connection:
             result = record(connection)
             self._witness.note(note_joint_versions(connection, joint_id))
         return result
 
     def abandon(self, release_id: str) -> None:
-        """Give up a reservation that never began; it costs nothing, and can never begin.
+        """Give up a reserved release that has not begun; its charge is removed, and it can never begin.
 
         Raises
         ------
         Refused
-            When the release has begun. Also when it has a standalone charge and the composition of later releases has
-            begun since.
+            When the release has begun. Also when its charge limits the charges of later releases; see
+            `storage.ledger.releases.check_abandon`.
         """
         self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
 
     def close(self, release_id: str) -> None:
-        """Give up a release that began. It stays charged; its key and steps are erased."""
+        """Give up a release that has begun. The release remains charged, and its key and stored steps are erased."""
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
-        """Check the journal's chain, each row, and the witnessed head; return the number of journal entries.
+        """Check the journal's hash chain, all rows, and the hashes recorded outside the database.
+
+        Return the number of journal entries.
 
         Raises
         ------
@@ -386,14 +403,14 @@ class Ledger:
             return compare(connection).entries
 
     def check_changes(self, before: Compared | None = None) -> CheckedChanges:
-        """Check the ledger as `verify` does, or incrementally after an earlier check.
+        """Check the ledger incrementally after an earlier check, or completely as `verify` does.
 
         `storage.ledger.checks` states which part of the ledger an incremental check reads.
 
         Raises
         ------
         Corrupt, Refused
-            As `verify`.
+            When the ledger is damaged, or entries are missing; see `verify`.
         """
         with reading(self.engine) as connection:
             self._witness.check(connection)
@@ -418,5 +435,5 @@ class Ledger:
         self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Remove files that a crash left outside the database; see `storage.ledger.releases.ReleaseFiles.sweep`."""
+        """Remove keys and step files that a crash left behind; see `storage.ledger.releases.ReleaseFiles.sweep`."""
         self._files.sweep(self.engine)

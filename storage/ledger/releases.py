@@ -1,14 +1,16 @@
-"""Releases of a ledger, with their rows, run keys, secret keys and staged steps.
+"""Releases of a ledger, with their database rows, run keys, secret keys and stored steps.
 
-Rows are read inside the transaction of the caller.
+Functions that take a connection run in the caller's transaction.
 
-*Run keys* form one namespace per ledger. Clients of a remote ledger must not learn or take the run keys of other
-populations' releases. So a run key that such a client chose is stored together with a hash of the population that pays.
-A default run key consists of its population and a digest. It is stored unchanged, and is therefore found wherever the
-same request is made.
+*Run keys* are names of requests: the same run key gets the same release. All run keys of a ledger form one namespace.
+However, clients of a remote ledger must not learn or occupy the run keys of other populations' releases. Therefore, a
+run key that such a client chose is stored with a prefix, a hash of the charged population. A default run key consists
+of the population and a digest of the request. It is stored unchanged, so the same request gets the same release,
+whether it is made remotely or not.
 
-*Secret keys* of releases are stored in one file each, outside the database and its backups. An old key and the artifact
-together reveal the exact sums. So a key exists only from the reservation until the release ends.
+*Secret keys* of releases are stored in one file each, outside the database and its backups. The key determines the
+noise, so an old key and the artifact together reveal the exact sums. Therefore, a key exists only from the reservation
+until the release is committed, closed or abandoned.
 
 `remove_orphans` removes files and folders that killed processes left without a database row.
 """
@@ -51,28 +53,31 @@ from storage.ledger.budgets import (
 from storage.ledger.journal import ENDED, GIVEN_UP, OF_RELEASES, check_rows
 
 ORPHAN_AFTER = 3600.0
-"""Seconds after which a file without a row is an orphan; its writer would add the row within moments."""
+"""Seconds after which a file without a database row counts as left behind; a live writer adds the row much earlier."""
 
-_STAGED = re.compile(r"[0-9a-f]{32}")  # the name of a release or of a staged artifact
+# pattern of the names of staging folders: the id of a release, or random hex digits
+_STAGED = re.compile(r"[0-9a-f]{32}")
 _HALF_WRITTEN = re.compile(r"\.[0-9a-f]{32}\.tmp")
 
 
 def remove_orphans(folder: Path, *, among: Container[str] = ()) -> None:
-    """Remove half-written files, and the files and folders in ``among``, that are older than `ORPHAN_AFTER`."""
+    """Remove temporary files, and the files and folders named in ``among``, if older than `ORPHAN_AFTER`."""
     for name in names_in(folder):
         orphan = name in among and _STAGED.fullmatch(name)
         if orphan or (name[0] == "." and _HALF_WRITTEN.fullmatch(name)):
             path = folder / name
-            with suppress(FileNotFoundError):  # another process may remove it at the same time
+            with suppress(FileNotFoundError):  # another process may remove the same file at the same time
                 if time.time() - path.stat().st_mtime > ORPHAN_AFTER:
                     if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)  # after a clock jump its writer may live; retried later
+                        # deletion may fail if the writer is alive, as after a jump of the clock; it is tried again
+                        # later
+                        shutil.rmtree(path, ignore_errors=True)
                     else:
                         path.unlink()
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names in a folder; a missing folder has none."""
+    """List the names in a folder; return an empty list if the folder does not exist."""
     try:
         return os.listdir(folder)  # noqa: PTH208 - one path object per name takes ten times as long
     except (FileNotFoundError, NotADirectoryError):
@@ -83,7 +88,10 @@ _DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
 
 
 def separate_key(population: str, run_key: str) -> str:
-    """Return the stored form of a population's run key that is reserved through a remote ledger."""
+    """Return the form in which the ledger stores a run key that a client of a remote ledger chose.
+
+    It is the default run key unchanged, or any other run key with a prefix for the population.
+    """
     own = f"{population}/"
     if run_key.startswith(own) and _DIGEST.fullmatch(run_key.removeprefix(own)):
         return run_key
@@ -94,41 +102,41 @@ KEY_BYTES = 32
 
 
 def new_key() -> bytes:
-    """Draw a key from the operating system. Tests replace this function; nothing else may."""
+    """Draw a secret key from the operating system. Only tests may replace this function."""
     return os.urandom(KEY_BYTES)
 
 
 def release_id_of(key: bytes) -> str:
-    """Return the id of the release with this key: 128 bits of HMAC-SHA256, which do not reveal the key."""
+    """Return the id of the release with this secret key: the first 128 bits of an HMAC-SHA256, which hide the key."""
     return hmac.new(key, b"dpca release id", hashlib.sha256).digest()[:16].hex()
 
 
 class Keys(Protocol):
-    """The keys of releases under way, wherever they are stored."""
+    """Interface for reading the secret keys of releases that have not ended."""
 
     def read(self, release_id: str) -> bytes:
-        """Return the key of a release under way."""
+        """Return the secret key of a release that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFolder:
-    """A folder of mode 0700 with one file of mode 0600 for each release under way."""
+    """A folder of mode 0700 with one key file of mode 0600 for each release that has not ended."""
 
     folder: Path
 
     def create(self, release_id: str, key: bytes) -> None:
-        """Write a key durably, before the row that refers to it."""
+        """Write a key file durably; the caller does this before the release's database row is written."""
         with writing(self.folder):
             make_folder(self.folder)
             write_atomically(self.folder / release_id, key)
 
     def read(self, release_id: str) -> bytes:
-        """Return the key of a release under way.
+        """Return the secret key of a release that has not ended.
 
         Raises
         ------
         Corrupt
-            When the release id does not match the key in the file.
+            When the key in the file is not the key of this release.
         """
         try:
             key = (self.folder / release_id).read_bytes()
@@ -150,7 +158,7 @@ class KeyFolder:
                 sync_folder(self.folder)
 
     def release_ids(self) -> list[str]:
-        """Return the ids of the releases that have a key here."""
+        """Return the ids of the releases that have a key in this folder."""
         return [name for name in names_in(self.folder) if re.fullmatch("[0-9a-f]{32}", name)]
 
 
@@ -164,7 +172,7 @@ _ENTER = tables.release.insert()
 _MOVE = tables.release.update().where(
     tables.release.c.id == sa.bindparam("moved"), tables.release.c.state == sa.bindparam("before")
 )
-_FEW = 100  # the most digests that a query lists; for more digests every row is read
+_FEW = 100  # with more digests than this, a query reads all rows instead of listing the digests
 _EVENT = tables.event.c
 _NEWEST_FIRST = (
     tables.release.c.seq.desc().nulls_last(),
@@ -175,7 +183,7 @@ _NEWEST_FIRST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A row of the release table."""
+    """One release, as stored in the release table."""
 
     id: str
     population: str
@@ -196,7 +204,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """The result of a reservation; ``is_new`` is False for a release that existed before."""
+    """The result of reserving a release; ``is_new`` is False if the release existed before."""
 
     release_id: str
     state: str
@@ -204,12 +212,12 @@ class Grant:
 
 
 def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
-    """Return the grant of an existing release, if the request is the same.
+    """Return the result of reserving a release that exists, after checking that the request is the same.
 
     Raises
     ------
     Conflict
-        When the release has another population or fingerprint.
+        When the existing release has another population, or another digest (fingerprint) of the request.
     """
     if (row.population, row.fingerprint) != (population, fingerprint):
         raise Conflict(f"run key {row.run_key!r} belongs to another request (release {row.id}); use another --run-key.")
@@ -217,14 +225,15 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
 
 
 def check_abandon(connection: sa.Connection, release: Release) -> None:
-    """Check that a reservation may be abandoned.
+    """Check that a reserved release may be abandoned.
 
-    A standalone charge must stay once the composition has begun, because the composition's bound is what it left.
+    A standalone charge is subtracted from the budget directly, before the composition of releases begins. Once it has
+    begun, its bound is the rest that the standalone charges left. So these charges can no longer be removed.
 
     Raises
     ------
     Refused
-        When abandoning the reservation would move that bound.
+        When the release has a standalone charge, and the composition has begun.
     """
     budget = read_budget(connection, release.population)
     lock_budget(connection, budget)
@@ -236,9 +245,9 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
 
 
 def find_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release | None:
-    """Return a release, or None if there is none with this id; raise as `check_states`.
+    """Return the release with this id, or None; raises the errors of `check_states`.
 
-    ``lock`` prevents other transactions from moving the release.
+    With ``lock``, other transactions cannot change the release's state until the transaction ends.
     """
     rows = connection.execute(_LOCKED if lock else _BY_ID, {"id": release_id}).all()
     check_states(connection, rows)
@@ -246,7 +255,7 @@ def find_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
 
 
 def read_release(connection: sa.Connection, release_id: str, *, lock: bool = False) -> Release:
-    """Return a release as `find_release` does, or raise `NotFound`."""
+    """Return the release with this id; raise `NotFound` if there is none, and the errors of `check_states`."""
     found = find_release(connection, release_id, lock=lock)
     if found is None:
         raise NotFound(f"release {release_id!r} is not in this ledger; see `dpca budget show`.")
@@ -254,13 +263,13 @@ def read_release(connection: sa.Connection, release_id: str, *, lock: bool = Fal
 
 
 def check_states(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of releases agree with the journal, before they are used.
+    """Check that rows of the release table agree with the journal, before they are used.
 
     Raises
     ------
     Corrupt
-        When a row was moved, edited or inserted without the triggers. For example, an abandoned release whose row is
-        reserved again would be released without a charge.
+        When a row was edited or inserted by hand, bypassing the triggers. For example, an abandoned release whose state
+        was set back to reserved would be released without a charge.
     """
     if rows:
         of_these = _EVENT.release_id.in_([row.id for row in rows]) & _EVENT.name.in_(OF_RELEASES)
@@ -268,16 +277,21 @@ def check_states(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None
 
 
 def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> Release | None:
-    """Return the release with a run key, or None if there is none.
+    """Return the release with a run key (the name of its request), or None if there is none.
 
-    With a population, only its releases count, including one that it reserved under this key through a remote ledger.
+    With ``population``, only releases of this population count. They include a release that was reserved under this run
+    key through a remote ledger.
     """
     found = under_run_key(connection, run_key, population=population)
     return next((row for row in found if population in (None, row.population)), None)
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return the release with a run key, of any population, then the one that this population reserved remotely."""
+    """Return the releases that a run key may mean, at most two.
+
+    The first is stored under exactly this key, for any population. The second was reserved by ``population`` through a
+    remote ledger; it is stored under the key with a prefix (`separate_key`).
+    """
     separate = run_key if population is None else separate_key(population, run_key)
     rows = connection.execute(_BY_RUN_KEY, {"given": run_key, "separate": separate}).all()
     check_states(connection, rows)
@@ -285,9 +299,9 @@ def under_run_key(connection: sa.Connection, run_key: str, *, population: str | 
 
 
 def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]:
-    """Return the relation of the budget that a release charged, and the secret content digest of its snapshot.
+    """Return the neighboring relation of a release's budget, and the private content digest of its snapshot.
 
-    The digest is the registered one, even of a snapshot that was removed; None where none was ever registered.
+    The digest is also returned for a snapshot that was removed. It is None if the snapshot was never registered.
     """
     relation = read_budget(connection, release.population).relation
     content = connection.execute(_CONTENT, {"id": release.snapshot_id}).scalar_one_or_none()
@@ -295,7 +309,7 @@ def charged_terms(connection: sa.Connection, release: Release) -> dict[str, Any]
 
 
 def check_unfinished(release: Release) -> None:
-    """Check that a release may still be computed.
+    """Check that a release has not ended, so that it may still be computed.
 
     Raises
     ------
@@ -313,7 +327,10 @@ def check_unfinished(release: Release) -> None:
 def enter_release(
     connection: sa.Connection, row: Mapping[str, Any], *, charge: Charge, state: str = "reserved"
 ) -> None:
-    """Write the row of a release that is charged now, and its journal entry; request and event are mappings."""
+    """Insert the row of a release, charge its budget, and append the journal entry.
+
+    ``row`` contains the columns of the release, with ``request`` and ``event`` as mappings.
+    """
     before = read_total(connection, read_budget(connection, row["population"]))
     then = {"created_at": journal.now(), "updated_at": journal.now(), "seq": journal.head(connection).seq + 1}
     written: dict[str, Any] = {name: json.dumps(dict(row[name]), sort_keys=True) for name in ("request", "event")}
@@ -330,7 +347,7 @@ def enter_release(
 def move_release(
     connection: sa.Connection, row: Release, state: str, event: str, *, artifact_digest: str | None = None
 ) -> None:
-    """Move a release that was read under its lock to another state, and write the journal entry."""
+    """Change the state of a release and append the journal entry; the caller has read the release with a lock."""
     detail: dict[str, Any] = {"artifact": artifact_digest} if artifact_digest else {}
     before = read_total(connection, read_budget(connection, row.population)) if state == "abandoned" else None
     then = {"state": state, "updated_at": journal.now(), "artifact_digest": artifact_digest}
@@ -341,7 +358,7 @@ def move_release(
 
 
 def releases_of(connection: sa.Connection, population: str, *, newest: int | None = None) -> tuple[Release, ...]:
-    """Return the releases of a population, or its ``newest`` ones, oldest first in the order of the journal."""
+    """Return all or only the ``newest`` releases of a population, in the order of their journal entries."""
     if newest == 0:
         return ()
     table = tables.release
@@ -357,7 +374,7 @@ def actors_of(connection: sa.Connection, population: str) -> dict[str, str]:
 
 
 def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
-    """Return the published versions of the releases' artifacts, such as ``news@3``, by digest and in order."""
+    """Return the published versions of the releases, such as ``news@3``, sorted, by the digest of the artifact."""
     table, digests = tables.published, {row.artifact_digest for row in releases} - {None}
     query = sa.select(table)
     if len(digests) <= _FEW:
@@ -372,16 +389,16 @@ def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[
 
 
 def charge_of(budget: Budget, release: Release) -> Charge:
-    """Return the charge of a release at its admission, whatever a later version of the accounting would charge."""
+    """Return the stored charge of a release, which was computed when it was admitted and never changes."""
     check_units(budget, {(release.accounting, len(release.charge))})
     return prices.decode(release.charge)
 
 
 def charges_of(connection: sa.Connection, budget: Budget, *, newest: int | None = None) -> list[tuple[str, str, bytes]]:
-    """Return (time, id, stored charge) of a population's charged releases, oldest first in the order of the journal.
+    """Return (time, id, stored charge) of a population's charged releases, in the order of their journal entries.
 
-    Abandoned releases are left out, and so are the ticks of streams, which have charge zero. ``newest`` limits the
-    list to as many of the newest releases.
+    Abandoned releases are left out, and so are the ticks of streams, which have charge zero. ``newest`` is the number
+    of newest releases to return; None returns all.
     """
     table, tick = tables.release, tables.tick
     columns = (table.c.created_at, table.c.id, table.c.charge, table.c.accounting)
@@ -404,17 +421,17 @@ _ROWS = sa.select(tables.release).where(tables.release.c.id.in_(sa.bindparam("id
 
 @dataclass(frozen=True, slots=True)
 class ReleaseFiles:
-    """The keys of releases, and the folder of their staged steps."""
+    """The files of releases outside the database: key files, and folders with the stored answers of steps."""
 
     keys: KeyFolder = field(repr=False)
     staging: Path
 
     def steps_of(self, release_id: str) -> Path:
-        """Return the folder of a release's staged steps."""
+        """Return the folder with the stored answers of a release's steps."""
         return self.staging / release_id
 
     def forget(self, release_id: str) -> None:
-        """Erase the key of a release that ended, then its staged steps."""
+        """Remove the key of a release that has ended, and then the stored answers of its steps."""
         self.keys.erase(release_id)
         reached("commit.key_erased")
         shutil.rmtree(self.steps_of(release_id), ignore_errors=True)
@@ -422,9 +439,9 @@ class ReleaseFiles:
 
     @contextmanager
     def drawing(self, engine: sa.Engine) -> Iterator[None]:
-        """Sweep if a transaction that drew a key fails, for example when its commit meets a full disk.
+        """If a transaction that draws a key fails, for example on a full disk, run `sweep` to remove the key.
 
-        Opening a home sweeps too, but a long-lived process may never open it again.
+        Opening a home also runs `sweep`, but a long-running process may not open the home again.
         """
         before = set(self.keys.release_ids())
         try:
@@ -436,12 +453,14 @@ class ReleaseFiles:
             raise
 
     def sweep(self, engine: sa.Engine) -> None:
-        """Remove keys and steps that a crash or a full disk left, of ended releases and of those without a row.
+        """Remove the keys and steps that a crash or a full disk left behind.
 
-        Keys and folders are listed while no transaction can draw a key, and only listed ones are removed. So a release
-        that began later keeps its key, however long this process was suspended. A key without a row is removed at once,
-        independently of any clock. A staged folder without a row may still be in use, and is removed when it is old. A
-        release whose row was edited by hand to look ended keeps its key.
+        They belong to releases that have ended, or that have no database row.
+
+        Keys and folders are listed while the journal is locked, so that no transaction can draw a key. Only listed
+        files are removed. So a later release keeps its key, even if this process is suspended in between. A key without
+        a row is removed at once, whatever its age. A folder of steps without a row may still be in use, and is removed
+        only when it is old. If a row was edited by hand to look ended, the key stays.
         """
         drawn, left, known, ended = set[str](), set[str](), set[str](), list[str]()
         if self._listed():

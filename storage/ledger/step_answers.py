@@ -1,11 +1,11 @@
-"""Reservation of a charged release, and durable storage of one answer per noised step.
+"""Durable storage of the noised answer of each step of a release.
 
-The first writer of a step's answer wins.
+If a step is answered several times, for example after a crash, the first stored answer counts.
 
-The journal contains the digest of each step, and the journal leaves the trust boundary. So the digest is an HMAC under
-the key of the release, which is erased when the release ends. The digest cannot be computed from a guess of the rows,
-even if the answer is published or contains only a part of the noise. Loading a stored step, and comparing the ledger
-with the journal, do not need the key.
+The journal contains a digest of each answer, and the journal may be exported. Therefore the digest is an HMAC under the
+key of the release, which is erased when the release ends. So a digest cannot confirm a guess of the rows, even if the
+answer is published or contains only a part of the noise. Loading a stored answer, and checking the ledger against the
+journal, do not need the key.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ logger = logging.getLogger("dpca.storage")
 Arrays = dict[str, NDArray[Any]]
 
 REQUEST = "question"
-"""Name of the array of a step that holds the digest of its request. The digest is a function of the rows, so the array
-is stored, but never part of the step's digest."""
+"""Name of the stored array with the digest of a step's request. That digest depends on the rows, so the array is stored
+with the answer, but is not part of the step's digest in the journal."""
 _CHECKSUM_BYTES = 32
 
 _INSERT = tables.step.insert()
@@ -46,7 +46,7 @@ _DIGEST = sa.select(tables.step.c.digest).where(
 
 
 def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the keyed hex digest of a step's answer and public inputs."""
+    """Return the digest of a step's answer and public inputs in hex, an HMAC under a key derived from ``key``."""
     own = hmac.digest(key, b"dpca step digests", hashlib.sha256)
     hasher = hmac.new(own, step.to_bytes(8, "little"), hashlib.sha256)
     for name, values in sorted(arrays.items()):
@@ -58,28 +58,31 @@ def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> st
 
 
 def _checksum(digest: str, payload: bytes) -> bytes:
-    """Return the checksum at the end of a step's file: a hash of the step's digest and all arrays with the request."""
+    """Return the checksum at the end of a step's file, a hash of the step's digest and of all stored arrays."""
     hasher = hashlib.sha256(digest.encode())
     hasher.update(payload)
     return hasher.digest()
 
 
 class StepRows(Protocol):
-    """The recorded digest of the answer of each step of a release."""
+    """Interface to the recorded digests of one release's answers, one per step."""
 
     def check(self) -> None:
-        """Check that the release has not ended; raise `Finished` or `Refused` otherwise."""
+        """Check that the release has not ended; raise `Finished` or `Refused` if it has."""
 
     def find(self, step: int) -> str | None:
-        """Return the digest of a step's answer; raise as `check`."""
+        """Return the recorded digest of a step's answer, or None; raise the errors of `check`."""
 
     def settle(self, step: int, digest: str) -> str:
-        """Record the digest of a step's answer unless one is recorded; return the recorded digest; raise as `check`."""
+        """Record the digest of a step's answer, unless a digest is already recorded; return the recorded digest.
+
+        Raises the errors of `check`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerSteps:
-    """Rows of one release's steps in a database; see `StepRows`."""
+    """Digests of one release's answers, stored in the database of the ledger; see `StepRows`."""
 
     transaction: Callable[[], AbstractContextManager[sa.Connection]]
     reading: Callable[[], AbstractContextManager[sa.Connection]]
@@ -91,25 +94,25 @@ class LedgerSteps:
             check_unfinished(read_release(connection, self.release_id))
 
     def find(self, step: int) -> str | None:
-        """Return the digest of a step's answer in a release that has not ended, or None if none is recorded."""
+        """Return the recorded digest of a step's answer, or None, after checking that the release has not ended."""
         with self.reading() as connection:
             check_unfinished(read_release(connection, self.release_id))
             return self._digest(connection, step)
 
     def settle(self, step: int, digest: str) -> str:
-        """Record the digest of a step's answer unless one is recorded; return the recorded digest."""
+        """Record the digest of a step's answer, unless a digest is already recorded; return the recorded digest."""
         with self.transaction() as connection:
             winner = self._load_or_store(connection, step, digest)
             reached("keep.row_written")
         return winner
 
     def _load_or_store(self, connection: sa.Connection, step: int, digest: str) -> str:
-        """Return the recorded digest of a step, or record this one."""
+        """Return the recorded digest of a step's answer; if there is none, record ``digest`` and return it."""
         row = read_release(connection, self.release_id, lock=True)
         check_unfinished(row)
         if row.state != "noising":
             raise Refused(
-                f"release {row.id} is {row.state}; it can answer no further step: run the same request again."
+                f"release {row.id} is {row.state}, so no answer of a step can be stored; run the same request again."
             )
         winner = self._digest(connection, step)
         if winner is None:
@@ -129,9 +132,9 @@ class LedgerSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepStore:
-    """Steps of one release, with their files in a private staging folder and their digests in the ledger.
+    """Store of the answers of one release's steps: files in a private staging folder, digests in the ledger.
 
-    The file of a step is named after its digest, so equal answers of two computations share one file.
+    The file of an answer is named after its step and digest, so two computations with equal answers share one file.
     """
 
     rows: StepRows
@@ -141,14 +144,15 @@ class StepStore:
 
     @property
     def key(self) -> bytes:
-        """The secret key of the release, for its noise and the digests of its steps."""
+        """The secret key of the release, which determines its noise and the digests of its answers."""
         with self.explained():
             return self.keys.read(self.release_id)
 
     def kept(self, step: int) -> Arrays | None:
-        """Return the stored arrays of a step; None when no answer is recorded, or its file is missing.
+        """Return the stored arrays of a step's answer; None if no answer is recorded, or its file is missing.
 
-        A missing file can be computed again, because noise is keyed and sums are exact; `keep` checks its digest.
+        If the file is missing, the same answer can be computed again, because sums are exact and the key determines the
+        noise. `keep` then checks the digest.
 
         Raises
         ------
@@ -171,17 +175,18 @@ class StepStore:
             return None
         payload = content[:-_CHECKSUM_BYTES]
         if content[-_CHECKSUM_BYTES:] != _checksum(digest, payload):
-            raise Corrupt(f"{path} is not the stored answer; remove it and run the same request again.")
+            raise Corrupt(f"{path} differs from the stored answer; remove the file and run the same request again.")
         with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Store the arrays of a step and return the stored ones; the first writer wins.
+        """Store the arrays of a step's answer, unless an answer is already stored; return the stored arrays.
 
         Raises
         ------
         Corrupt
-            When another answer is recorded for the step, and its file is missing. Nothing may leave the curator then.
+            When a different answer is recorded for the step, and the file of that answer is missing. Then no answer may
+            be published.
         Finished, Refused
             When the release has ended in the meantime.
         """
@@ -214,7 +219,10 @@ class StepStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise the cause when a key or a folder is missing because the release has ended in the meantime."""
+        """If a key or folder is missing because the release has ended meanwhile, raise that error instead.
+
+        The error of the missing file is raised if the release has not ended.
+        """
         try:
             yield
         except Unavailable:
@@ -224,10 +232,10 @@ class StepStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A release that has begun, with everything that a curator needs to answer its steps.
+    """A release that has begun, with everything that the curator needs to answer the release's steps.
 
-    ``relation`` is the neighboring relation of the charged budget. ``content`` is the digest of the registered
-    snapshot, or None where the catalog has no such snapshot; only the curator may use it.
+    ``relation`` is the neighboring relation of the charged budget. ``content`` is the content digest of the release's
+    snapshot, or None if the catalog has no such snapshot. The digest is private, for the curator only.
     """
 
     release_id: str
@@ -238,13 +246,13 @@ class Reservation:
 
     @property
     def key(self) -> bytes:
-        """The secret key; it is read only when noise is drawn or a step is stored."""
+        """The secret key of the release, read from its file at each access."""
         return self._steps.key
 
     def kept(self, step: int) -> Arrays | None:
-        """Return the stored arrays of a step, or None."""
+        """Return the stored arrays of a step's answer, or None if no answer is stored."""
         return self._steps.kept(step)
 
     def keep(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Store the arrays of a step and return the stored ones; the first writer wins."""
+        """Store the arrays of a step's answer, unless an answer is already stored; return the stored arrays."""
         return self._steps.keep(step, arrays)

@@ -1,17 +1,20 @@
-"""Stored streams, with their ticks and answers.
+"""Database rows of streams and their ticks, and the stored answers of ticks.
 
-All functions that take a connection read and write inside the transaction of the caller.
+All functions that take a connection run in the caller's transaction.
 
-A stream is a release that is charged in advance and never computed. It is live while this release, and each release
-that pays for further ticks, has begun and is not closed. A tick is a release of charge zero, with a row that binds it
-to a slot of the schedule and to one snapshot.
+A stream publishes a release at every *tick* of a schedule, such as every night. The ticks are paid for in advance, by a
+release that is charged for the whole stream, and that is never computed. Further ticks may be paid for later, by
+further such releases. A stream is live while all these paying releases have begun and are not closed. A tick itself is
+a release of charge zero. Its row assigns the tick permanently to a slot of the schedule (such as a date) and to one
+snapshot.
 
-The answer store holds copies of the released answers of a stream's ticks; every later estimate uses them. An answer
-cannot be computed again, because its key is erased. So the answer is copied here before its release is committed, as
-the packed integers that left the curator, with 8 bytes per coordinate. An answer is already noised and may be
-published. A copy of this folder is a backup. A tick whose answer is lost counts as closed in the estimates.
+The answer store contains a copy of each tick's noised answer, which the estimates of all later ticks use. The answer of
+a tick cannot be computed again, because the tick's key is erased. Therefore the answer is stored before the tick is
+committed, as the noised integers, with 8 bytes per coordinate. An answer is already noised and may be published.
+Copying the folder of the store is a sufficient backup. If the answer of a tick is lost, estimates treat the tick as
+closed.
 
-`check_next` and `check_snapshot` check that the next tick may begin; `bind_tick` enters it.
+`check_next` and `check_snapshot` check that the next tick may begin; `bind_tick` inserts the tick.
 """
 
 import hashlib
@@ -42,7 +45,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that, together with the earlier ones, pays for all ticks of a stream up to ``ticks``."""
+    """A release that pays for ticks of a stream; with the earlier paying releases, ``ticks`` ticks are paid for."""
 
     release_id: str
     ticks: int
@@ -51,17 +54,17 @@ class StreamCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream and its charges.
+    """A stream, with the releases that pay for its ticks.
 
     Attributes
     ----------
-    id : str, the id of the release that opened it
-    name : str, the name under which its ticks are published; live streams have distinct names
-    population : str
+    id : str, the id of the first paying release, which opened the stream
+    name : str, the name under which ticks are published; two live streams never have the same name
+    population : str, the population whose budget is charged
     fingerprint : str, digest of the terms
     terms : mapping, the settings that are fixed for the stream's life, as plain JSON values
     created_at : str
-    charges : tuple of StreamCharge, oldest first
+    charges : tuple of StreamCharge, the paying releases, oldest first
     """
 
     id: str
@@ -79,7 +82,7 @@ class Stream:
 
     @property
     def ticks(self) -> int:
-        """The number of ticks that the stream is charged for."""
+        """The number of ticks that are paid for."""
         return max((charge.ticks for charge in self.charges), default=0)
 
 
@@ -89,16 +92,17 @@ class Tick:
 
     Attributes
     ----------
-    stream : str
-    tick : int, from 1
-    slot : str, the slot of the schedule
-    release_id : str
-    snapshot_id : str, the snapshot to which the tick is bound, whatever is ingested later
-    number : int, the number of the snapshot's ingest; 0 for a snapshot that is older than the numbering
-    arrivals : str, the source of the arrival times of records: ``rows``, the id of an arrival epoch, or ``unknown``
-    state : str, the state of the release
+    stream : str, the id of the stream
+    tick : int, the number of the tick, from 1
+    slot : str, the slot of the schedule, such as a date
+    release_id : str, the id of the tick's release
+    snapshot_id : str, the snapshot from which the tick is computed, even if a newer one is ingested
+    number : int, the number of the snapshot's ingest; 0 for a snapshot from before ingests were numbered
+    arrivals : str, what states when a record arrived: ``rows`` (a row arrives with its snapshot), the id of a table of
+        first-seen ids, or ``unknown``
+    state : str, the state of the tick's release
     artifact_digest : str or None
-    answer : str or None, digest of the copy in the answer store
+    answer : str or None, digest of the tick's answer in the answer store
     """
 
     stream: str
@@ -114,7 +118,7 @@ class Tick:
 
     @property
     def is_settled(self) -> bool:
-        """True if the tick is committed or closed, so that the next one may begin."""
+        """True if the tick is committed or closed, so that the next tick may begin."""
         return self.state in ("committed", "closed")
 
 
@@ -127,7 +131,7 @@ def find_stream(connection: sa.Connection, name: str) -> Stream | None:
 
 
 def read_stream(connection: sa.Connection, name: str) -> Stream:
-    """Return the newest stream with this name, or raise `NotFound`."""
+    """Return the newest stream with this name; raise `NotFound` if there is none."""
     found = find_stream(connection, name)
     if found is None:
         raise NotFound(f"stream {name!r} does not exist; see `dpca stream list`, or open it with `dpca stream open`.")
@@ -135,7 +139,7 @@ def read_stream(connection: sa.Connection, name: str) -> Stream:
 
 
 def stream_of(connection: sa.Connection, stream_id: str) -> Stream:
-    """Return the stream with this id, or raise `NotFound`."""
+    """Return the stream with this id; raise `NotFound` if there is none."""
     row = connection.execute(sa.select(tables.stream).where(tables.stream.c.id == stream_id)).first()
     if row is None:
         raise NotFound(f"stream {stream_id!r} is not in this ledger; see `dpca stream list`.")
@@ -143,7 +147,7 @@ def stream_of(connection: sa.Connection, stream_id: str) -> Stream:
 
 
 def streams_in(connection: sa.Connection) -> tuple[Stream, ...]:
-    """Return every stream, oldest first."""
+    """Return all streams of the ledger, oldest first."""
     rows = connection.execute(sa.select(tables.stream).order_by(tables.stream.c.seq)).all()
     return tuple(_stream(connection, row) for row in rows)
 
@@ -154,7 +158,7 @@ def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
     Raises
     ------
     Corrupt
-        When a row of the ticks, of their answers, or of the last tick's release was edited or inserted by hand.
+        When a row of the ticks, of their answers, or of the newest tick's release was edited or inserted by hand.
     """
     table, release, answer = tables.tick, tables.release, tables.tick_answer
     _check(connection, table, table.c.stream == stream_id, "tick_begun")
@@ -176,7 +180,10 @@ def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
 
 
 def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Write the row of a stream, with its terms as a mapping, and its journal entry; the caller enters its charge."""
+    """Insert the row of a stream and append the journal entry; the caller inserts the paying release.
+
+    ``row`` contains the columns, with ``terms`` as a mapping.
+    """
     terms = json.dumps(dict(row["terms"]), sort_keys=True)
     then = {"created_at": journal.now(), **row, "terms": terms, "seq": journal.head(connection).seq + 1}
     connection.execute(tables.stream.insert().values(**then))
@@ -185,27 +192,27 @@ def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, release_id: str) -> None:
-    """Record that a release pays for the ticks of a stream up to a number, and write the journal entry."""
+    """Record that a release pays for a stream's ticks up to number ``ticks``, and append the journal entry."""
     connection.execute(tables.stream_charge.insert().values(stream=stream, ticks=ticks, release_id=release_id))
     journal.append(connection, "stream_charged", release_id=release_id, detail={"stream": stream, "ticks": ticks})
 
 
 def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Write the row of a tick, whose release is already entered, and its journal entry."""
+    """Insert the row of a tick, whose release is already inserted, and append the journal entry."""
     connection.execute(tables.tick.insert().values(**row))
     shown = {name: value for name, value in row.items() if name != "release_id"}
     journal.append(connection, "tick_begun", release_id=row["release_id"], detail=shown)
 
 
 def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_id: str, digest: str) -> None:
-    """Write the digest of the copy of a tick's answer, and its journal entry."""
+    """Insert the digest of a tick's stored answer, and append the journal entry."""
     shown = {"stream": stream, "tick": tick, "digest": digest}
     connection.execute(tables.tick_answer.insert().values(**shown))
     journal.append(connection, "tick_answered", release_id=release_id, detail=shown)
 
 
 def _check(connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], entry: str) -> None:
-    """Check that the selected rows of a table agree with their journal entries."""
+    """Check that the rows of a table that meet a condition agree with their journal entries."""
     rows = connection.execute(sa.select(table).where(where)).all()
     of_these = _ENTRY.release_id.in_(sa.select(table.c.release_id).where(where))
     check_rows(connection, table.name, rows, (_ENTRY.name == entry) & of_these)
@@ -235,7 +242,7 @@ _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 
 
 def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
-    """Copy the answer of a tick durably, and return the digest of the file."""
+    """Write the answer of a tick durably to the answer store, and return the digest of the file."""
     buffer = io.BytesIO()
     np.save(buffer, answer, allow_pickle=False)
     payload = buffer.getvalue()
@@ -246,7 +253,7 @@ def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
 
 
 def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
-    """Return the digests of the files in the answer store of a stream, by tick, without reading the ledger."""
+    """Return the digests of the stored answers of a stream, by tick, from the file names alone."""
     found: dict[int, set[str]] = {}
     for name in place.names(f"{FOLDER}/{stream_id}"):
         if matched := _NAME.fullmatch(name):
@@ -256,13 +263,13 @@ def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Mapping[int, NDArray[np.int64]]):
-    """The stored answers by tick, each read from its file on access.
+    """The stored answers of a stream's ticks, as a mapping by tick; an answer is read from its file on access.
 
     Parameters
     ----------
     place : Place
     ticks : sequence of Tick
-        A tick without a digest, or without its file, has no answer.
+        The ticks of the stream. A tick without a recorded digest, or whose file is missing, has no answer.
     """
 
     place: Place
@@ -270,7 +277,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
     _digests: dict[int, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """List the files of the store once."""
+        """List the files of the answer store once."""
         held = kept_answers(self.place, self.ticks[0].stream) if self.ticks else {}
         found = {
             tick.tick: tick.answer
@@ -284,16 +291,16 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         return iter(sorted(self._digests))
 
     def __len__(self) -> int:
-        """Return the number of answers."""
+        """Return the number of ticks that have an answer."""
         return len(self._digests)
 
     def __getitem__(self, tick: int) -> NDArray[np.int64]:
-        """Read an answer.
+        """Read the answer of a tick.
 
         Raises
         ------
         Corrupt
-            When the file differs from the answer that was copied.
+            When the file differs from the answer that was stored.
         """
         path = answer_path(self.ticks[0].stream, tick, self._digests[tick])
         payload = self.place.read(path).payload
@@ -307,16 +314,16 @@ class Answers(Mapping[int, NDArray[np.int64]]):
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:
-    """Return the path of a tick's answer in a place."""
+    """Return the path of a tick's answer in the artifact store."""
     return f"{FOLDER}/{stream_id}/{tick:06d}-{digest}.npy"
 
 
 MECHANISM = "stream"
-"""The mechanism name in the requests of streams and their ticks."""
+"""The name of the mechanism in the stored requests of streams and ticks."""
 
 
 def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
-    """Return the newest snapshot of a stream's dataset, checked by `current_snapshot`, or raise `NotFound`."""
+    """Return the row of the current snapshot of a stream's dataset; raise `NotFound` if there is none."""
     found = current_snapshot(connection, stream.terms["dataset"])
     if found is None:
         raise NotFound(f"dataset {stream.terms['dataset']!r} does not exist; ingest it.")
@@ -324,31 +331,32 @@ def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
 
 
 def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
-    """Return the tick that a slot already has.
+    """Return the existing tick of a slot, after checking the snapshot that the caller expects.
 
     Raises
     ------
     Conflict
-        When ``snapshot_id`` is given and the tick is bound to another snapshot.
+        When ``snapshot_id`` is given, and the tick is assigned to another snapshot.
     """
     if snapshot_id not in (None, tick.snapshot_id):
         raise Conflict(
-            f"slot {tick.slot!r} is tick {tick.tick}, which is permanently bound to another snapshot; the next tick "
+            f"slot {tick.slot!r} is tick {tick.tick}, which is permanently assigned to another snapshot; the next tick "
             "includes corrected data automatically."
         )
     return tick
 
 
 def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
-    """Check that a stream may begin another tick.
+    """Check that the next tick of a stream may begin.
 
     Raises
     ------
     Refused
-        When the stream is closed, all its ticks are used, or a tick is under way.
+        When the stream is closed, when all paid ticks are used, or when the newest tick is neither committed nor
+        closed.
     """
     if not stream.is_live:
-        raise Refused(f"stream {stream.name!r} is closed permanently; open a new stream, which has a new charge.")
+        raise Refused(f"stream {stream.name!r} is closed permanently; open a new stream, which is charged separately.")
     if ticks and not ticks[-1].is_settled:
         raise Refused(
             f"tick {ticks[-1].tick} of stream {stream.name!r} is under way for slot {ticks[-1].slot!r}; run this slot "
@@ -364,18 +372,19 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
 def check_snapshot(
     connection: sa.Connection, stream: Stream, ticks: tuple[Tick, ...], newest: sa.Row[Any], *, insisted: str | None
 ) -> None:
-    """Check that the next tick may be bound to the newest snapshot.
+    """Check that the next tick may be computed from the newest snapshot.
 
     Raises
     ------
     Conflict
-        When ``insisted`` is another snapshot.
+        When the caller requires another snapshot, by its id in ``insisted``.
     Refused
-        When the snapshot is older than that used by the previous tick, which was removed, because arrivals never fall.
-        Also when the snapshot has another privacy unit than the budget.
+        When the newest snapshot is older than the previous tick's snapshot, which was removed since. The number of
+        arrived records must not decrease from tick to tick. Also when the snapshot has another privacy unit than the
+        budget.
     """
     if insisted not in (None, newest.id):
-        raise Conflict(f"the newest snapshot is {newest.id}, to which the next tick is bound; leave --snapshot out.")
+        raise Conflict(f"the next tick must use the newest snapshot, {newest.id}, not {insisted}; omit --snapshot.")
     table = tables.snapshot
     check_snapshot_unit(connection, read_budget(connection, stream.population), newest.id)
     before = connection.scalar(sa.select(table.c.seq).where(table.c.id == ticks[-1].snapshot_id)) if ticks else None
@@ -387,22 +396,23 @@ def check_snapshot(
 
 
 def number_of(snapshot: sa.Row[Any]) -> int:
-    """Return the number of a snapshot's ingest."""
+    """Return the number of the ingest that made a snapshot, from the snapshot's row."""
     return int(snapshot.number)
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:
-    """Return the arrival epoch of the first-seen numbers in a snapshot's blocks; None where they have none."""
+    """Return the id of the table from which a snapshot's first-seen numbers come; None if it has none."""
     epoch: str | None = snapshot.epoch
     return epoch
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return the source of arrival times at the next tick.
+    """Return the source of the arrival times of records at the next tick.
 
-    The source is ``rows``, the id of an arrival epoch, or ``unknown``. A stream keeps the arrival epoch of its first
-    tick. From the first tick with no epoch or another one, all arrivals are unknown for good. Otherwise an id could
-    arrive later by the new epoch than by the old one.
+    The source is "rows", "unknown", or the id of a table (arrival epoch). With "rows", each row arrives with its
+    snapshot. A table has the number of the ingest in which each individual's id first appeared. A stream uses the table
+    of its first tick. From the first tick whose snapshot has no table or another table, all arrivals are unknown
+    permanently. Otherwise an id could arrive later according to the new table than according to the old one.
     """
     if stream.terms.get("unit") == "rows":
         return "rows"
@@ -419,7 +429,7 @@ def bind_tick(
     snapshot: sa.Row[Any],
     keys: KeyFolder,
 ) -> Tick:
-    """Enter the tick after ``ticks`` as a begun release of charge zero, bound to a slot and a snapshot."""
+    """Insert the tick after ``ticks``, with its release of charge zero, for a slot and a snapshot."""
     at, key = len(ticks) + 1, releases.new_key()
     release_id = releases.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
@@ -439,13 +449,14 @@ def bind_tick(
     journal.append(connection, "release_begun", population=stream.population, release_id=release_id)
     bound = {"stream": stream.id, "tick": at, "slot": slot, "release_id": release_id, "snapshot_id": snapshot.id}
     known = arrivals_of(stream, ticks, epoch=epoch_of(snapshot))
-    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])  # a restored ledger may restart at 1
+    # ingest numbers may restart at 1 after a restore, but must not decrease from tick to tick
+    number = max([number_of(snapshot), *(tick.number for tick in ticks[-1:])])
     enter_tick(connection, {**bound, "number": number, "arrivals": known})
     return ticks_of(connection, stream.id)[-1]
 
 
 def guarantee_of(connection: sa.Connection, stream: Stream) -> tuple[float, float]:
-    """Return the joint epsilon and delta of all ticks charged so far."""
+    """Return the joint epsilon and delta of all ticks of a stream that are paid for."""
     rows = [releases.read_release(connection, charge.release_id) for charge in stream.charges]
     delta = rows[0].delta
     if len(rows) == 1:

@@ -1,10 +1,11 @@
-"""Streams of releases that share one Gaussian charge, paid in advance.
+"""Streams: releases at every tick of a schedule, which are paid for by one Gaussian charge in advance.
 
-``open`` charges the event of a stream and marks it as begun in one transaction, so that the charge can never be given
-back. ``extend`` charges further ticks in the same way. ``begin_tick`` binds the next tick to a slot of the schedule and
-to the newest snapshot, in one transaction. A slot that fires again gets the same tick, whatever was ingested since.
-Each tick is a release with its own key, computed and committed like any other release, at no further charge.
-``answered`` records the copy of a tick's answer.
+``open`` charges the event of a stream and marks the charge as begun, in one transaction, so that the charge cannot be
+refunded. ``extend`` charges further ticks in the same way. ``begin_tick`` assigns the next tick to a slot of the
+schedule and to the newest snapshot, in one transaction. A repeated call for the same slot returns the same tick,
+whatever was ingested since. Each tick is a release with a separate key. It is computed and committed like any other
+release, at no further charge. ``answered`` records that the noised answer of a tick is stored, for the estimates of
+later ticks.
 
 Examples
 --------
@@ -56,7 +57,7 @@ from storage.ledger.witness import Witnesses, note_answer, note_release
 
 
 class Transactions(Protocol):
-    """Transactions of a ledger; see `storage.ledger.ledger.Ledger`."""
+    """Interface of a ledger's transactions; see `storage.ledger.ledger.Ledger`."""
 
     def transaction(self) -> AbstractContextManager[sa.Connection]: ...  # noqa: D102
 
@@ -66,17 +67,17 @@ class Transactions(Protocol):
 
 
 def fingerprint_of(terms: Mapping[str, Any]) -> str:
-    """Return the digest of a stream's terms."""
+    """Return the digest of a stream's terms, the settings that are fixed for its life."""
     return hashlib.sha256(json.dumps(dict(terms), sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks: int) -> None:
-    """Check that a live stream matches the requested one.
+    """Check that the live stream of a name is the requested stream.
 
     Raises
     ------
     Conflict
-        When the stream has another population or other terms, or is charged for fewer ticks.
+        When the live stream has another population or other terms, or fewer paid ticks than requested.
     """
     if (standing.population, standing.fingerprint) != (population, fingerprint) or standing.ticks < ticks:
         raise Conflict(
@@ -87,7 +88,7 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """The streams of a ledger, as `storage.ledger.ledger.Ledger.streams` returns them."""
+    """Operations on the streams of a ledger; `storage.ledger.ledger.Ledger.streams` returns this object."""
 
     ledger: Transactions
     keys: KeyFolder
@@ -105,7 +106,7 @@ class Streams:
         delta: float,
         terms: Mapping[str, Any],
     ) -> Stream:
-        """Charge and begin a stream, or return the live stream of this name with the same terms.
+        """Charge and begin a stream, or return the live stream of this name if it has the same terms.
 
         Parameters
         ----------
@@ -116,18 +117,18 @@ class Streams:
         ticks : int
             The number of ticks to charge now.
         event : mapping
-            The Gaussian event of all these ticks together.
+            The Gaussian DP event of all these ticks together.
         epsilon, delta : float
-            The nominal guarantee of that event.
+            The nominal guarantee of the event.
         terms : mapping
             The settings that are fixed for the life of the stream, as plain JSON values. They include ``dataset``, the
-            ``noise_multiplier`` of a tick, and ``unit``. The unit is ``ids``, or ``rows`` where one row of one night is
-            the privacy unit.
+            ``noise_multiplier`` of a tick, and ``unit``. The unit is ``ids`` if individuals have ids, or ``rows`` if
+            one row of one night is the privacy unit.
 
         Raises
         ------
         Conflict
-            When a live stream of this name has other terms, or is charged for fewer ticks.
+            When the live stream of this name has other terms, or fewer paid ticks.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
@@ -155,18 +156,18 @@ class Streams:
         return found
 
     def extend(self, name: str, *, ticks: int, event: Event, epsilon: float, after: int) -> Stream:
-        """Charge a stream for further ticks, up to the total number ``ticks``.
+        """Charge a stream for further ticks, so that ``ticks`` ticks in total are paid for.
 
-        A stream that is already charged for that many ticks is returned unchanged. ``event`` is the difference between
-        the Gaussian events of ``ticks`` and of ``after`` ticks. ``epsilon`` is its nominal guarantee at the delta of
-        the stream. ``after`` is the number of charged ticks for which the event was computed.
+        If ``ticks`` ticks are already paid for, the stream is returned unchanged. ``after`` is the number of paid ticks
+        that the caller assumes. ``event`` is the Gaussian DP event by which ``ticks`` ticks exceed ``after`` ticks.
+        ``epsilon`` is the nominal guarantee of this event at the delta of the stream.
 
         Raises
         ------
         Refused
             When the stream is closed.
         Conflict
-            When the stream is by now charged for another number of ticks than ``after``.
+            When the number of paid ticks is no longer ``after``.
         BudgetExhausted
             When the budget does not admit the event. Nothing is charged or written.
         """
@@ -177,7 +178,7 @@ class Streams:
                 return stream
             if stream.ticks != after:
                 raise Conflict(
-                    f"stream {name!r} is now charged for {stream.ticks} ticks, not {after}; repeat the request."
+                    f"stream {name!r} is now charged for {stream.ticks} ticks, not {after}; run the command again."
                 )
             budget = read_budget(connection, stream.population)
             opened = releases.read_release(connection, stream.id)
@@ -199,28 +200,28 @@ class Streams:
         fingerprint: str,
         snapshot_id: str | None = None,
     ) -> Tick:
-        """Begin the next tick of a live stream for a slot, or return the tick that the slot already has.
+        """Begin the next tick of a live stream for a slot of the schedule, or return the slot's existing tick.
 
         Parameters
         ----------
         name : str
             The name of the stream.
         slot : str
-            The slot of the schedule; a slot has one tick.
+            The slot of the schedule, such as a date; a slot has at most one tick.
         fingerprint : str
             The digest of the terms that the caller expects.
         snapshot_id : str, optional
-            The snapshot that the tick must be bound to.
+            The id of the snapshot that the tick must use; by default, the newest snapshot.
 
         Raises
         ------
         Conflict
-            When the stream has other terms, or when the tick of the slot, or the newest snapshot for a new tick, is
-            not ``snapshot_id``.
+            When the stream has other terms. Also when ``snapshot_id`` differs from the snapshot of the slot's tick or,
+            for a new tick, from the newest snapshot.
         Refused
-            When the stream is closed, its last charged tick is used, or the previous tick is under way. Also when the
-            newest snapshot is older than the snapshot of the previous tick, or has another privacy unit than the
-            budget.
+            When the stream is closed, when all paid ticks are used, or when the previous tick is neither committed nor
+            closed. Also when the newest snapshot is older than the snapshot of the previous tick, or has another
+            privacy unit than the budget.
         """
         check_name("slot", slot)
         with self.ledger.drawing(), self.ledger.transaction() as connection:
@@ -246,12 +247,12 @@ class Streams:
         return tick
 
     def answered(self, tick: Tick, *, digest: str) -> str:
-        """Record the digest of the stored copy of a tick's answer, and return the recorded digest.
+        """Record the digest of a tick's answer in the answer store, and return the recorded digest.
 
         Raises
         ------
         Conflict
-            When another answer is recorded for the tick: one of the two is damaged.
+            When another digest is recorded for the tick, so one of the two answers is damaged.
         """
         with self.ledger.transaction() as connection:
             releases.read_release(connection, tick.release_id, lock=True)
@@ -269,9 +270,9 @@ class Streams:
         return digest
 
     def close_tick(self, name: str, tick: int) -> Tick:
-        """Close a tick that has begun but is not committed, and erase its key and steps.
+        """Close a tick that has begun but is not committed, and erase the tick's key and steps.
 
-        The tick is used up, and the next one may begin.
+        The tick counts as used, and the next tick may begin.
 
         Raises
         ------
@@ -297,7 +298,7 @@ class Streams:
         return closed
 
     def close(self, name: str) -> Stream:
-        """Close a stream and its tick under way for good; the stream stays charged."""
+        """Close a stream permanently, with any tick that is not committed; the charge of the stream remains."""
         with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
@@ -319,7 +320,7 @@ class Streams:
             return ticks_of(connection, stream_id)
 
     def of_tick(self, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
-        """Return the stream of the tick with this release id, and the stream's ticks up to that one."""
+        """Return the stream to which the tick with this release id belongs, and the stream's ticks up to this tick."""
         with self.ledger.reading() as connection:
             table = tables.tick
             row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
@@ -328,7 +329,7 @@ class Streams:
             return stream_of(connection, row.stream), ticks_of(connection, row.stream)[: row.tick]
 
     def all(self) -> tuple[Stream, ...]:
-        """Return every stream, oldest first."""
+        """Return all streams of the ledger, oldest first."""
         with self.ledger.reading() as connection:
             return streams_in(connection)
 
@@ -346,10 +347,11 @@ class Streams:
         epsilon: float,
         delta: float,
     ) -> None:
-        """Enter a release that pays for ticks, in the state ``noising``."""
+        """Charge and insert a release that pays for ticks of a stream, in the state ``noising`` (begun)."""
         if event.get("name") != "gaussian":
             raise Invalid(
-                f"a stream is one Gaussian release, and {event.get('name')!r} is another event; use a Gaussian event."
+                f"a stream must be charged for a Gaussian event, and {event.get('name')!r} is another event; use a "
+                "Gaussian event."
             )
         charge, total = admitted_charge(connection, budget, event, epsilon=epsilon, delta=delta)
         row = {
@@ -362,17 +364,17 @@ class Streams:
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:
-        """Return a live stream, with the lock of its budget held."""
+        """Return a live stream after locking its budget."""
         stream = read_stream(connection, name)
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)
         if not stream.is_live:
-            raise Refused(f"stream {name!r} is closed permanently; open a new stream, which has a new charge.")
+            raise Refused(f"stream {name!r} is closed permanently; open a new stream, which is charged separately.")
         return stream
 
 
 def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
-    """Close the charges of a stream and its tick under way; return the closed releases, whose keys must be erased."""
+    """Close a stream's paying releases and unfinished tick; return the closed releases, whose keys to erase."""
     ended = [tick.release_id for tick in ticks_of(connection, stream.id) if tick.state == "noising"]
     ended += [charge.release_id for charge in stream.charges if charge.state == "noising"]
     for release_id in ended:

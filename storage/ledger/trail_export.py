@@ -1,9 +1,9 @@
-"""Export of a population's audit trail, with its journal entries and a signed checkpoint of the ledger.
+"""Export of a population's audit trail: its journal entries, and signed checkpoints of the whole journal.
 
-Every checkpoint is stored next to the artifacts. So a journal that was rewritten together with its witnesses does not
-agree with the checkpoints that were signed before. Anyone who has an earlier export can detect this from the export
-alone. The signing key is in the key folder. If there is none, a new key is generated, and consumers must receive its
-public half.
+Each export signs a checkpoint, which is stored next to the artifacts. If the journal is later rewritten, it no longer
+agrees with earlier checkpoints, even if the witness files were rewritten too. Anyone who has an earlier export can
+detect the change by comparing the two exports. The signing key is in the key folder. If there is none, a new key is
+generated, and its public half must be given to consumers.
 """
 
 import json
@@ -29,15 +29,15 @@ KEY_FILE = "trail-signing.key"
 
 
 def export_trail(connection: sa.Connection, population: str, *, place: Place, keys: Path) -> dict[str, Any]:
-    """Sign and store a checkpoint of the journal, and return the trail of a population, to be written as JSON.
+    """Sign and store a checkpoint of the journal, and return the audit trail of a population as JSON values.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
-        Inside a transaction of the ledger, which excludes other writers.
+        A connection in a writing transaction of the ledger, which excludes other writers.
     population : str
     place : Place
-        The place in which checkpoints are stored.
+        The artifact store, in which checkpoints are stored.
     keys : Path
         The key folder.
 
@@ -46,9 +46,9 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
     NotFound
         If the population has no budget.
     Corrupt
-        If the journal's chain or a stored checkpoint is damaged.
+        If the journal's hash chain or a stored checkpoint is damaged.
     Refused
-        If the journal does not agree with earlier signed checkpoints, and no restored ledger was accepted since.
+        If the journal does not agree with an earlier signed checkpoint, and no operator has accepted a restored ledger.
     """
     journal.lock(connection)
     read_budget(connection, population)
@@ -89,7 +89,7 @@ def export_trail(connection: sa.Connection, population: str, *, place: Place, ke
 
 
 def signing_key(keys: Path) -> Ed25519PrivateKey:
-    """Read the signing key of this ledger, or create it."""
+    """Read the key that signs checkpoints and backups of this ledger; create the key if there is none."""
     path = keys / KEY_FILE
     with writing(keys):
         make_folder(keys)
@@ -98,9 +98,11 @@ def signing_key(keys: Path) -> Ed25519PrivateKey:
     try:
         return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it and try again.") from None
+        raise Unavailable(f"{path} cannot be read ({error.strerror}); correct the permissions and try again.") from None
     except ValueError:
-        raise Corrupt(f"{path} is not a signing key; restore it, or remove it and publish the new key.") from None
+        raise Corrupt(
+            f"{path} is not a signing key; restore it, or remove it and publish the new key, which is then created."
+        ) from None
 
 
 def public_key(private: Ed25519PrivateKey) -> str:
@@ -122,7 +124,7 @@ def _by_subject(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]
 
 
 def _stored(place: Place, ledger: str) -> list[Checkpoint]:
-    """Return the stored checkpoints, shortest first, after a check of their signatures."""
+    """Return the stored checkpoints, those of the fewest entries first, after checking their signatures."""
     folder = f"{FOLDER}/{ledger}"
     found = []
     for name in place.names(folder):
@@ -137,12 +139,14 @@ def _stored(place: Place, ledger: str) -> list[Checkpoint]:
 
 
 def _agrees(checkpoint: Checkpoint, roots: JournalRoots, *, is_accepted: bool) -> bool:
-    """Return whether a checkpoint is one of this journal; one that covers entries lost by a restored ledger is not.
+    """Return whether a checkpoint agrees with this journal.
+
+    It may disagree after a restored ledger was accepted, if it covers entries that the restored copy lacks.
 
     Raises
     ------
     Refused
-        When it is not, and no restored ledger was accepted.
+        When the checkpoint disagrees, and no operator has accepted a restored ledger.
     """
     try:
         checkpoint.check_journal(roots)

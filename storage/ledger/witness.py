@@ -1,9 +1,9 @@
-"""Witnesses of a ledger, which copy its journal head and its releases outside the database.
+"""Witnesses of a ledger: files outside the database with a copy of the journal's head and notes of releases.
 
-A witness file holds two copies of a journal's head, of which the older is overwritten. Each copy fills a page of the
-file and ends with its checksum, and one sync of an existing file makes it durable. A crash during a write leaves the
-other copy, which holds the previous head. The journal is then one entry ahead of its witness, as it is between any
-commit and the write that follows.
+The head of a journal is the number and hash of its last entry. A witness file contains the last two heads; the next
+write replaces the older one. Each head fills a page of the file and ends with a checksum, and one sync of the existing
+file makes it durable. If a write is interrupted, the other page with the previous head is still intact. The journal is
+then one commit ahead of the witness, as it also is between a commit and the following write.
 
 >>> first, second = (Head(ledger="a", seq=seq, hash=str(seq)) for seq in (1, 2))
 >>> payload = encode(first)
@@ -13,12 +13,12 @@ True
 True
 
 A ledger has two witnesses. The first is in the key folder, which all machines that make releases share. The second is
-in this machine's state folder, so that it is not restored or copied with the home. The second also records each release
-that began, with the budget that paid, and each published version. A database without an entry that a witness has seen
-was restored from a copy, or another copy of it was used in the meantime. Such a database is refused, because it
-has lost charges.
+in this machine's state folder, so that it is not restored or copied together with the home. If the database lacks an
+entry that a witness has recorded, the database was restored from an older copy, or another copy of it was used in the
+meantime. Such a database is refused, because it lacks charges.
 
-The recorded notes contain everything needed to enter a release or a version that a restored copy lacks.
+The second witness also has notes: one for each release that began, with the terms of the charged budget, and one for
+each published version. With the notes, releases and versions that a restored database lacks can be inserted again.
 """
 
 import errno
@@ -44,34 +44,35 @@ from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
 
 _PAGE = 4096
-"""Bytes of one copy: an interrupted write may damage its page, but not the next page."""
+"""Bytes of one head in the file: an interrupted write may damage its own page, but not the other page."""
 
 
 def encode(head: Head) -> bytes:
-    """Return the content of a new file, with two copies of one head."""
+    """Return the content of a new witness file, which records the number and hash of the last journal entry twice."""
     return 2 * _copy_of(head)
 
 
 def decode(payload: bytes) -> Head:
-    """Return the newer of the intact copies.
+    """Return the newer intact head (number and hash of the journal's last entry) in a witness file.
 
     Raises
     ------
     TypeError, ValueError
-        When neither copy is intact.
+        When the file contains no intact head.
     """
     if len(payload) != 2 * _PAGE:
-        raise ValueError("the file does not have the length of two copies")
+        raise ValueError(f"the witness file has {len(payload)} bytes instead of {2 * _PAGE}")
     sound = [head for head in _copies(payload) if head is not None]
     if not sound:
-        raise ValueError("both copies are damaged")
+        raise ValueError("both copies of the journal's head in the witness file are damaged")
     return max(sound, key=lambda head: head.seq)
 
 
 def write_next(path: Path, head: Head, *, over: bytes) -> None:
-    """Write a newer head durably over the older or damaged copy of a file with content ``over``.
+    """Write a new head of the journal durably into a witness file, over the older or damaged of the file's two.
 
-    The caller must hold the writers' lock.
+    A head is the number and hash of the journal's last entry. ``over`` is the current content of the file. The caller
+    must hold the lock of the witness folder.
     """
     first, second = _copies(over)
     is_first = first is None or (second is not None and first.seq <= second.seq)
@@ -94,7 +95,7 @@ def _copies(payload: bytes) -> tuple[Head | None, Head | None]:
     return _sound(payload[:_PAGE]), _sound(payload[_PAGE:])
 
 
-@lru_cache(maxsize=16)  # a release reads both witnesses about thirty times, mostly unchanged
+@lru_cache(maxsize=16)  # results are cached, because a release reads both witness files about thirty times
 def _sound(copy: bytes) -> Head | None:
     text, _, checksum = copy.rstrip().rpartition(b" ")
     return Head(**json.loads(text)) if sha256(text).hexdigest().encode() == checksum else None
@@ -105,23 +106,24 @@ _MOST_BYTES = 1 << 16
 _HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
 
 Note = Mapping[str, Any]
-"""A release that begins, with the terms of its budget; a published version; or the answer of a tick."""
+"""A begun release with the terms of its budget, a published version, or the digest of a tick's answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A folder with a copy of the journal's head, which only moves forward; see `storage.ledger.witness`."""
+    """A folder with a copy of the journal's head (number and hash of the last entry), which only moves forward."""
 
     folder: Path
 
     def read(self) -> Head | None:
-        """Return the copied head, or None where no ledger has written one."""
+        """Return the recorded head of the journal, or None if no ledger has recorded a head in this folder."""
         found = self._read()
         return None if found is None else found[0]
 
     def _read(self) -> tuple[Head, bytes] | None:
-        """Return the copied head, and the content of its file."""
-        path = f"{self.folder}/{_NAME}"  # no path object: a release reads this file about thirty times
+        """Return the recorded head of the journal and the content of the witness file, or None if there is no file."""
+        # text instead of a path object, because a release reads this file about thirty times
+        path = f"{self.folder}/{_NAME}"
         try:
             payload = read_file(path, most=_MOST_BYTES)
             return decode(payload), payload
@@ -139,15 +141,15 @@ class Witness:
         return self.folder / _NAME
 
     def advance(self, reached: Head, *, confirm: Callable[[Head], None] | None = None, back: bool = False) -> None:
-        """Copy the head of the journal after a commit.
+        """Record the new head of the journal (number and hash of the last entry) in this folder, after a commit.
 
         Parameters
         ----------
         reached : Head
         confirm : callable, optional
-            Called with the previously copied head; raises when the journal does not contain it.
+            Called with the previously copied head; it raises an error if the journal does not contain that head.
         back : bool
-            Replace the copy unconditionally, as an operator may do.
+            Whether to replace the copied head even by an older one, for an operator who accepts a restored ledger.
         """
         with writing(self.folder):
             make_folder(self.folder)
@@ -164,16 +166,17 @@ class Witness:
                     write_next(self._path, reached, over=payload)
 
     def check(self, connection: sa.Connection, current: Head, *, restored: bool = False) -> None:
-        """Compare a database with the copy, given the ``current`` head that was read from the database before.
+        """Check that the database contains the last journal entry that was recorded in this folder.
 
-        ``restored`` admits an older state, but no other ledger. The head must be read first: the process that writes
-        entry 2 has copied entry 1 here before, so a missing copy is then an error. The copy, which is read later, may
-        be newer than the head; the database is then read once more.
+        ``current`` is the journal's head, which the caller has read from the database before. ``restored`` admits an
+        older state of the same ledger. The order of reads matters: entry 2 is written only after the head of entry 1
+        was recorded here. So if the database has entry 2 and the witness is missing, that is an error. The recorded
+        head may be newer than ``current``; the database is then read again.
 
         Raises
         ------
         Refused
-            When the database is another ledger, or an older state of this one.
+            When the database is another ledger, or an older state of this ledger.
         """
         seen = self.read()
         if seen is None:
@@ -193,19 +196,22 @@ class Witness:
 
 
 class Witnesses:
-    """Both witnesses of a ledger: ``local`` in the key folder, ``separate`` in a state folder for this ledger only."""
+    """The two folders that record the journal's last entry outside the database, to detect a restored database.
+
+    ``local`` is the key folder, and ``separate`` is the folder for this ledger in the state folder.
+    """
 
     def __init__(self, *, local: Path, separate: Path) -> None:
         self._local, self._separate = Witness(local), Witness(separate)
         self._notes = separate / "notes.jsonl"
         self._ours: Head | None = None
         self.is_new = False
-        """True if a check found no witness in the state folder: the ledger is new, or comes from another machine."""
+        """True if a check found no witness in the state folder: the ledger is new, or new on this machine."""
 
     def check(self, connection: sa.Connection, *, restored: bool = False) -> Head:
-        """Compare a database with both witnesses by `Witness.check`, and return its head.
+        """Check that the database contains the last journal entries recorded in the key and state folders.
 
-        The witness in the state folder may be missing.
+        Return the number and hash of the journal's last entry. The record in the state folder may be missing.
         """
         current = journal.head(connection)
         self._local.check(connection, current, restored=restored)
@@ -216,24 +222,25 @@ class Witnesses:
         return current
 
     def follow(self, connection: sa.Connection) -> None:
-        """Check, before anything is written, that the database still contains the head that this process saw last.
+        """Check, before writing, that the database still contains the journal entry that this process read last.
 
         Raises
         ------
         Refused
-            When the head is missing: the database was restored in the meantime, or a replica took over that lacks
-            committed entries.
+            When the entry is missing. Then an older copy of the database was restored, or a replica without the newest
+            commits took over.
         """
         if self._ours is not None:
             _require(connection, self._ours)
 
     def advance(self, reached: Head, *, engine: sa.Engine, back: bool = False) -> None:
-        """Copy the head of the journal after a commit to both witnesses.
+        """Record the number and hash of the journal's last entry in the key and state folders, after a commit.
 
         Raises
         ------
         Refused
-            When another copy of this ledger has moved a witness. The caller must then not act on the committed rows.
+            When a folder has the record of an entry that this database lacks, so another copy of the ledger is in use.
+            The caller must then not act on the committed rows.
         """
         both = self._local, self._separate
         if not back and reached == self._ours and all(witness.read() == reached for witness in both):
@@ -243,7 +250,7 @@ class Witnesses:
         self._ours = reached
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Append notes durably; must be called before the transaction that they describe is committed."""
+        """Append notes about releases or versions durably; call this before the commit of the described transaction."""
         lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
         with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
             file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
@@ -251,7 +258,7 @@ class Witnesses:
             os.fsync(file.fileno())
 
     def noted(self) -> list[Note]:
-        """Return all notes, oldest first."""
+        """Return all notes of releases, versions and answers, oldest first."""
         try:
             lines = self._notes.read_bytes().splitlines()
         except FileNotFoundError:
@@ -260,7 +267,8 @@ class Witnesses:
             raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
         notes = []
         for line in lines:
-            with suppress(ValueError):  # a process that was killed while writing a line committed nothing
+            # a line that a crash cut short belongs to no committed transaction, so it is skipped
+            with suppress(ValueError):
                 notes.append(json.loads(line))
         return notes
 
@@ -268,27 +276,28 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # not the witness's lock: this one is taken while the database is locked
+            # not the lock of the witness file, because this lock is taken while the database is locked
+            fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if end:
                 file.seek(end - 1)
             yield file, end > 0 and file.read(1) != b"\n"
 
     def _confirm(self, engine: sa.Engine, seen: Head) -> None:
-        if seen != self._ours:  # another process of this ledger moved the witness, or another copy of the ledger
+        if seen != self._ours:  # the recorded head is from another process, which may use another copy of the ledger
             with reading(engine) as connection:
                 _require(connection, seen)
 
 
 def _require(connection: sa.Connection, seen: Head) -> None:
     stored = connection.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
-    if stored is None:  # it may have been committed after the state that this connection sees
+    if stored is None:  # the entry may have been committed after the snapshot that this connection reads
         with reading(connection.engine) as newer:
             stored = newer.execute(_HASH, {"seq": seen.seq}).scalar_one_or_none()
     if stored != seen.hash:
         raise Refused(
             f"the ledger lacks the committed event {seen.seq}: it was restored from an older copy, or another copy is "
-            "in use, so it counts less than was spent; restore the newest copy, or accept this one with `dpca budget "
+            "in use, so it counts less than was spent; restore the newest copy, or accept this copy with `dpca budget "
             "accept-restored`."
         )
 
@@ -308,18 +317,27 @@ _STREAM_FACTS = {
 
 
 def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Return the notes of a release: its row, and the terms of its budget."""
+    """Return the note of a release for the state folder, in a list: its row, and the terms of its budget.
+
+    With notes, releases that a restored database lacks can be inserted again.
+    """
     rows = connection.execute(_OF_RELEASE, {"id": release_id}).mappings().all()
     return [_release_note(connection, row) for row in rows]
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
-    """Return the note of the answer of a tick."""
+    """Return the note of a tick's answer for the state folder, in a list.
+
+    With notes, answers of ticks that a restored database lacks can be recorded again.
+    """
     return [{"answer": {"stream": stream, "tick": tick, "digest": digest}}]
 
 
 def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
-    """Return the notes of the versions of a release."""
+    """Return one note for the state folder for each published version of a release.
+
+    With notes, versions that a restored database lacks can be inserted again.
+    """
     return [
         {"version": {name: row[name] for name in ("name", "version", "digest", "release_id", "artifact_digest")}}
         for row in connection.execute(_VERSIONS, {"id": release_id}).mappings()
@@ -327,7 +345,10 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
-    """Return the notes of the versions of a joint release, or of all joint releases."""
+    """Return one note for the state folder for each published version of a joint release, or of all.
+
+    With notes, versions that a restored database lacks can be inserted again.
+    """
     table = tables.joint_version
     query = sa.select(table) if joint_id is None else sa.select(table).where(table.c.joint_id == joint_id)
     return [
@@ -342,7 +363,10 @@ def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) 
 
 
 def note_everything(connection: sa.Connection) -> list[Note]:
-    """Return the notes of all begun releases, all versions and all answers, for a new witness."""
+    """Return the notes of all begun releases, all versions and all answers of ticks.
+
+    They are written to the state folder of a machine that has no notes of this ledger yet.
+    """
     has_begun = tables.release.c.state.in_(("noising", "committed", "closed"))
     begun = connection.execute(_ROW.where(has_begun)).mappings().all()
     releases = [_release_note(connection, row) for row in begun]
@@ -360,7 +384,7 @@ def _release_note(connection: sa.Connection, row: sa.RowMapping) -> Note:
 
 
 def _stream_facts(connection: sa.Connection, release_id: str) -> dict[str, Any]:
-    """Return the rows by which a release opens a stream, pays for its ticks, or is one of its ticks."""
+    """Return the rows that state whether a release opens a stream, pays for ticks, or is a tick, by table."""
     found = {
         name: connection.execute(query, {"id": release_id}).mappings().first() for name, query in _STREAM_FACTS.items()
     }

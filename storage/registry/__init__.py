@@ -1,1 +1,1 @@
-"""Publisher's side of the registry, with names, signatures and recovery after a restore."""
+"""Publisher's side of the registry, with published names, signatures, and recovery after a restore."""

@@ -1,16 +1,17 @@
-"""Published names in the ledger, and their comparison with the registry.
+"""Published names in the ledger, and the check that ledger and registry agree.
 
-*Names*: the owner of a published name, and the history of its aliases with the version and time of each move. The owner
-is a set of populations of this ledger, or joint releases, or another ledger. The rows of aliases and the pointer files
-state the current version of an alias. Only the journal contains its earlier versions.
+*Names*: who has published under a name, and the history of the name's aliases. The publishers are populations of this
+ledger, joint releases, or another ledger. Alias rows and pointer files state only the current version of each alias.
+The earlier versions are in the journal.
 
-*Rows of pointer files*: the versions and aliases of a name, its versions without privacy, and the number of its signed
-pointer. Pointers of a few names are read by queries with these names. For more names, every row is read once.
+*Pointers*: the content of a name's pointer file, computed from database rows: versions, aliases, versions without
+privacy, and the number of the signed pointer. Pointers of a few names are read by queries for these names. For more
+names, all rows are read once.
 
-*Comparison* of ledger and registry: by names at each opening, by every manifest on request, or incrementally. An
-incremental check reads what is new and a part of what earlier checks have read. Its result is stored in the key folder,
-like the first witness. An attacker who can write the database or the registry, but not the key folder, cannot forge the
-result. A check that finds a fault stores nothing, so the next check finds the fault too.
+*Comparison* of ledger and registry: of names, at each opening; of all manifests, on request; or incrementally. An
+incremental check reads everything new, and a part of what earlier checks have read. The result of a check is stored in
+the key folder. So an attacker who can write to the database or the registry, but not to the key folder, cannot forge
+the result. A check that finds a fault stores nothing, so the next check finds the fault too.
 
 Examples
 --------
@@ -48,14 +49,14 @@ from storage.registry.signing import signed_tags
 
 
 def others_of(connection: sa.Connection) -> set[str]:
-    """Return the names that belong to another ledger, as the operator stated when accepting a restored ledger."""
+    """Return the names that another ledger publishes, as the operator stated when accepting a restored ledger."""
     table = tables.event
     accepted = sa.select(table.c.detail).where(table.c.name == "ledger_accepted")
     return {name for detail in connection.execute(accepted).scalars() for name in json.loads(detail).get("others", ())}
 
 
 def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations whose releases have versions under a name; None represents a joint release."""
+    """Return the populations whose releases are published under a name; None represents a joint release."""
     table, release = tables.published, tables.release
     rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
     return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
@@ -63,16 +64,16 @@ def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasMove:
-    """A move of an alias.
+    """A move of an alias from one version of a name to another.
 
     Attributes
     ----------
     time : str, ISO 8601 in UTC
     name, alias : str
-    before : int or None, the version it pointed to before; None where the alias was new
-    version : int, the version it points to since then
-    actor : str, the operating-system user who moved it
-    why : mapping, public facts that caused the move, such as a verdict; empty where a person moved it
+    before : int or None, the version to which the alias pointed before; None if the alias was new
+    version : int, the version to which the alias was moved
+    actor : str, the operating-system user who moved the alias
+    why : mapping, public facts that caused an automatic move, such as a verdict; empty if a person moved the alias
     """
 
     time: str
@@ -87,12 +88,13 @@ class AliasMove:
 def alias_history(
     connection: sa.Connection, name: str | None = None, *, newest: int | None = None
 ) -> tuple[AliasMove, ...]:
-    """Return the moves of the aliases of one name or all names, oldest first; ``newest`` limits their number."""
+    """Return the alias moves of one name or of all names, oldest first, or only the ``newest`` moves."""
     table = tables.event
     columns = (table.c.at, table.c.actor, table.c.detail)
-    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)  # matches the order of the index
+    # the condition on the population lets the database use its index
+    moved = (table.c.name == "alias_moved") & table.c.population.is_(None)
     query = sa.select(*columns).where(moved).order_by(table.c.seq.desc()).limit(newest)
-    if name is not None:  # the detail is JSON with sorted keys, in which a name needs no escape
+    if name is not None:  # journal details are JSON text, in which a published name needs no escaping
         query = query.where(table.c.detail.contains(f'"name": "{name}"', autoescape=True))
     moves = ((row, json.loads(row.detail)) for row in reversed(connection.execute(query).all()))
     return tuple(
@@ -111,8 +113,9 @@ def alias_history(
 
 
 FEW = 100
-"""The most names that a query lists; for more names every row is read."""
-_NON_PRIVATE = '"name": "non_private"'  # in the JSON of an event, which contains no text of users
+"""Largest number of names in one query; for more names, all rows are read."""
+# the JSON of an event contains this text if and only if the event has no privacy
+_NON_PRIVATE = '"name": "non_private"'
 _PUBLISHED, _VERSION = tables.published.c, tables.version.c
 _FEW_NAMES: sa.BindParameter[Any] = sa.bindparam("names", expanding=True)
 _NUMBERS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.number)
@@ -137,16 +140,22 @@ _VISIBLE = (
     (tables.joint_version, "joint_version_published"),
     (tables.alias, "alias_moved"),
 )
-"""The tables from which pointers are built, each with the name of the journal entry for its rows."""
+"""The tables from which pointers are computed, each with the name of the journal entry about its rows."""
 
 
 def read_pointer(connection: sa.Connection, name: str) -> Pointer:
-    """Return the pointer of one name, which is empty if the name has no version; raise as `check_names`."""
+    """Return the pointer of one name, which is empty if the name has no version.
+
+    Raises the errors of `check_names`.
+    """
     return next(iter(read_pointers(connection, [name])), Pointer(name=name, versions={}, aliases={}))
 
 
 def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Return the pointers of some names, or of all names with a version; raise as `check_names`."""
+    """Return the pointers of some names, or of all names that have a version.
+
+    Raises the errors of `check_names`.
+    """
     check_names(connection, names)
     disclosed, versions, aliases = _OF_ALL
     given = dict[str, list[str]]()
@@ -172,7 +181,7 @@ def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> l
 
 
 def check_names(connection: sa.Connection, names: Collection[str] | None) -> None:
-    """Check that the versions and aliases of some names, or of all names, agree with the journal.
+    """Check that the version and alias rows of some names, or of all names, agree with the journal.
 
     Raises
     ------
@@ -186,7 +195,7 @@ def check_names(connection: sa.Connection, names: Collection[str] | None) -> Non
         reported: sa.ColumnElement[bool] = _ENTRY.name == entry
         if table is tables.version:
             reported &= _ENTRY.release_id.in_(sa.select(table.c.release_id).where(named))
-        elif few is not None:  # the detail is JSON, in which a name needs no escape
+        elif few is not None:  # journal details are JSON text, in which a published name needs no escaping
             reported &= sa.or_(
                 sa.false(), *(_ENTRY.detail.contains(f'"name": "{name}"', autoescape=True) for name in few)
             )
@@ -194,7 +203,7 @@ def check_names(connection: sa.Connection, names: Collection[str] | None) -> Non
 
 
 def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> dict[str, int]:
-    """Return the numbers of the signed pointers that this ledger last wrote, of some names or of all names."""
+    """Return, for some or all names, the number of the signed pointer that this ledger last wrote."""
     if names is not None and len(names) <= FEW:
         rows = connection.execute(_FEW_NUMBERS, {"names": list(names)})
     else:
@@ -228,14 +237,14 @@ _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.t
 
 
 def compare_names(engine: sa.Engine, place: Place) -> None:
-    """Check by one listing that this ledger published every name in the registry.
+    """Check with one listing that every name in the registry was published by this ledger.
 
-    The rows are read in a snapshot that begins after the listing, because the row of a name is written before its file.
+    The database is read after the listing, because the row of a name is written before its file.
 
     Raises
     ------
     Refused
-        When there is another name, and no operator stated that it belongs to another ledger.
+        When the registry has a name without a row, and no operator stated that another ledger publishes it.
     """
     shown = set(read_names(place))
     with reading(engine) as connection:
@@ -243,14 +252,15 @@ def compare_names(engine: sa.Engine, place: Place) -> None:
 
 
 def stale_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Return the names whose pointer or signed pointer must be rewritten, by a listing of each kind of file.
+    """Return the names whose plain or signed pointer file must be rewritten, found by listing these files.
 
-    Such a file is missing, was never written since its rows changed, or has changed since it was last written.
+    A file must be rewritten if it is missing, if it was not written since its rows changed, or if it changed since it
+    was last written.
 
     Raises
     ------
     Refused
-        As `compare_names`.
+        When the registry has a name without a row, and no operator stated that another ledger publishes it.
     """
     shown = read_tags(place)
     with reading(engine) as connection:
@@ -260,9 +270,10 @@ def stale_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Return the names whose pointer file is damaged or missing; only files that changed since the last write are read.
+    """Return the names whose pointer file is damaged or missing.
 
-    A name whose rows were just committed, and whose file is not yet written, is left out.
+    Only files that changed since they were last written are read. A name is left out if its rows were just committed
+    and its file is not yet written.
     """
     shown = read_tags(place)
     with reading(engine) as connection:
@@ -272,7 +283,10 @@ def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def _changed(connection: sa.Connection, place: Place, shown: Mapping[str, str | None]) -> set[str]:
-    """Return the names whose files differ from the last written ones; ``shown`` contains the tags of plain pointers."""
+    """Return the names whose pointer files changed since they were last written, or were not written yet.
+
+    ``shown`` contains the tags of the plain pointer files.
+    """
     noted = {row.name: row.tag for row in connection.execute(_TAGS)}
     written = {name: noted.get(name) for name in _published_names(connection)}
     tags = {row.name: row.tag for row in connection.execute(_SIGNED_TAGS)}
@@ -290,7 +304,7 @@ def _is_sound(place: Place, name: str) -> bool:
 
 
 def _published_names(connection: sa.Connection) -> set[str]:
-    """Return the names that have a version, with one index lookup per name instead of one per version."""
+    """Return the names that have a version, with one index lookup per name instead of reading all versions."""
     return set(connection.execute(_EVERY_NAME).scalars())
 
 
@@ -300,21 +314,22 @@ def _refuse_unknown(connection: sa.Connection, place: Place, unknown: set[str]) 
         raise Refused(
             f"{place.at('registry')} shows {shown}, which this ledger did not publish: its database was restored or "
             "replaced, or another ledger publishes there; restore the newest copy of the database, give this ledger "
-            "a separate store, or accept it with `dpca budget accept-restored`."
+            "a separate store, or accept the database with `dpca budget accept-restored`."
         )
 
 
 def compare_artifacts(
     connection: sa.Connection, place: Place, versions: Mapping[str, Collection[Key]] | None = None
 ) -> int:
-    """Compare the manifest of every version with its release, and return the number of compared versions.
+    """Compare the manifest of every published version with its release; return the number of compared versions.
 
     Parameters
     ----------
     connection : sqlalchemy.Connection
     place : Place
     versions : mapping of table to collection of key, optional
-        The keys (name, version) to compare, for both tables of versions; by default all versions.
+        The keys (name, version) to compare, for each of the tables ``version`` and ``joint_version``; by default all
+        versions.
 
     Raises
     ------
@@ -360,14 +375,14 @@ NOTE = "checked-changes.json"
 
 
 class IncrementalCheck:
-    """A complete or incremental check of a home.
+    """A complete or incremental check of a home's ledger and registry.
 
     Parameters
     ----------
     ledger : Ledger
-    place : Place, of the registry
+    place : Place, the store of the registry
     keys : Path, the key folder
-    everything : bool, whether to read again what earlier checks found intact
+    everything : bool, whether to check everything, whatever earlier checks have found intact
     """
 
     def __init__(self, ledger: Ledger, place: Place, *, keys: Path, everything: bool) -> None:
@@ -376,23 +391,23 @@ class IncrementalCheck:
         self._found: CheckedChanges | None = None
 
     def ledger(self) -> CheckedChanges:
-        """Compare the journal with the rows.
+        """Check that the database rows of the ledger agree with the journal.
 
         Raises
         ------
         Corrupt, Refused
-            As `storage.ledger.ledger.Ledger.check_changes`.
+            When the ledger is damaged, or entries are missing; see `storage.ledger.ledger.Ledger.check_changes`.
         """
         self._found = self._ledger.check_changes(self._before)
         return self._found
 
     def registry(self) -> int:
-        """Compare manifests with the rows, store the result of the check, and return the number of compared versions.
+        """Compare manifests with database rows; store the result of the whole check; return the number of versions.
 
         Raises
         ------
         Corrupt
-            As `storage.registry.agreement.compare_artifacts`.
+            When a manifest is missing, or states another release, event or epsilon than the ledger.
         """
         with self._ledger.reading() as connection:
             count = compare_artifacts(connection, self._place, None if self._found is None else self._found.versions)
@@ -401,7 +416,7 @@ class IncrementalCheck:
         return count
 
     def _read(self) -> Compared | None:
-        """Read the stored result; None unless this version of the program wrote it for this ledger."""
+        """Read the result of the last check; return None unless this version of dpca wrote it for this ledger."""
         try:
             found = json.loads(self._note.read_bytes())
             if found.pop("writer") != self._writer():

@@ -1,11 +1,11 @@
 """Publication of artifacts as versions of names, with aliases and pointer files.
 
-The rows are authoritative and are written in the publisher's transaction. Consumers read the pointer files, which are
-rebuilt from the rows after the commit. A row of the table ``pointer`` states that the file of a name is written, and
-its tag. A change of a name removes the row in the same transaction, and a rebuild of the file adds it. So a crash in
-between leaves a name without a row, which the next opening finds. Every function takes a connection inside a
-transaction, and makes this transaction wait for other publishers by the journal's lock. So no two transactions lock the
-same objects in opposite orders.
+The database rows of versions and aliases are authoritative. They are written in the publisher's transaction. Consumers
+read pointer files, which are written from the rows after the commit. A row in the table ``pointer`` states that the
+file of a name is up to date, with the tag of the file. A transaction that changes a name removes this row, and writing
+the file inserts it again. So after a crash in between, the row is missing, and the next opening writes the file. Every
+function takes a connection inside a transaction, and first takes the journal's lock, which makes publishers wait for
+each other. Since all take this lock first, no deadlock is possible.
 
 Examples
 --------
@@ -64,10 +64,10 @@ _INSERT = {table.name: table.insert() for table in (tables.pointer, tables.signe
 _ENTER = tables.version.insert()
 
 JOINT = "joint-"
-"""The prefix of the ids of joint releases; no release of a ledger has such an id."""
+"""Prefix of the ids of joint releases, which no id of a ledger's own release has."""
 
 type Lineage = Sequence[Mapping[str, Any]]
-"""The public facts about the sites' releases in a joint release, as plain JSON values."""
+"""Public facts about each site's part of a joint release, as plain JSON values."""
 
 
 def add_version(
@@ -79,43 +79,45 @@ def add_version(
     sites: Lineage | None = None,
     among: Collection[str] | None = None,
 ) -> int:
-    """Publish the artifact of a release under the next version of a name.
+    """Publish the artifact of a release as the next version of a name, and return the version.
 
     Parameters
     ----------
     connection : Connection
-        Inside the transaction that commits the release, or a later one.
+        A connection in the transaction that commits the release, or in a later one.
     name : str
-        A release may be published under any number of names.
+        The name to publish under. A release may be published under several names.
     digest : str
         The digest of the artifact, as `dpca.artifacts.files.write_artifact` returns it.
     release_id : str
-        The id of the artifact's release, or of a joint release.
+        The id of the release, or of a joint release.
     sites : sequence of mapping, optional
-        For a joint release, the releases of its sites, each of which is in the ledger of its site.
+        For a joint release, public facts about the release of each site, which is charged in the ledger of the site.
     among : collection of str, optional
-        The only populations that may have published the name before.
+        If given, every earlier version of the name must come from one of these populations.
 
     Returns
     -------
     int
-        One more than the highest version of the name (1 for a new name). If the release is already published under this
-        name, the existing version.
+        One more than the highest version of the name, or 1 for a new name. If the release is already published under
+        this name, the existing version.
 
     Raises
     ------
     Invalid
-        If the name breaks the rule of names.
+        If the name does not match the pattern of names.
     Conflict
-        If the release is published under this name with another digest, or a joint release under any name. Also if
-        another ledger publishes the name.
+        If the release is already published under this name with another digest. For a joint release, also if it is
+        published under any name with another digest. Also if another ledger publishes the name.
     Refused
         If a population that is not in ``among``, or a joint release, has published under the name.
     """
     check_name(name)
     journal.lock(connection)
     if among is not None and not owners_of(connection, name) <= set(among):
-        raise Refused(f"populations of other clients publish {name!r}; choose another name.")
+        raise Refused(
+            f"{name!r} has versions of populations that this client may not publish for; choose another name."
+        )
     same = _OF_ORIGIN_AND_NAME if sites is None else _OF_ORIGIN
     rows = connection.execute(same, {"origin": release_id, "name": name}).all()
     others = [row for row in rows if row.digest != digest]
@@ -129,7 +131,7 @@ def add_version(
         return int(published.version)
     version = (_newest_version(connection, name) or 0) + 1
     if version == 1 and name in others_of(connection):
-        raise Conflict(f"another ledger publishes {name!r} there, as an operator accepted; choose another name")
+        raise Conflict(f"another ledger publishes {name!r} in this store, as an operator stated; choose another name")
     record_version(connection, name=name, version=version, digest=digest, release_id=release_id, sites=sites)
     return version
 
@@ -137,7 +139,7 @@ def add_version(
 def record_version(
     connection: sa.Connection, *, name: str, version: int, digest: str, release_id: str, sites: Lineage | None = None
 ) -> None:
-    """Write the row of a version and its journal entry; the caller must have checked that the number is free."""
+    """Insert the row of a version and append the journal entry; the caller has checked that the version is new."""
     detail: dict[str, Any] = {"name": name, "version": version, "digest": digest}
     row = {**detail, "created_at": journal.now()}
     _leave_to_rebuild(connection, name)
@@ -151,7 +153,7 @@ def record_version(
 
 
 def digest_of_joint(connection: sa.Connection, joint_id: str) -> str | None:
-    """Return the digest of the artifact that a joint release was published with; None where it is not yet published."""
+    """Return the digest of the published artifact of a joint release of several sites; None if unpublished."""
     table = tables.joint_version
     return connection.execute(sa.select(table.c.digest).where(table.c.joint_id == joint_id).limit(1)).scalar()
 
@@ -161,12 +163,12 @@ def promote(
 ) -> None:
     """Point an alias of a name at a version.
 
-    The journal records where the alias pointed before, and why it moved.
+    The journal records the version to which the alias pointed before, and the reason ``why`` for the move.
 
     Raises
     ------
     Invalid
-        If the alias breaks the rule of aliases, or is ``latest``.
+        If the alias does not match the pattern of aliases, or is ``latest``.
     NotFound
         If the name has no such version; the message lists the existing ones.
     """
@@ -202,15 +204,15 @@ def advance(
     before: int | None,
     why: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Move an alias to a version that it never pointed to, and return whether it moved.
+    """Move an alias to a version to which it has never pointed, and return whether it moved.
 
-    The alias stays if it pointed to the version before, for example because an operator has moved it back. It also
-    stays if it no longer points at ``before``, the version at the time of the decision.
+    The alias is not moved if it has pointed to the version earlier, because an operator may have moved it back from
+    there. It is also not moved if it no longer points to ``before``, the version at the time when the caller decided.
 
     Raises
     ------
     Invalid, NotFound
-        As `promote`.
+        If the alias is not allowed, or the name has no such version.
     """
     journal.lock(connection)
     if read_pointer(connection, name).aliases.get(alias) != before:
@@ -229,7 +231,7 @@ def rebuild_pointers(
     signer: Signer | None = None,
     above: int | None = None,
 ) -> None:
-    """Rewrite pointer files so that they agree with the rows, for some names or for every name that has a version.
+    """Rewrite the pointer files that disagree with the database rows, of some names or of all names.
 
     Parameters
     ----------
@@ -237,33 +239,35 @@ def rebuild_pointers(
     place : Place
     names : collection of str, optional
     signer : Signer, optional
-        Signs each pointer before its file is written, and each artifact that is not yet signed. Without a signer,
-        signatures are left unchanged.
+        Signs each pointer before the plain pointer file is written, and each artifact that is not yet signed. Without a
+        signer, signatures are left unchanged.
     above : int, optional
-        Sign every pointer and artifact again, and number each pointer above this number and its current one.
+        If given, sign every pointer and artifact again. The new number of each signed pointer is higher than ``above``
+        and than its current number.
 
     Raises
     ------
     Unavailable
-        If the place cannot be written, or others keep writing there without this ledger's lock.
+        If the store cannot be written, or if other processes keep writing there without this ledger's lock.
     Refused
-        If a file contains a version without a row, or with another digest. A version that consumers know is never
-        overwritten.
+        If a file contains a version that has no database row, or has another digest there. A version that consumers may
+        have seen is never overwritten.
 
     Guarantees
     ----------
     Each file changes as a whole or not at all. The transaction waits for other publishers, so an older state is never
-    written over a newer one. A file that already agrees is left unchanged. The recorded tag of a file was read after
-    the file was written. The number of a signed pointer is higher than any in its file or the database.
+    written over a newer one. A file that agrees with the rows is left unchanged. The tag of a file is recorded only
+    after the file was written and read again. The number of a new signed pointer is higher than the number in the
+    existing file and in the database.
 
     Notes
     -----
-    A publisher that lost its connection, and therefore its lock, may still be about to write. So the tag of the file is
-    read before the rows. The writer of a newer state got the lock after these rows were read, so it changed the tag
-    after this tag was read. An object store then refuses the older state. After a refusal the rows are read again,
-    which fails when the lock is lost. The one remaining case is a file that changed and changed back in the meantime,
-    because an alias moved to and fro. The next opening then finds another tag than the recorded one, and rewrites the
-    file.
+    A publisher that lost its database connection, and therefore the lock, may still be about to write a file with an
+    older state. Therefore the tag of the file is read before the rows. A publisher of a newer state takes the lock
+    after these rows were read, so it changes the tag after this tag was read. The object store then refuses the write
+    of the older state, because the tag has changed. After such a refusal, the rows are read again, which fails if the
+    lock is lost. One case remains: in the meantime, the file changed and changed back, because an alias moved and moved
+    back. Then the next opening finds that the tag differs from the recorded tag, and rewrites the file.
     """
     journal.lock(connection)
     numbers = read_numbers(connection, names)
@@ -271,7 +275,8 @@ def rebuild_pointers(
     signed: list[dict[str, Any]] = []
     read: Mapping[str, Pointer | None]
     if names is not None and len(names) <= FEW:
-        read = {name: None for name in names if _newest_version(connection, name)}  # read later, after their files
+        # for a few names, each pointer is read after the name's files
+        read = {name: None for name in names if _newest_version(connection, name)}
     else:
         read = {pointer.name: pointer for pointer in read_pointers(connection, names)}
     for name, pointer in read.items():
@@ -286,7 +291,7 @@ def rebuild_pointers(
 def _note(
     connection: sa.Connection, table: sa.Table, names: Collection[str], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Replace the rows of some names."""
+    """Replace the rows of some names in the table ``pointer`` or ``signed_pointer``."""
     if names:
         connection.execute(_REMOVE[table.name], [{"rebuilt": name} for name in names])
     if rows:
@@ -303,7 +308,10 @@ def _rebuild(
     number: int,
     above: int | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Write both files until they agree with the rows; return the tag of the pointer and the row of the signed one."""
+    """Write the plain and the signed pointer file of a name until both agree with the rows.
+
+    Return the tag of the plain pointer file, and the row about the signed pointer file.
+    """
     path = Pointer.path(name)
     floor: int | None = 0 if above is None else None
     for _ in range(_ATTEMPTS):
@@ -334,13 +342,13 @@ def _rebuild(
         if plain != payload and place.write(path, payload, over=standing):
             reached("pointer.written")
     raise Unavailable(
-        f"{place.at(path)} changes during the write, or does not read back; only one ledger may publish there; give "
-        "each ledger its own store, check the store, and run the same request again"
+        f"{place.at(path)} changes while it is written, or is not read back as it was written; only one ledger may "
+        "publish there; give each ledger a separate store, check the store, and run the same request again"
     )
 
 
 def _require_all_shown(rows: Pointer, place: Place, signed: SignedPointer | None) -> None:
-    """Check that the rows contain every version in the files; a damaged file contains none."""
+    """Check that every version in the pointer files of a name has a row; a damaged file counts as empty."""
     shown = {} if signed is None else dict(signed.pointer.versions)
     with suppress(Corrupt, NotFound):
         shown |= Pointer.read(place, rows.name).versions

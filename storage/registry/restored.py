@@ -1,13 +1,15 @@
-"""Recovery of a ledger that was restored from a copy, or lost, with its releases and streams.
+"""Recovery of a ledger that was restored from an older copy, or lost: its missing releases are charged again.
 
-Two sources contain what an old copy lacks. The witness has recorded every release that began, with its whole row, and
-every version. The registry lists every version, and each artifact's manifest states the release, event and epsilon.
-Both are entered again: releases are charged, and versions keep the numbers that consumers know.
+Two sources contain what an older copy of the database lacks. The notes of the witness in the state folder contain the
+whole row of every release that began, and every version. The registry lists every version, and the manifest of each
+artifact states the release, event and epsilon. Missing releases and versions are inserted again from these sources.
+Releases are charged again, and versions keep the numbers that consumers know.
 
-A stream may continue only if the ledger lacks nothing of it. A tick that was answered, but is missing from the ledger,
-would be answered again under another key, and be paid for once. The witness has recorded every tick that began, with
-its whole row. The manifest of a published tick states it too, and the answer store of a stream shows which ticks were
-answered. A stream is closed if one of these sources contains more than could be entered.
+A stream may continue only if all its ticks are known. Otherwise, a tick that was answered, but is missing from the
+ledger, would be answered a second time with new noise, although it is paid for only once. Three sources show which
+ticks began: the notes of the witness contain the whole row of each, the manifest of a published tick names the tick,
+and the answer store of a stream has a file for each answered tick. A stream is closed if one of these sources shows a
+tick that could not be inserted again.
 """
 
 import json
@@ -60,7 +62,10 @@ _LOST = "lost with the ledger"
 
 
 def enter_stream_facts(connection: sa.Connection, note: Note) -> None:
-    """Enter the rows by which a noted release opens a stream or pays for one; the release is already entered."""
+    """If a missing release opened a stream or pays for ticks, insert the rows about this from its note.
+
+    The release itself is already inserted. ``note`` is from the witness in the state folder.
+    """
     if "stream" in note:
         enter_stream(connection, {**note["stream"], "terms": json.loads(note["stream"]["terms"])})
     if "stream_charge" in note:
@@ -76,18 +81,18 @@ def make_room(
     name: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Enter and settle everything that precedes a lost tick, namely its stream, the charges and the earlier ticks.
+    """Insert a missing tick's stream and earlier ticks, and the charges for them, as far as they are missing.
 
     Parameters
     ----------
     connection : Connection
     event : Event
-        The event of the tick.
+        The DP event of the tick.
     population : str
     digests : mapping of str to str
-        The artifacts' digests, by release, for versions that the ledger lacks.
+        For versions that the ledger lacks, the digest of the artifact, by release id.
     name : str
-        The name under which the stream publishes, where no row states it.
+        The name under which the stream publishes, used if no row states it.
     facts : mapping
         The known facts about the tick; ``ticks`` is the number of ticks that were paid for when it began.
     """
@@ -105,7 +110,10 @@ def make_room(
 
 
 def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, facts: Mapping[str, Any]) -> None:
-    """Enter the row of a lost tick, from its note or manifest; its release is already entered."""
+    """Insert the row of a tick that a restored ledger lacks; the tick's release is already inserted.
+
+    ``facts`` are from a note of the witness, or from the manifest of the tick's artifact.
+    """
     enter_tick(
         connection,
         {
@@ -121,9 +129,10 @@ def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, fa
 
 
 def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note]) -> None:
-    """Enter the answers that the ledger lacks, and close every live stream that cannot continue.
+    """Record the missing answers of ticks, and close every live stream that cannot continue.
 
-    A stream can continue if its terms and all its ticks are known, and each answer in its store is recorded for a tick.
+    A stream can continue if its terms and all its ticks are known, and if every file in its answer store is the
+    recorded answer of a tick.
     """
     reported = {
         (note["answer"]["stream"], note["answer"]["tick"]): note["answer"]["digest"]
@@ -150,7 +159,7 @@ def _only(digests: set[str]) -> str | None:
 
 
 def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -> None:
-    """Commit the tick before a lost one if its artifact is published, and otherwise close it."""
+    """End the tick before a missing tick: commit it if its artifact is published, and otherwise close it."""
     if tick.is_settled:
         return
     row = read_release(connection, tick.release_id, lock=True)
@@ -162,7 +171,7 @@ def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -
 
 
 def _fill(connection: sa.Connection, stream_id: str, tick: int, multiplier: float, *, population: str) -> None:
-    """Enter and close a tick whose only trace is that later ticks began."""
+    """Insert and close a tick about which nothing is known, except that later ticks of the stream began."""
     release_id, event = secrets.token_hex(16), stream_tick(stream_id, tick, multiplier)
     _enter_tick(
         connection, release_id, event, population=population, run_key=f"stream {stream_id} tick {tick}", charge=None
@@ -181,10 +190,10 @@ def _pay(
     name: str,
     release_id: str,
 ) -> None:
-    """Charge the whole Gaussian event of a stream again, for a stream or an extension that the ledger lacks.
+    """Charge the whole Gaussian event of a stream, for a stream or an extension that the ledger lacks.
 
-    The lost charge was never larger. An extension goes to at most ten times the ticks, which costs less than the stream
-    itself did.
+    The missing charge was never larger. An extension reaches at most ten times the number of ticks, and costs less than
+    the stream itself.
     """
     budget, event = read_budget(connection, population), gaussian(multiplier)
     charge = budget.build_filter().charge_after(charged_to(connection, budget), event, delta=budget.delta)
@@ -220,7 +229,7 @@ def _enter_tick(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recharged:
-    """A release that the ledger lacked and that is charged again, with its published versions."""
+    """A release that the restored ledger lacked and that was charged again, with its published versions."""
 
     release: str
     population: str
@@ -231,7 +240,7 @@ class Recharged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A version that the ledger lacks, found in the registry or in the witness, which has no manifest."""
+    """A published version that a restored ledger lacks, found in the registry or in the notes of the witness."""
 
     name: str
     version: int
@@ -239,7 +248,8 @@ class Lost:
     release_id: str | None
     artifact_digest: str
     manifest: Mapping[str, Any] = field(repr=False)
-    sites: Sequence[Mapping[str, Any]] | None = None  # sites of a joint release, which no budget here pays for
+    # sites of a joint release, which is charged in their ledgers; otherwise None
+    sites: Sequence[Mapping[str, Any]] | None = None
 
     def __str__(self) -> str:
         """Return the version as a reference, such as ``news@3``."""
@@ -255,31 +265,31 @@ def accept(
     charge_to: str | None = None,
     another_ledger: bool = False,
 ) -> tuple[Recharged, ...]:
-    """Resume a restored ledger by entering what it lacks, and return the releases that were charged.
+    """Accept a restored ledger: insert what it lacks, and return the releases that were charged again.
 
-    A release that is only reserved in the copy may have begun since, so it counts as begun. New individuals may have
-    arrived since, so every arrival epoch counts as lost.
+    A release that is only reserved in the restored copy may have begun since, so it counts as begun. Ids of new
+    individuals may have been recorded since, so every table of first-seen ids (arrival epoch) counts as lost.
 
     Parameters
     ----------
     connection : Connection
-        Inside a transaction, which commits everything or nothing.
+        A connection in one transaction, so that everything or nothing is committed.
     place : Place
-        The place of the registry.
+        The store of the registry.
     noted : sequence
-        The notes of the witness in the state folder.
+        The notes of releases, versions and answers from the witness in the state folder.
     reason : str
         The operator's reason, for the journal.
     charge_to : str, optional
-        The population whose budget pays for releases about which nothing is known, and which the registry contains
-        under a name that is unknown here.
+        The population to charge for releases in the registry whose population is unknown.
     another_ledger : bool
-        Ignore such names: another ledger publishes them, and this one never will.
+        Whether such releases are ignored, because another ledger publishes under their names. This ledger then never
+        publishes under these names.
 
     Raises
     ------
     Refused
-        When there is such a release, and neither ``charge_to`` nor ``another_ledger`` was given.
+        When there is a release of an unknown population, and neither ``charge_to`` nor ``another_ledger`` was given.
     Corrupt
         When a version has another digest in the registry than in the ledger, or an artifact cannot be read.
     """
@@ -325,14 +335,14 @@ def accept(
 
 
 def accepted_before(connection: sa.Connection) -> str | None:
-    """Return the UTC time of the second-to-last acceptance; None if the ledger was accepted at most once."""
+    """Return the UTC time of the last but one acceptance of a restored ledger; None if there was at most one."""
     table = tables.event
     times = sa.select(table.c.at).where(table.c.name == "ledger_accepted").order_by(table.c.seq.desc())
     return connection.execute(times.offset(1).limit(1)).scalar()
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
-    """Return the pointers in the registry's files, without the names that belong to another ledger."""
+    """Return the pointers in the registry's files, except for names that another ledger publishes."""
     names = set(Registry(place).names()) - others_of(connection)
     try:
         return [Pointer.read(place, name) for name in sorted(names)]
@@ -340,12 +350,15 @@ def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
         found = str(error).partition(";")[0]
         raise Corrupt(
             f"{found}, so its versions cannot be charged; restore that file from a copy, or remove it to continue "
-            "without them."
+            "without these versions."
         ) from None
 
 
 def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], noted: Sequence[Note]) -> list[Lost]:
-    """Return the versions that the ledger lacks, originals before their refits; the registry has priority."""
+    """Return the versions that a restored ledger lacks, from the registry or else from the witness's notes.
+
+    Versions derived from a release's artifact come after versions with this artifact itself.
+    """
     rows = connection.execute(sa.select(tables.published)).all()
     standing = {(row.name, row.version): row.digest for row in rows}
     released = {(row.name, row.origin) for row in rows}
@@ -364,7 +377,8 @@ def _lost(connection: sa.Connection, place: Place, pointers: Sequence[Pointer], 
                     "a version never changes, so two ledgers publish there: give this ledger a separate store."
                 )
     remembered = {(note["version"]["name"], note["version"]["version"]): note for note in noted if "version" in note}
-    for at, note in remembered.items():  # the last note of a number; the transaction of an earlier one failed
+    # of several notes about a version, the last one counts, because earlier transactions failed
+    for at, note in remembered.items():
         if at not in standing and at not in lost and (at[0], note["version"]["release_id"]) not in released:
             lost[at] = Lost(**note["version"], manifest={})
     return sorted(lost.values(), key=lambda item: (item.digest != item.artifact_digest, item.name, item.version))
@@ -387,7 +401,10 @@ def _shown(place: Place, name: str, version: int, digest: str) -> Lost:
 
 
 def _populations(connection: sa.Connection, noted: Sequence[Note]) -> dict[str, str]:
-    """Return the population of each release for which a row or a note states it."""
+    """Return the population of each known release, by id.
+
+    Releases are known from database rows, and from notes of the witness in the state folder.
+    """
     table = tables.release
     known = {note["release"]["id"]: str(note["release"]["population"]) for note in noted if "release" in note}
     return known | {row.id: row.population for row in connection.execute(sa.select(table.c.id, table.c.population))}
@@ -401,7 +418,10 @@ def _explain(
     charge_to: str | None,
     another_ledger: bool,
 ) -> set[str]:
-    """Add the payer of each lost release to ``payers``, and return the names that belong to another ledger."""
+    """Find the population of each release that a restored ledger lacks, and add it to ``payers``.
+
+    Return the published names that another ledger uses.
+    """
     version, release = tables.version, tables.release
     owners: dict[str, set[str]] = {}
     for row in connection.execute(sa.select(version.c.name, release.c.population).join(release).distinct()):
@@ -425,7 +445,7 @@ def _explain(
         shown = ", ".join(unexplained[:3]) + (", ..." if len(unexplained) > 3 else "")
         raise Refused(
             f"no record here states which budget paid for {shown}; use --charge POPULATION to charge these releases "
-            "to its budget, or --another-ledger if another ledger publishes there."
+            "to its budget, or --another-ledger if another ledger published them."
         )
     return others
 
@@ -440,7 +460,10 @@ def _begin_reserved(connection: sa.Connection) -> list[str]:
 
 
 def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
-    """Return the row in a note; its charge is kept if the budget's terms are unchanged."""
+    """Return the row of a release from its note in the state folder, with the budget opened if it is missing.
+
+    The row has the old charge. If the terms of the budget changed, the charge is None.
+    """
     terms = Budget(**note["budget"])
     standing = find_budget(connection, terms.population)
     if standing is None:
@@ -463,7 +486,7 @@ def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
 
 
 def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> dict[str, Any]:
-    """Return the row of a release, built from the manifest of its artifact."""
+    """Return the row of a release, computed from the manifest of the release's artifact."""
     privacy = shown.manifest.get("privacy", {})
     try:
         event = privacy["event"]
@@ -474,7 +497,9 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
         if private and not (0 < epsilon < float("inf") and 0 <= delta < 1):
             raise ValueError
     except (StorageError, KeyError, TypeError, ValueError, RecursionError):
-        raise Corrupt(f"the manifest of {shown} does not state what was released; restore its artifact.") from None
+        raise Corrupt(
+            f"the manifest of {shown} does not state its event and guarantee; restore its artifact."
+        ) from None
     budget = read_budget(connection, population)
     if budget.relation != relation:
         raise Refused(
@@ -501,7 +526,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
-    """Return the facts about a stream's tick in a manifest."""
+    """Return what the manifest of a version states about a stream's tick, or an empty mapping."""
     plan = version.manifest.get("plan")
     declared = plan.get("stream") if isinstance(plan, dict) else None
     return declared if isinstance(declared, dict) else {}
@@ -516,7 +541,10 @@ def _enter(
     facts: Mapping[str, Any] | None,
     name: str = "restored",
 ) -> Recharged:
-    """Enter and charge a lost release, even beyond the budget because it took place; a stream pays for its ticks."""
+    """Insert and charge a missing release, even beyond the budget, because the release has taken place.
+
+    A tick of a stream is charged nothing; its stream and earlier ticks are inserted first if they are missing.
+    """
     if is_tick(row["event"]):
         people = row["population"]
         make_room(connection, row["event"], population=people, digests=digests, name=name, facts=facts or {})
@@ -540,7 +568,7 @@ def _enter(
 
 
 def _commit(connection: sa.Connection, release_id: str, *, digest: str) -> None:
-    """Commit a release whose artifact is published."""
+    """Commit a release whose artifact is published, if it is not committed yet."""
     row = read_release(connection, release_id, lock=True)
     if row.state == "abandoned":
         raise Corrupt(

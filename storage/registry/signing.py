@@ -1,10 +1,12 @@
-"""Publisher's signing key, signed pointers, and versions of the registry's root.
+"""The publisher's signing key, signed pointers and artifacts, and versions of the registry's root.
 
-The signing key is in the key folder, next to the ledger, and is created by the first publication. A new key waits in a
-second file until the root delegates to it. From then on, the new key signs, and the old one is removed.
+The publisher's signing key is in the key folder, and is created by the first publication. A *pointer* lists the
+versions and aliases of a name. The *root* of a registry is a signed document that states which publishers' keys may
+sign which names. After a rotation, the new key is stored in a second file until the root lists it. From then on, the
+new key signs, and the old key is removed.
 
-`init_root` and `update_root` are for the keeper of the root, who writes its first version and later ones with other
-keys. They do not need the ledger.
+`init_root` and `update_root` are for the keeper of the root, who holds separate keys for it. They write the first
+version and later versions of the root, and do not need the ledger.
 
 Examples
 --------
@@ -46,17 +48,18 @@ if TYPE_CHECKING:
 
 
 NEXT_KEY = "publisher-signing.next.key"
-_MOST_TAKEN_OVER = 1 << 40  # far below the readers' limit, so that another writer cannot use up the numbers
+# an existing number of this size or more is ignored, so that a forged file cannot use up the numbers
+_MOST_TAKEN_OVER = 1 << 40
 _ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """Signer of pointers and artifacts with the key in a folder.
+    """Signer of pointers and artifacts, with the publisher's key in a key folder.
 
     Attributes
     ----------
-    keys : Path
+    keys : Path, the key folder
     days : int or None, number of days after which a signed pointer expires
     """
 
@@ -64,7 +67,9 @@ class Signer:
     days: int | None = None
 
     def key(self, place: Place) -> "Ed25519PrivateKey":
-        """Return the current signing key, after promoting the next key if the root of a place delegates to it.
+        """Return the current signing key; create it if it is missing.
+
+        If a next key exists, and the root of the registry lists it, the next key first becomes the current key.
 
         Raises
         ------
@@ -83,7 +88,7 @@ class Signer:
         return read_key(self.keys / PUBLISHERS_KEY)
 
     def rotate(self) -> str:
-        """Create the next key, or read the one that already waits, and return its public half."""
+        """Create the next signing key unless it exists, and return the public half of the next key."""
         if not (self.keys / NEXT_KEY).exists():
             make_key(self.keys / NEXT_KEY)
         return public_name(read_key(self.keys / NEXT_KEY))
@@ -91,9 +96,10 @@ class Signer:
     def agrees(
         self, place: Place, found: SignedPointer | None, pointer: Pointer, payload: bytes, *, above: int
     ) -> bool:
-        """Return whether the current key signed this pointer, under a number over ``above``.
+        """Return whether the existing signed pointer of a name is up to date.
 
-        ``payload`` is the content of the pointer file.
+        It is up to date if it has this content, is signed by the current key, and has a number over ``above``.
+        ``found`` is the existing signed pointer, and ``payload`` is the content of the plain pointer file.
         """
         return (
             found is not None
@@ -113,30 +119,30 @@ class Signer:
         plain: bytes | None,
         number: int,
     ) -> bool:
-        """Sign the artifacts of a name that are not yet signed, then its pointer.
+        """Sign the artifacts of a name that are not yet signed, and then the name's pointer.
 
         Parameters
         ----------
         place : Place
         pointer : Pointer
         over, before : Stored and SignedPointer, or None
-            The existing file of the signed pointer, and its content if it is intact.
+            The existing file of the signed pointer, and the file's content if it is intact.
         plain : bytes or None
-            The content of the existing pointer file.
+            The content of the existing plain pointer file.
         number : int
             The number of the new signed pointer.
 
         Returns
         -------
         bool
-            False if the file of the signed pointer has changed in the meantime, as for `Place.write`.
+            False if nothing was written because the file of the signed pointer has changed in the meantime.
         """
         key = self.key(place)
         done = set(before.pointer.versions.values()) if before is not None and before.key == public_name(key) else set()
         self.sign_artifacts(place, set(pointer.versions.values()) - done)
         stood = digest_of(plain)
         if before is not None and stood not in (before.now, before.before):
-            stood = before.now  # the file that consumers have seen, not one that someone else wrote
+            stood = before.now  # the pointer that consumers saw last, not a file that another program wrote over it
         expires = None
         if self.days is not None:
             expires = (datetime.now(UTC) + timedelta(days=self.days)).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -146,12 +152,12 @@ class Signer:
         return place.write(SignedPointer.path(pointer.name), signed.sign(key), over=over)
 
     def sign_artifacts(self, place: Place, digests: Collection[str]) -> None:
-        """Write the signature of each artifact that the current key has not signed.
+        """Write the signature file of each artifact that the current key has not signed.
 
         Raises
         ------
         Unavailable
-            If a signature cannot be written, or keeps changing.
+            If a signature file cannot be written, or other programs keep changing it.
         """
         key = self.key(place)
         for digest in sorted(digests):
@@ -163,35 +169,38 @@ class Signer:
                 place.write(path, payload, over=standing)
             else:
                 raise Unavailable(
-                    f"{place.at(path)} changes during the write, or does not read back; only one ledger may publish "
-                    "there; give each ledger its own store, check the store, and run the same request again"
+                    f"{place.at(path)} changes while it is written, or is not read back as it was written; only one "
+                    "ledger may publish there; give each ledger a separate store, check the store, and run the same "
+                    "request again"
                 )
 
 
 def read_key(path: Path) -> "Ed25519PrivateKey":
-    """Read a private key.
+    """Read a private Ed25519 key from a file.
 
     Raises
     ------
     Unavailable
         If the file cannot be read.
     Corrupt
-        If the file contains no key.
+        If the file does not contain a key.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
         return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read ({error.strerror}); fix it, or give a readable key.") from None
+        raise Unavailable(
+            f"{path} cannot be read ({error.strerror}); correct the permissions, or give a readable key."
+        ) from None
     except ValueError:
-        raise Corrupt(f"{path} is not a signing key of 32 bytes; restore it, or make a new one.") from None
+        raise Corrupt(f"{path} is not a signing key of 32 bytes; restore the file, or make a new key.") from None
 
 
 def make_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key to a file, and return the key that the file then contains.
+    """Create a file with a new private key, unless the file exists, and return the key in the file.
 
-    If another process has written the file in the meantime, its key is returned.
+    If another process creates the file at the same time, the key of that process is returned.
 
     Raises
     ------
@@ -205,7 +214,7 @@ def make_key(path: Path) -> "Ed25519PrivateKey":
 
 
 def make_new_key(path: Path) -> "Ed25519PrivateKey":
-    """Write a new private key to a new file, even on a medium without hard links.
+    """Create a file with a new private key, also in a file system without hard links.
 
     Raises
     ------
@@ -237,7 +246,7 @@ def _draw_key() -> bytes:
 
 
 def decoded(name: str, standing: Stored | None) -> SignedPointer | None:
-    """Return the signed pointer of a name; None where there is no intact one."""
+    """Return the signed pointer of a name from the content of its file; None if it is missing or damaged."""
     try:
         return None if standing is None else SignedPointer.decode(name, standing.payload)
     except ValueError:
@@ -245,12 +254,12 @@ def decoded(name: str, standing: Stored | None) -> SignedPointer | None:
 
 
 def number_of(found: SignedPointer | None) -> int:
-    """Return the number of the existing signed pointer, from which a publisher continues, or 0."""
+    """Return the number of the existing signed pointer, which the next number must exceed; 0 if there is none."""
     return found.number if found is not None and found.number < _MOST_TAKEN_OVER else 0
 
 
 def read_stored(place: Place, path: str) -> Stored | None:
-    """Read a file of a registry, or return None if there is none."""
+    """Read a file of the registry; return None if it does not exist."""
     try:
         return place.read(path, most=MOST_BYTES)
     except FileNotFoundError:
@@ -258,7 +267,7 @@ def read_stored(place: Place, path: str) -> Stored | None:
 
 
 def signed_tags(place: Place) -> dict[str, str | None]:
-    """Return the tag of each name's signed pointer."""
+    """Return the store's tag (ETag) of each signed pointer file, by name."""
     found = ((re.fullmatch(r"(.+)\.json", file), tag) for file, tag in place.tags(SIGNED_FOLDER).items())
     return {match[1]: tag for match, tag in found if match}
 
@@ -269,13 +278,13 @@ _SHOWN = 16
 def init_root(
     place: Place, keys: Sequence["Ed25519PrivateKey"], *, publishers: Mapping[str, Publisher], threshold: int = 1
 ) -> Root:
-    """Write the first version of a registry's root.
+    """Write the first version of a registry's root, which lists the publishers' keys.
 
     Parameters
     ----------
     place : Place
     keys : sequence of private keys
-        The keys of the root; all of them sign it.
+        The private keys of the root. All of them sign the first version.
     publishers : mapping of str to Publisher
         The publishers' public keys, in hex, with the names that each may publish.
     threshold : int
@@ -284,9 +293,9 @@ def init_root(
     Raises
     ------
     Conflict
-        If the registry has a root.
+        If the registry already has a root.
     Invalid
-        If the arguments do not make a valid root.
+        If the keys, the threshold or the publishers' names are not valid in a root.
     """
     if newest_root(place) is not None:
         raise Conflict(f"{place.at('registry')} already has a root; change it with `dpca registry root update`.")
@@ -308,18 +317,19 @@ def update_root(
     drop: Collection[str] = (),
     threshold: int | None = None,
 ) -> Root:
-    """Write the next version of a registry's root, signed by enough keys of the previous and of the new version.
+    """Write the next version of a registry's root.
 
     Parameters
     ----------
     place : Place
     keys : sequence of private keys
-        The keys that sign it.
+        The private keys that sign the new version. They must reach the threshold of the previous version and of the new
+        version.
     delegate : mapping of str to sequence of str, optional
         Publishers' public keys, and the names that each may publish from now on.
     retire, revoke : collection of str
-        Publishers' keys that sign nothing more. Their earlier signatures stay valid when a key is retired, and become
-        invalid when it is revoked.
+        Publishers' public keys that may no longer sign. Earlier signatures of a retired key stay valid; all signatures
+        of a revoked key become invalid.
     add, drop : collection of str
         Public keys to add to the root, or to remove from it.
     threshold : int, optional
@@ -328,11 +338,11 @@ def update_root(
     Raises
     ------
     NotFound
-        If there is no root, or no such key in it.
+        If there is no root, or a given key is not in the root.
     Refused
-        If too few keys are given, or a key to delegate to was revoked.
+        If too few keys are given, or a key in ``delegate`` was revoked.
     Invalid
-        If the arguments do not make a valid root.
+        If the keys, the threshold or the publishers' names are not valid in a root.
     """
     before = newest_root(place)
     if before is None:
@@ -343,7 +353,7 @@ def update_root(
     again = [key for key in delegate or {} if key in before.publishers and before.publishers[key].state == "revoked"]
     if again:
         raise Refused(
-            f"key {again[0][:_SHOWN]}... was revoked permanently; make another with `dpca registry key rotate`."
+            f"key {again[0][:_SHOWN]}... was revoked permanently; make another key with `dpca registry key rotate`."
         )
     states: list[tuple[Collection[str], State]] = [(retire, "retired"), (revoke, "revoked")]
     for chosen, state in states:
@@ -384,7 +394,7 @@ def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> Non
         raise Invalid(
             f"a root cannot have threshold {root.threshold} with {len(root.keys)} keys and these names; keys must be "
             "distinct and not a publisher's, the threshold at most the number of keys, and names as published or "
-            "ending in *; correct it"
+            "ending in *; correct the arguments"
         ) from None
     path = Root.path(root.version)
     standing = read_stored(place, path)
@@ -396,11 +406,11 @@ def _write(place: Place, root: Root, keys: Sequence["Ed25519PrivateKey"]) -> Non
     stored = read_stored(place, path)
     if stored is None or stored.payload != signed:
         raise Unavailable(
-            f"{place.at(path)} does not read back as it was written; check the store, and run the command again."
+            f"{place.at(path)} is not read back as it was written; check the store, and run the command again."
         )
 
 
 def _numbers(place: Place, key: str) -> dict[str, int]:
-    """Return the numbers, by name, of the current signed pointers that this key signed."""
+    """Return the number of each current signed pointer that this key signed, by name."""
     found = (decoded(name, read_stored(place, SignedPointer.path(name))) for name in signed_tags(place))
     return {signed.pointer.name: signed.number for signed in found if signed is not None and signed.key == key}

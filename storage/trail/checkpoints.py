@@ -1,7 +1,7 @@
 """Hashes of journal entries, Merkle trees over them, and signed checkpoints of a journal.
 
-A checkpoint states the number of entries of the journal, the root over all of them, and the root over the entries of
-each population.
+A checkpoint states the number of entries in the journal, the Merkle root over all entries, and a separate root over the
+entries of each population.
 
 >>> tree_root([]) == hashlib.sha256(b"").hexdigest()
 True
@@ -22,25 +22,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpca.errors import Corrupt
 
 START = "0" * 64
-"""The hash before the first entry."""
+"""The previous hash of the first journal entry."""
 FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
-"""The fields that the hash of an entry covers; they include the hash of the previous entry."""
+"""The fields of a journal entry that its hash covers, among them the hash of the previous entry."""
 LEDGER = ""
-"""The subject of entries that concern every population."""
+"""The name used in place of a population for entries that concern all populations."""
 _encode = json.JSONEncoder().encode
 _OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
 _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
-"""The prefixes of entry names that concern spending and releases; other entries may reveal when data arrived."""
+"""Prefixes of entries about spending and releases. Only these are exported, as others may reveal when data arrived."""
 
 
 class Subjects:
-    """Assignment of journal entries to populations, in the order of the journal."""
+    """Assignment of journal entries to populations; the entries must be given in the order of the journal."""
 
     def __init__(self) -> None:
         self._populations: dict[str, str] = {}
 
     def of(self, entry: Mapping[str, Any]) -> str | None:
-        """Return the population of an entry about spending, or `LEDGER`; None for any other entry."""
+        """Return the population of an entry about spending; `LEDGER` if it concerns all populations; otherwise None."""
         if entry["name"] in _OF_THE_LEDGER:
             return LEDGER
         if not entry["name"].startswith(_OF_SPENDING):
@@ -52,32 +52,36 @@ class Subjects:
 
 
 def hash_entry(row: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an entry, in hex; ``detail`` is text in its stored form."""
+    """Return the SHA-256 of a journal entry, in hex; ``detail`` is JSON text as it is stored."""
     return hash_values([row[name] for name in FIELDS])
 
 
 def hash_values(values: Sequence[Any]) -> str:
-    """Return the SHA-256 of an entry, in hex, given the values of `FIELDS`."""
+    """Return the SHA-256 of a journal entry, in hex, given the values of `FIELDS`."""
     return hashlib.sha256(_encode(values).encode()).hexdigest()
 
 
 def tree_root(hashes: Sequence[str]) -> str:
-    """Return the root of the Merkle tree over hashes of entries, in hex.
+    """Return the root of the Merkle tree over hashes of journal entries, in hex.
 
-    The first byte distinguishes leaves from inner nodes. The tree of n leaves is split at the largest power of two
-    below n (RFC 9162, section 2.1).
+    A first byte in the hashed text distinguishes leaves from inner nodes. The tree of n leaves is split at the largest
+    power of two below n (RFC 9162, section 2.1).
     """
     return tree_roots(hashes, [len(hashes)])[len(hashes)]
 
 
 def tree_roots(hashes: Sequence[str], lengths: Iterable[int]) -> dict[int, str]:
-    """Return the roots over the first n hashes, by n, in one pass; an n beyond the last hash is left out."""
+    """Return the Merkle root over the first n hashes for each n in ``lengths``, in one pass.
+
+    A length beyond the number of hashes is left out.
+    """
     wanted = set(lengths)
     found = {0: hashlib.sha256(b"").hexdigest()} if 0 in wanted else {}
-    whole: list[bytes] = []  # the roots of the adjacent full trees so far, largest first
+    whole: list[bytes] = []  # roots of the full subtrees of the Merkle tree so far, the largest first
     for count, leaf in enumerate(hashes, start=1):
         whole.append(_digest(b"\x00" + bytes.fromhex(leaf)))
-        for _ in range((count & -count).bit_length() - 1):  # as many times as two divides the count
+        # two full subtrees are merged once for each factor 2 of the count
+        for _ in range((count & -count).bit_length() - 1):
             right = whole.pop()
             whole[-1] = _digest(b"\x01" + whole[-1] + right)
         if count in wanted:
@@ -97,16 +101,16 @@ _CONTEXT = b"dpca checkpoint 1\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A signed statement of a ledger about its journal.
+    """A signed statement about the entries of a ledger's journal at one time.
 
     Attributes
     ----------
-    ledger : str
-    at : str, UTC
-    entries : int, number of entries of the whole journal
-    root : str, Merkle root over their hashes
-    populations : mapping of `name_in_checkpoint` to the number of entries and the root over them
-        Contains each population, and `storage.trail.checkpoints.LEDGER`.
+    ledger : str, the id of the ledger
+    at : str, the time of the signature in UTC
+    entries : int, number of entries in the whole journal
+    root : str, Merkle root over the hashes of all entries
+    populations : mapping of a hashed population name to the number of its entries and the Merkle root over them
+        The keys are computed by `name_in_checkpoint`, for each population and for `storage.trail.checkpoints.LEDGER`.
     key : str, the public Ed25519 key, in hex
     signature : str, in hex
     """
@@ -126,7 +130,7 @@ class Checkpoint:
         return _CONTEXT + json.dumps(signed, sort_keys=True, separators=(",", ":")).encode()
 
     def check_signature(self) -> None:
-        """Check that the stated key signed the checkpoint.
+        """Check that the checkpoint is signed by the key that it contains.
 
         Raises
         ------
@@ -144,12 +148,14 @@ class Checkpoint:
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
-        """Check that the checkpoint covers the first entries of a journal, and all entries of its subjects among them.
+        """Check that a journal begins with exactly the entries that this checkpoint covers.
+
+        Also check for each population in ``roots`` that none of its entries among them is missing.
 
         Raises
         ------
         Corrupt
-            When the journal is another one, or some entries of a subject are missing.
+            When entries of the journal were changed, dropped or moved, or when entries of a population are missing.
         """
         if roots.whole.get(self.entries) != self.root:
             raise Corrupt(
@@ -170,12 +176,12 @@ class Checkpoint:
 
     @classmethod
     def from_json(cls, found: Any) -> Self:
-        """Read a checkpoint from parsed JSON, without a check of its statement.
+        """Read a checkpoint from parsed JSON, without checking its signature.
 
         Raises
         ------
         Corrupt
-            If the fields or their types are not those of a checkpoint.
+            If fields are missing, or have wrong types.
         """
         kinds = {
             "ledger": str,
@@ -194,13 +200,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRoots:
-    """Merkle roots over the prefixes of a journal that checkpoints cover, computed in one pass.
+    """Merkle roots over the first n entries of a journal, for each n that a checkpoint covers.
 
     Attributes
     ----------
-    whole : mapping of a number of entries to the root over them; without numbers beyond the end of the journal
+    whole : mapping of n to the root over the first n entries of the journal, without any n beyond its end
     subjects : mapping of a population, or `storage.trail.checkpoints.LEDGER`, to a mapping
-        The inner mapping has for each number of entries the number of the subject's entries among them, and their root.
+        The inner mapping has for each n the number of the population's entries among the first n, and the root over
+        these.
     """
 
     whole: Mapping[int, str]
@@ -208,13 +215,13 @@ class JournalRoots:
 
     @classmethod
     def of(cls, hashes: Sequence[str], subjects: Mapping[str, Sequence[int]], *, lengths: Collection[int]) -> Self:
-        """Compute the roots.
+        """Compute the roots in one pass over the journal.
 
         Parameters
         ----------
         hashes : sequence of str, hashes of all entries of the journal
-        subjects : mapping of a subject to the numbers of its entries, from 1, in order
-        lengths : collection of int, numbers of entries that the checkpoints cover
+        subjects : mapping of a population, or `LEDGER`, to the numbers of its entries, from 1, in order
+        lengths : collection of int, the numbers of entries that checkpoints cover
         """
         covered = {}
         for subject, numbers in subjects.items():
@@ -232,7 +239,7 @@ def sign_checkpoint(
     hashes: Sequence[str],
     populations: Mapping[str, Sequence[str]],
 ) -> Checkpoint:
-    """Sign a checkpoint of a journal, given the hashes of all its entries, and those of each population by name."""
+    """Sign a checkpoint of a journal, given the hashes of all entries, and of the entries of each population."""
     facts = {
         name_in_checkpoint(ledger, population): (len(own), tree_root(own)) for population, own in populations.items()
     }
@@ -248,5 +255,5 @@ def sign_checkpoint(
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
-    """Return the hash by which a checkpoint names a population; anyone can confirm a guess of the name."""
+    """Return the hash by which a checkpoint names a population; it hides the name, except from a guess."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Verification of an exported audit trail from the file alone.
 
-Verification needs no database, no network, and none of the ledger's code. An export contains every entry of one
+Verification needs no database, no network, and none of the ledger's code. An export contains all journal entries of one
 population, the hashes of all other entries, and signed checkpoints. Together they prove that no entry was changed,
-dropped, added or moved since a checkpoint was signed. The spent budget is recomputed from the events of the releases,
-with the arithmetic of the accounting.
+dropped, added or moved since a checkpoint was signed. The spent budget is recomputed from the DP events of the
+releases, with the arithmetic of the accounting.
 """
 
 import json
@@ -30,7 +30,7 @@ _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, Recurs
 
 @dataclass(slots=True)
 class _Replay:
-    """The state of a budget and its releases after the entries replayed so far."""
+    """The state of a budget and its releases, computed from the journal entries that were replayed so far."""
 
     rules: PrivacyFilter | None = None
     total: Charge = ()
@@ -45,14 +45,14 @@ class _Replay:
     accepted: int = 0
 
     def statement(self, spent: float) -> str:
-        """Return the guarantee of all releases together in one sentence."""
+        """Return the privacy guarantee of all releases together, as one sentence."""
         terms = self.terms
         unit = PrivacyUnit(name=terms["unit"], rows=terms["rows_per_unit"])
         epsilon = max(terms["epsilon"], spent)
         return privacy_statement(epsilon=epsilon, delta=terms["delta"], relation=terms["relation"], unit=unit)
 
     def move(self, release: str, state: str) -> None:
-        """Move a release to another state; an abandoned release is no longer charged, and can never begin."""
+        """Change the state of a release; abandoning subtracts its charge, and an abandoned release cannot change."""
         before = self.states[release]
         if before == "abandoned" or (state == "abandoned" and before != "reserved"):
             raise ValueError(state)
@@ -62,12 +62,12 @@ class _Replay:
 
 
 def read_trail(path: Path) -> Any:
-    """Read an export.
+    """Read an exported audit trail from a file.
 
     Raises
     ------
     NotFound, Corrupt
-        If the file cannot be read, or is no JSON.
+        If the file cannot be read, or is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -80,7 +80,7 @@ def read_trail(path: Path) -> Any:
 
 
 def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) -> dict[str, Any]:
-    """Check an export and return the facts that it proves, all of them public.
+    """Check an exported audit trail, and return the facts that it proves; all of them are public.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
     Raises
     ------
     Corrupt
-        If a check fails; the message states the place in one line.
+        If a check fails; the message states which entry or checkpoint is wrong.
     """
     checkpoints, hashes, entries, population = _parsed(export)
     last = checkpoints[-1]
@@ -148,11 +148,11 @@ def verify_trail(export: Any, *, key: str | None = None, earlier: Any = None) ->
 
 
 def _checked(checkpoints: Sequence[Checkpoint], *, entries: int, key: str | None, continues: bool) -> str:
-    """Return a description of the checks that were made."""
+    """Return a sentence that describes the checks of an audit trail."""
     signer = "the key that was given" if key is not None else "the key in the file (give --key to verify the signer)"
     return (
         f"{entries} entries against their hashes, {len(checkpoints)} checkpoint{'s' * (len(checkpoints) > 1)} against "
-        f"{signer}, and the sum that was spent against every charge" + ("; it continues the earlier export" * continues)
+        f"{signer}, and the spent total against every charge" + ("; it continues the earlier export" * continues)
     )
 
 
@@ -171,7 +171,7 @@ def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, An
     )
     whole = all(isinstance(entry, dict) and entry.keys() == set(FIELDS) for entry in entries)
     if not (isinstance(population, str) and hexadecimal and whole and checkpoints):
-        raise Corrupt(f"the audit trail lacks checkpoints, or has entries with another format; {_NEXT}")
+        raise Corrupt(f"the audit trail lacks checkpoints, or has entries in another format; {_NEXT}")
     if len({checkpoint.signature for checkpoint in checkpoints}) < len(checkpoints):
         raise Corrupt(f"a checkpoint is listed twice; {_NEXT}")
     if {checkpoint.ledger for checkpoint in checkpoints} != {checkpoints[-1].ledger}:
@@ -182,7 +182,7 @@ def _parsed(export: Any) -> tuple[list[Checkpoint], list[str], list[dict[str, An
 
 
 def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], population: str) -> dict[str, list[int]]:
-    """Check that entries have their stated places in the journal; return the entry numbers of each subject."""
+    """Check that entries have their stated numbers in the journal; return the entry numbers by population."""
     subjects = Subjects()
     found: dict[str, list[int]] = {population: [], LEDGER: []}
     before = 0
@@ -203,10 +203,10 @@ def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], popul
 def _check_continues(earlier: Any, *, hashes: Sequence[str], ledger: str, population: str) -> None:
     checkpoints, known, _, name = _parsed(earlier)
     if (checkpoints[-1].ledger, name) != (ledger, population):
-        raise Corrupt("the earlier export is from another ledger or population; give one from the same.")
+        raise Corrupt("the earlier export is from another ledger or population; give an export of the same ones.")
     if list(hashes[: len(known)]) != list(known):
         raise Corrupt(
-            f"this export does not continue the earlier one of {len(known)} entries: the journal was rewritten, or "
+            f"this export does not continue the earlier export of {len(known)} entries: the journal was rewritten, or "
             "restored from a copy; contact the curator of the ledger."
         )
 
@@ -229,7 +229,7 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
         case "budget_opened":
             if replay.rules is not None:
                 raise Corrupt(
-                    f"entry {entry['seq']} opens a budget that is already open, which would reset what was spent; a "
+                    f"entry {entry['seq']} opens a budget that is already open, which would reset the spent total; a "
                     "budget is opened once: contact the curator of the ledger."
                 )
             replay.terms = {name: detail[name] for name in _TERMS}
@@ -270,18 +270,18 @@ def _replay_entry(replay: _Replay, entry: Mapping[str, Any]) -> None:
 
 
 def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
-    """Return the charge of a release, if it matches the price of the release's event."""
+    """Return the stated charge of a release, after checking that it is the price of the release's event."""
     rules, event, delta = replay.rules, detail["event"], detail["delta"]
     if rules is None:
         raise Corrupt(f"entry {at} charges a budget that is not open; {_NEXT}")
     declared = cast(Charge, tuple(detail["charge"]))
     prices = [rules.charge_after(replay.total, event, delta=delta)]
-    if replay.accepted:  # a release that a restored ledger lacked keeps its price, over any budget
+    if replay.accepted:  # a release that was inserted again after a restore has its old price, even beyond the budget
         prices += [rules.charge_after(rules.zero, event, delta=delta), rules.charge(event, delta=delta)]
     if declared not in prices:
         raise Corrupt(
-            f"entry {at} was not charged the price of its event; verify it with the version of dpca that admitted it, "
-            "and contact the curator if that refuses it too."
+            f"entry {at} was not charged the price of its event; verify the export with the version of dpca that "
+            "admitted the release, and contact the curator if that version refuses the export too."
         )
     if not (replay.accepted or not is_private(event) or rules.admits(add(replay.total, declared))):
         raise Corrupt(f"entry {at} exceeds the budget; contact the curator of the ledger.")
@@ -295,7 +295,7 @@ def _check_payer(replay: _Replay, release: str) -> None:
 
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
-    """Return the zero charge of a tick, if its stream was charged for this and all earlier ticks, given their noise."""
+    """Return the zero charge of a stream's tick, after checking that the stream was charged for the tick."""
     event, declared = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
@@ -307,11 +307,12 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
-    """Return whether the Gaussian events that pay for a stream cover all its ticks up to the event's tick, exactly.
+    """Return whether the Gaussian events charged for a stream cover all ticks up to this one, in exact arithmetic.
 
-    Ticks up to t of a stream of noise z, calibrated for h of them, have ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``. A stream
-    whose terms contain no weights was charged for all its ticks at first. A stream that was entered from its versions
-    alone is an example.
+    A stream has the noise multiplier z and is calibrated for h ticks. Its first t ticks together are a Gaussian event
+    with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms. If the terms
+    contain no weights, the stream was charged for all its ticks at once. This is so, for example, after a restore from
+    published versions alone.
     """
     stream, noise = event["stream"], Fraction(event["noise_multiplier"])
     if stream not in replay.streams:

@@ -1,4 +1,4 @@
-"""Attack shared by the tests of mechanisms, and the table of findings that ``make audit`` prints."""
+"""Fixture that audits a mechanism, and the table of audit results that ``make audit`` prints."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Attack = Callable[..., Finding]
 
 @pytest.fixture
 def attack(record_property: Callable[[str, object], None]) -> Attack:
-    """Audit a mechanism, and record the finding for the final table."""
+    """Return a function that audits a mechanism and records the finding for the table at the end of the run."""
 
     def audit(mechanism: Any, **settings: Any) -> Finding:
         finding = audit_mechanism(mechanism, **settings)

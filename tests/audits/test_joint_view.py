@@ -1,13 +1,13 @@
-"""Audits of the joint view of all messages of a joint release.
+"""Privacy audits of joint releases by several sites: bounds hold for an observer, and planted mistakes are detected.
 
-An observer of all messages learns no more than was charged, and classic mistakes are found. The observer has every
-masked message of every attempt, the opened totals, and everything that colluding sites know. Keys come from a fixed
-seed, so a mistake that is found once is always found. Over all keys, each audit of the claim would fail with
-probability at most 5 %.
+The observer has every masked message of every attempt, the opened totals, and everything that colluding sites know.
+Such an observer must learn no more about one record than its site was charged. Keys come from a fixed seed, so a
+planted mistake that is found once is always found. Over all keys, each audit of the claim would fail with probability
+at most 5 %.
 
-For tensor releases, the privacy loss of one document or point over both rounds is at most what its site is charged, and
-classic mistakes are found. These tests read the drawn noise and the effect of one record on each sum exactly, from
-inside, so no result depends on chance. Each bug is one patched name on the path from rows to components.
+For tensor releases, the privacy loss of one document or point over both rounds is at most what its site is charged.
+These tests read the drawn noise and the effect of one record on each sum directly in the process, so no result depends
+on chance. Each planted mistake replaces one function on the path from rows to components.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def keyed(*parts):
 
 
 def sites_of(roster, sources, *, seed, rounds=1):
-    """Return sites with fresh keys, and their reservations."""
+    """Return a site for each member of the roster, with a fresh key, and the budget reservation of each site."""
     event = events.self_composed(events.gaussian(MULTIPLIER), rounds * roster.attempts)
     dealt = deal_masks(roster, secret=keyed(seed, "masks"))
     reservations = {
@@ -102,12 +102,15 @@ def test_the_joint_view_keeps_its_claim_and_the_attack_comes_near_it(colluders):
 @pytest.mark.audit
 @pytest.mark.audit_only
 def test_more_colluders_than_the_roster_tolerates_are_found():
-    """With three of four sites colluding and none tolerated, half the noise is left."""
+    """Declare a roster that tolerates no colluders, and let three of four sites collude.
+
+    Only half of the noise remains.
+    """
     assert joint_epsilon(declared=0, colluding=3, trials=1000) > TARGET.epsilon
 
 
 def found_in(views):
-    """Return what an observer finds in the messages of two rounds, a resend, and a smaller roster."""
+    """Return the names of all weaknesses that an observer finds in the messages of `views_of`."""
     roster, smaller, words, stored = views
     full = [Address(round=0), Address(round=0, attempt=1)]
     totals = [sum(words[name, address, roster.size] for name in roster.names).view(np.int64) for address in full]
@@ -127,7 +130,7 @@ def found_in(views):
 
 
 def views_of(*, weights=(1, 1, 1, 1)):
-    """Run two rounds; the first has a resend and a smaller roster with as many honest sites."""
+    """Return the messages of two rounds; the first round is also resent in full and without site d."""
     roster = roster_of(SITES, multiplier=MULTIPLIER, colluders=1, dropouts=1, attempts=2)
     members = tuple(
         dataclasses.replace(one, weight=weight) for one, weight in zip(roster.members, weights, strict=True)
@@ -159,7 +162,7 @@ def test_nothing_but_totals_is_found_in_the_messages(weights):
 
 @pytest.mark.audit
 def test_noise_redrawn_on_a_resend_is_found(monkeypatch):
-    """The average of many such totals has hardly any noise left."""
+    """Draw new noise for each resend of a total: an average over many resends would have hardly any noise left."""
     count = itertools.count()
 
     def another_key(gate, request, label):
@@ -176,7 +179,11 @@ def test_noise_redrawn_on_a_resend_is_found(monkeypatch):
 
 @pytest.mark.audit
 def test_an_old_share_in_a_smaller_roster_is_found(monkeypatch):
-    """If noise is not bound to the roster, both rosters get the same answer, because they have as many honest sites."""
+    """Omit the roster from the request that determines the noise.
+
+    The full and the smaller roster have the same number of honest sites, so each site then sends the same noised share
+    to both, and the difference of the two totals is the share of the omitted site.
+    """
     real = Gate.admit_among
 
     def forgets(gate, steps, query, noise, numbers, *, bound_to):
@@ -201,7 +208,10 @@ def test_masks_used_again_are_found(monkeypatch, forgotten):
 
 @pytest.mark.audit
 def test_a_weight_after_masking_is_found(monkeypatch):
-    """The masks of unequal weights do not cancel, and an even weight removes a bit from every mask."""
+    """Multiply messages by the weights of sites after the masks are added, not before.
+
+    Masks with unequal weights do not cancel, and an even weight removes a bit from every mask.
+    """
     real = Site.message
 
     def weighted_late(site, query, *, roster, address):
@@ -224,13 +234,13 @@ def problem_of(model, relation):
 
 
 def common_rows(model):
-    """Return rows of two components along the first axes, clear enough for all noise levels of these tests."""
+    """Return rows of two components along the first two axes, clear enough for all noise levels of these tests."""
     scale = 6 if model == "topics" else 1.2
     return np.repeat(np.eye(D)[:2] * scale, [170, 130], axis=0)
 
 
 def pair_of(model, relation):
-    """Return rows of the first site with and without a last record, or with an orthogonal or opposite one."""
+    """Return two neighboring datasets of the first site, which differ in the last record as the relation states."""
     mine = 6 * np.eye(D)[:1] if model == "topics" else 1.5 * np.eye(D)[:1]
     other = {"replace_one": 6 * np.eye(D)[1:2] if model == "topics" else -mine, "zero_out": 0 * mine}
     rows = common_rows(model)
@@ -239,7 +249,7 @@ def pair_of(model, relation):
 
 
 def run(problem, first_rows, *, planned_total=None):
-    """Run the mechanism with these rows at the first site; return the opened sums."""
+    """Run the joint tensor mechanism with these rows at the first site; return the opened sum of each round."""
     plan = MECHANISM.plan([problem] * TENSOR_SITES_SITES, [TENSOR_SITES_TARGET] * TENSOR_SITES_SITES, session="audit")
     parts = [first_rows, *[common_rows(problem.model)] * (TENSOR_SITES_SITES - 1)]
     kept = [
@@ -262,7 +272,7 @@ def run(problem, first_rows, *, planned_total=None):
 
 
 def shown_mu(monkeypatch, model, relation):
-    """Return the mu of a record of the first site over both rounds, from the shift of the sums and the drawn noise."""
+    """Return mu of one record of the first site over both rounds, from the shift of the sums and the drawn noise."""
     scales = []
     with monkeypatch.context() as patched:
         for kind in (SymmetricShare, CubeShare):
@@ -311,7 +321,7 @@ def test_the_sensitivity_of_another_relation_is_found(monkeypatch, kinds):
 
 @pytest.mark.audit
 def test_noise_after_whitening_is_found(monkeypatch):
-    """The core of whitened words, twice as long, with the noise for words that are not whitened."""
+    """Double the whitened words of the third moment's core, without more noise: mu must exceed the charge."""
     real = word_moments.add_word_cores
 
     def whitened(counts, words, row_ptr, directions, steps, bound, total):
@@ -324,7 +334,10 @@ def test_noise_after_whitening_is_found(monkeypatch):
 
 
 def second_questions(model):
-    """Return the queries of the second round on two neighbouring datasets whose first totals were bitwise equal."""
+    """Return the public inputs of the second round's query on two neighboring datasets.
+
+    The total of the first round is set to the same bits for both.
+    """
     problem, unlike_rows = (
         problem_of(model, "replace_one"),
         {
@@ -355,7 +368,7 @@ def test_the_second_question_depends_on_the_first_total_alone(model):
     ("bug", "model"), [("directions", "topics"), ("directions", "mixture"), ("noise_variance", "mixture")]
 )
 def test_directions_or_a_variance_of_the_rows_themselves_are_found(monkeypatch, bug, model):
-    """The next queries are computed from the private rows of the first site instead of the released total."""
+    """Compute the query of the second round from private rows of the first site, not from the released total."""
     curated = []
     made, space = Curator.__init__, TensorReleases.space
 
@@ -375,7 +388,7 @@ def test_directions_or_a_variance_of_the_rows_themselves_are_found(monkeypatch, 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderedPairs(WordPairs):
-    """The first word times the second, as published: a matrix that is not symmetric."""
+    """Query for the product of first word and second word as published: its matrix is not symmetric."""
 
     name = "ordered_pairs"
 
@@ -383,20 +396,16 @@ class OrderedPairs(WordPairs):
     def layout(self):
         return Layout(kind="vector", order=self.n_features**2)
 
-    def map(self, block):
-        total = np.zeros((self.n_features, self.n_features), np.int64)
+    def add(self, block, total):
+        pairs = total.reshape(self.n_features, self.n_features)
         for first in block.row_ptr[:-1]:
             one, two = block.indices[first], block.indices[first + (block.values[first] == 1)]
-            total[one, two] += self.steps_per_unit
-        return total.reshape(-1)
-
-    def add(self, block, total):
-        total += self.map(block)
+            pairs[one, two] += self.steps_per_unit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Mirrored(Gaussian):
-    """Noise of a symmetric matrix, mirrored onto every entry of a full matrix."""
+    """Noise distribution with a planted mistake: both halves of a full matrix have the same noise."""
 
     name = "Mirrored"
 

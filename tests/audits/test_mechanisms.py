@@ -1,19 +1,20 @@
 """Audits of every shipped mechanism and of streams, with planted bugs that prove the power of the audits.
 
-**Mechanisms.** Every shipped mechanism keeps its claim under attack. Keys come from a fixed seed, so all runs of these
-tests draw the same noise. Over all seeds, a mechanism with exactly the claimed noise would fail a row with probability
-at most 5 %, the confidence of its bound. As the bounds below lie well under the claim, it would fail far less often.
+**Mechanisms.** An attack measures a lower bound on the epsilon of every shipped mechanism. The bound must not exceed
+the claimed epsilon. Keys come from a fixed seed, so all runs of these tests draw the same noise. Over all seeds, a
+mechanism with exactly the claimed noise would fail a row with probability at most 5 %, the confidence of its bound. The
+bounds below are well under the claim, so such a failure is far less frequent.
 
-**Power.** Each bound must also reach a part of the claim, which the table states, so a blind audit fails here. Over
-seeds, exact Gaussian noise at a claim of (1, 0.1) is bounded by 0.73 in the median of 4000 trials, and by less than
-0.55 in one case of 100. ``make test`` runs a sixteenth of the trials, in one relation. Its planted bugs show what so
-few trials can detect.
+**Power.** Each bound must also reach a fraction of the claim, which the table states, so an audit without power fails
+here. For exact Gaussian noise at a claim of (1, 0.1) and 4000 trials, the median of the bound over seeds is 0.73. The
+bound is below 0.55 for one seed of 100. ``make test`` runs a sixteenth of the trials, in one relation. Its planted bugs
+show what so few trials can detect.
 
-**Planted bugs.** An audit that cannot fail shows nothing, so each classic mistake, planted in the real path, must be
-found. Each bug is one patched name on the path from rows to answers; everything else runs as shipped. The audit must
-report a bound above the claim. Keys come from a fixed seed, so a bug that is found once is always found. The number of
-trials is chosen so that at least 99 of 100 seeds would find it; the tests above run the same audit without bugs. The
-smallest mistakes, a forgotten ``sqrt 2`` in either place, make the true epsilon 1.84 at a claim of 1.
+**Planted bugs.** Each classic mistake, planted in the real code, must be found. Each bug replaces one function on the
+path from rows to answers; everything else runs as shipped. The audit must report a bound above the claim. Keys come
+from a fixed seed, so a bug that is found once is always found. The number of trials is chosen so that at least 99 of
+100 seeds would find the bug; the tests above run the same audit without bugs. The smallest mistakes, a forgotten ``sqrt
+2`` in either place, make the true epsilon 1.84 at a claim of 1.
 
 **Streams.** All ticks of a stream together keep the claim of one release, and classic mistakes about streams are found.
 An attacker has all answers of 16 ticks and tests, with the best linear score, whether a canary's history was present.
@@ -99,7 +100,10 @@ def test_a_relation_without_a_claim_is_not_audited(name, relation):
 
 @pytest.mark.audit_only
 def test_the_attack_comes_near_the_claim_at_a_smaller_delta(attack):
-    """At (1, 1e-3) the best event has probability 0.003 on one side; 8,000 trials show a third of the claim."""
+    """At a claim of (1, 1e-3), the attack must prove an epsilon of at least 1/3 from 8,000 trials.
+
+    The event that distinguishes the datasets best has probability 0.003 under one of them.
+    """
     target = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
     row = TABLE["analyze_gauss"]
     pairs = worst_neighbours("replace_one", n_features=2, clip_norm=1.0)[:1]
@@ -110,7 +114,10 @@ def test_the_attack_comes_near_the_claim_at_a_smaller_delta(attack):
 @pytest.mark.audit_only
 @pytest.mark.parametrize(("records", "reach"), [(1, 0.2), (2, 0.0)], ids=["whole", "sampled"])
 def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
-    """With one record at most, its single step is a plain Gaussian release, and the attack reaches as much of it."""
+    """Audit the fused form of DP-SPCA with at most one and at most two records.
+
+    With at most one record, the single step is a plain Gaussian release, and the bound must reach 0.2.
+    """
     mechanism = DpSpca(n_components=1, form="one_row", integrated_time=2.0)
     pairs = worst_neighbours("add_remove", n_features=2, clip_norm=1.0)[:1]
     problem = requested("add_remove", records_at_most=records)
@@ -123,7 +130,10 @@ def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", FORMS)
 def test_another_form_keeps_the_claim_too(attack, name, relation):
-    """A thousand trials bound exact Gaussian noise by 0.55 in the median."""
+    """Audit every other form of a mechanism with 1,000 trials.
+
+    The bound must reach 0.25. For exact Gaussian noise, the median of the bound over seeds is 0.55.
+    """
     finding = attack(FORMS[name].audited, relation=relation, trials=1000)
     assert finding.passed
     assert finding.bound >= 0.25
@@ -134,9 +144,11 @@ def test_another_form_keeps_the_claim_too(attack, name, relation):
 @pytest.mark.parametrize("center", ["none", "private"])
 @pytest.mark.parametrize(("epsilon", "reach"), [(1.0, 0.25), (4.0, 1.2)])
 def test_rounds_keep_their_claim_around_the_origin_and_a_mean(attack, relation, center, epsilon, reach):
-    """Three rounds, at a claim of 1 and of 4; a quarter of the claim is reached around the origin.
+    """Audit Analyze Gauss in three rounds at claims of epsilon 1 and 4.
 
-    Four thousand trials reach 0.77 and 0.69 at a claim of 1. A thousand are enough to see noise that is too small.
+    The bound must reach about a quarter of the claim around the origin, and may be smaller around a private mean. With
+    4,000 trials, the bounds at a claim of 1 are 0.77 and 0.69. With 1,000 trials, noise that is too small is still
+    detected.
     """
     target = dataclasses.replace(TARGET, epsilon=epsilon)
     mechanism, problem = AnalyzeGauss(n_components=1, rounds=3), requested(relation, center=center)
@@ -165,7 +177,7 @@ def test_an_unknown_mechanism_is_refused():
         build_audited("sulq")
 
 
-SUM = AnalyzeGauss(n_components=1, rounds=1)  # most of its noise is in one answer
+SUM = AnalyzeGauss(n_components=1, rounds=1)  # a single answer has all of the noise
 POWER = TABLE["noisy_power"].audited
 
 
@@ -227,7 +239,7 @@ def test_no_clip(attack, monkeypatch, mechanism, relation):
 
 @pytest.mark.audit
 def test_the_clip_norm_is_not_divided_out(attack, monkeypatch):
-    """Records and noise on the unit grid, and an answer in data units: only the clip itself ignores C."""
+    """Clip records to twice the clip norm C, and leave grid and noise unchanged."""
     real = gridding.grid_records
 
     def forgets(values, row_ptr, record_ptr, clip_norm, bound):
@@ -267,7 +279,7 @@ def test_the_factor_of_replaced_records_is_dropped(attack, monkeypatch):
 @pytest.mark.audit
 @left_to_audits
 def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
-    """Both halves of the symmetric matrix have independent noise, so averaging them reduces the noise by sqrt 2."""
+    """Divide the noise off the diagonal by sqrt 2, as if two independent halves of the matrix were averaged."""
 
     def averaged(order, *, start, stop):
         weights = symmetric_weights(order, start=start, stop=stop)
@@ -280,7 +292,10 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 
 @pytest.mark.audit
 def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
-    """The digest omits step and directions: the difference of two answers is exact."""
+    """Omit step and directions from the digest that determines the noise.
+
+    All steps then have the same noise, and the difference of two answers is exact.
+    """
 
     def digest(content, *_, **__):
         return hashlib.sha256(content.encode()).digest()
@@ -293,14 +308,14 @@ def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
 
 @pytest.mark.audit
 def test_the_key_is_no_secret(attack, monkeypatch):
-    """Every release has the same key, so anyone with the key can subtract the noise."""
+    """Derive the noise of every release from one public key, so anyone can subtract the noise."""
     monkeypatch.setattr(gate, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
     assert_found(attack(SUM, relation="zero_out", trials=100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoLevels:
-    """One query at two noise levels, which together cost the target."""
+    """Mechanism that releases one query at two noise levels, which together cost the target."""
 
     n_components: int = 1
     name = "two_levels"
@@ -333,7 +348,11 @@ class TwoLevels:
 @pytest.mark.audit
 @pytest.mark.parametrize("planted", [False, True])
 def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
-    """The digest omits step and noise level: ``(z2 y1 - z1 y2) / (z2 - z1)`` is exact."""
+    """Omit step and noise level from the digest that determines the noise.
+
+    The answers y1 and y2 at noise levels z1 and z2 then share their noise, and ``(z2 y1 - z1 y2) / (z2 - z1)`` is
+    exact.
+    """
 
     def digest(content, step, query, *_, **__):
         return hashlib.sha256(content.encode() + query.digest()).digest()
@@ -360,7 +379,11 @@ def keyed(*parts):
 
 
 def answers_of(history, *, world, stream, weights=WEIGHTS, relation="add_remove", horizon=TICKS, seen=None):
-    """Return the diagonals of all answers of one stream; world 0 has no canary, or another in its place."""
+    """Return the diagonals of all answers of one stream.
+
+    World 1 has the canary's history. World 0 has no canary, or another record in its place if the relation is
+    replace_one.
+    """
     moment = SecondMoment(n_features=D, clip_norm=1.0, relation=relation, bits=8)
     noise = Symmetric(noise_multiplier=MULTIPLIER)
     found = []
@@ -382,7 +405,10 @@ def answers_of(history, *, world, stream, weights=WEIGHTS, relation="add_remove"
 
 
 def measured(answers, scores, *, trials, relation="add_remove"):
-    """Measure mu relative to its claim, and its standard error, by scores with given weights of ticks."""
+    """Measure mu by the score ``scores @ answers`` in both worlds; return mu relative to its claim, and its error.
+
+    The error is one standard error.
+    """
     worlds = []
     each = D // 2 if relation == "replace_one" else D
     for world in (0, 1):
@@ -395,7 +421,7 @@ def measured(answers, scores, *, trials, relation="add_remove"):
 
 
 def aged(history, weights=WEIGHTS):
-    """Return the best scores, the canary's contribution to each tick."""
+    """Return the canary's contribution to each tick, which are the coefficients of the best linear score."""
     return np.array([weights.weight(tick - at) * square for tick, (at, square) in enumerate(history, start=1)])
 
 
@@ -443,7 +469,7 @@ def test_a_canary_that_changes_costs_no_more(trials, history):
     ids=["power", "window", "decay"],
 )
 def test_every_strategy_keeps_the_claim(weights):
-    """One charge covers any number of ticks: 16 ticks reveal nearly all of it."""
+    """Under every strategy, the attack on 16 ticks finds a mu of at most the claim, and close to the expected one."""
     found, error = attack(KEPT, trials=MANY, weights=weights)
     assert found <= 1.0 + 3 * error
     assert abs(found - expected(KEPT, weights)) <= 3 * error
@@ -488,7 +514,7 @@ def test_a_mistake_in_noise_or_weights_is_found(monkeypatch, trials, plant, infl
 @pytest.mark.audit
 @each_size
 def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
-    """The id is erased after tick 8, and returns at tick 9 with a new arrival."""
+    """Remove an id after tick 8, and admit the id at tick 9 as a new arrival: mu must exceed the claim."""
     scores = np.array([WEIGHTS.weight((tick - 1) % 8) for tick in range(1, TICKS + 1)])
     found, error = attack(KEPT, trials=trials, scores=scores, seen=lambda tick: 1 if tick <= 8 else 9)
     assert found > 1.0 + 3 * error
@@ -497,7 +523,7 @@ def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
 @pytest.mark.audit
 @each_size
 def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
-    """Prefix sums, each with noise of the variance of the stream's estimate, but drawn independently."""
+    """Release prefix sums with independent noise at each tick, of the same variance as the stream's estimate."""
     factors = WEIGHTS.factors(TICKS)
 
     def answers(*, world, stream):
@@ -512,7 +538,7 @@ def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
 @pytest.mark.audit
 @each_size
 def test_rows_of_one_person_that_arrive_every_night_are_found(trials):
-    """Clipped per night and weighted by the row's night, instead of one record a person."""
+    """Add rows of the same person every night, clipped and weighted by night, instead of one record per person."""
     history = [(1, 1.0)] * TICKS
     summed = np.cumsum(WEIGHTS.weights[:TICKS])
 
@@ -526,7 +552,10 @@ def test_rows_of_one_person_that_arrive_every_night_are_found(trials):
 
 @pytest.mark.audit
 def test_ticks_beyond_the_horizon_need_the_charge_of_their_extension():
-    """The mistake is too small for few trials, so this compares the canary's exact effect with the charge."""
+    """Compare the canary's exact effect over 32 ticks with the charges for 16 ticks and for their extension.
+
+    The excess over the charge for 16 ticks is too small for an attack with few trials.
+    """
     weights = Weights(strategy="sqrt", weights=choose_weights("sqrt", ticks=32).weights, bits=WEIGHTS.bits)
     sensitivity = weights.zeta_squared(TICKS)
     moved = sum(w * w for w in weights.weights[:32]) / 4**weights.bits / sensitivity / MULTIPLIER**2

@@ -1,7 +1,9 @@
-"""Simulated control plane, pinned packages, and measured homes.
+"""Benchmark of the control plane: its check refuses bad input, and only pinned packages are fetched.
 
-Covers the refusals of the control plane's check, its table and its arithmetic. Only pinned packages are fetched. The
-measured homes equal those that the ledger creates, and no request reads more when the history is longer.
+The table of its results and their arithmetic are tested as well.
+
+Homes made for the benchmark must equal those that the ledger creates. No request may run more statements when the
+history of a home is longer.
 """
 
 import dataclasses
@@ -118,7 +120,7 @@ def test_the_page_has_a_place_for_the_table() -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Pack files with the names of MNIST's files."""
+    """Return an archive with small files that have the names of MNIST's files."""
     source = tmp_path / "source"
     packed = tmp_path / "packed.tgz"
     with tarfile.open(packed, "w:gz") as tar:
@@ -131,7 +133,7 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pinned(archive: Path) -> Package:
-    """Pin the digest of this archive."""
+    """Return MNIST's package description with the SHA-256 of this archive."""
     return dataclasses.replace(MNIST, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
 
 
@@ -209,7 +211,7 @@ FEW, MANY = 24, 240
 
 @contextmanager
 def filled(folder: Path, count: int, *, each: bool = False) -> Iterator[Workspace]:
-    """Create a home with many releases, and configure it as the current one."""
+    """Create a home with ``count`` releases, and make it the current home; ``each`` publishes them one by one."""
     folder.mkdir(mode=0o700)
     with own_home(folder):
         workspace = Workspace.open()
@@ -244,7 +246,7 @@ def test_what_is_requested_reads_no_more_of_a_longer_history(tmp_path: Path) -> 
                 found.append({})
                 for name, request in requests_on(workspace):
                     if name not in COMMANDS:
-                        request()  # the first request writes notes that later ones use
+                        request()  # the first request caches results that later requests use
                         found[-1][name] = taken_by(request, gauge)
     few, many = found
     for name in few.keys() - LINEAR:

@@ -1,10 +1,9 @@
-"""Benchmark reports, models and generators.
+"""Benchmarks: the report of a run is complete, and all benchmarks run at toy size in ``make audit``.
 
-Covers the report of a benchmark run and, in `make audit`, a run of every benchmark at toy size, so that none breaks
-unnoticed. In the model of a round, the tree of totals must equal the tree of the graph. Every constant must count as
-often as it is paid. The projection is tested for its arithmetic, with a measurement on a few rows. The peers'
-environment is replaced by a small stand-in, and generators must produce what they declare. For the benchmark of many
-rows, the refusals of its verdict and its last line are tested.
+In the model of a round, the tree of totals must equal the tree of the Dask graph, and every constant must count as
+often as its cost occurs. The projection to large data is tested for its arithmetic, with a measurement on a few rows. A
+small stand-in replaces the environment of other libraries, and generators must produce what they declare. For the
+benchmark of many rows, the refusals of its verdict and its last line are tested.
 """
 
 import json
@@ -143,7 +142,7 @@ def test_the_readme_lists_every_benchmark() -> None:
 
 
 def run_at_toy_size(paths: Sequence[Path], folder: Path) -> None:
-    """Run the benchmarks of some files; each must print and report its ratios."""
+    """Run the benchmarks of some files at toy size; each benchmark must print and report its ratios."""
     report = folder / "ratios.json"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *paths, "--toy", "--ratios", report, "-q", "-p", "no:cacheprovider"],

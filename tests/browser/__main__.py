@@ -1,6 +1,6 @@
-"""Check the web pages in a headless Chromium, or write the pictures of the guide.
+"""Program that checks the web pages in a headless Chromium, or writes the pictures of the guide.
 
-``python -m tests.browser`` checks; with ``--screenshots FOLDER`` it writes the five main pages as PNG instead.
+``python -m tests.browser`` runs the checks. With ``--screenshots FOLDER`` it writes the five main pages as PNG instead.
 """
 
 import argparse
@@ -47,12 +47,12 @@ class Failed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Chromium:
-    """The browser of the system, driven by a program of `.venv-tools`."""
+    """The Chromium browser of the system, controlled through a program of `.venv-tools`."""
 
     program: str
 
     def do(self, name: str, *words: str, **options: Any) -> Any:
-        """Run a job of `tests.browser.checks`, and return the result.
+        """Run a job of `tests.browser.checks` with these arguments, and return the job's result.
 
         Raises
         ------
@@ -69,9 +69,9 @@ class Chromium:
 
 
 def main() -> int:
-    """Run everything in a temporary folder; the last line of the output has the counts."""
+    """Run all checks in a temporary folder; the last line of the output has the numbers of checks."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="write pictures of the main pages there")
+    parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="write pictures of the main pages to FOLDER")
     requested = parser.parse_args()
     program = next(
         (found for name in ("chromium", "chromium-browser", "chrome") if (found := shutil.which(name))), None
@@ -119,24 +119,24 @@ def _check(browser: Chromium, address: str, secrets: Secrets, root: Path, announ
     took = browser.do("time_list", address, TOKEN, path=MAIN["name"], versions=VERSIONS)
     announce(f"{VERSIONS:,} versions are listed in {took:.2f} s")
     if took >= SECONDS:
-        raise Failed(f"{VERSIONS} versions took {took:.2f} s, and may take {SECONDS}")
+        raise Failed(f"{VERSIONS} versions took {took:.2f} s, and the limit is {SECONDS}")
     print(f"views={seen['views']} stops={seen['stops']} responses={count} leaks=0")
 
 
 def _scan(address: str, secrets: Secrets) -> int:
-    """Search every response, then plant a row's value and find it."""
+    """Search every response for secrets; then publish a page with a row's value, which the search must find."""
     shown = as_shown(secrets)
     count = 0
     for path, content in responses(address, TOKEN):
         count += 1
         if hits := found_in(content, secrets, shown):
-            raise Failed(f"{path} gives away {hits[0]}")
+            raise Failed(f"{path} contains the secret {hits[0]}")
     message = [f"a row of {RECORD[0]!r}"]
     Maker().publish("planted", lambda **facts: subspace(seed=9, warnings=message, **facts), population="readers")
     about = ((path, content) for path, content in responses(address, TOKEN) if "planted" in path)
     planted = {path for path, content in about if found_in(content, secrets, shown)}
     if planted != {"versions/planted@1.html", "versions/planted@1.json"}:
-        raise Failed(f"a planted value was found on {sorted(planted)}")
+        raise Failed(f"a planted value must be found on two pages, and was found on {sorted(planted)}")
     return count
 
 

@@ -1,8 +1,8 @@
-"""A program for `.venv-tools`: show pages in a headless Chromium, and check each of them.
+"""A program for `.venv-tools` that opens pages in a headless Chromium and checks each of them.
 
-A page must work without an error, by keyboard alone, by the rules of axe, and without horizontal scrolling. A job is
-JSON on standard input: the path of the browser, the name of the job, and its arguments. The last line printed is the
-result.
+A page must work without an error, by keyboard alone, by the rules of the accessibility checker axe, and without
+horizontal scrolling. A job is JSON on standard input: the path of the browser, the name of the job, and its arguments.
+The last line printed is the result.
 """
 
 import json
@@ -35,7 +35,7 @@ class Failed(Exception):
 def clean_page(
     browser: Browser, *, scheme: Literal["light", "dark"] = "light", narrow: bool = False, state: Any = None
 ) -> Iterator[Page]:
-    """Yield a page on which any console error, failed request or foreign request fails the check."""
+    """Yield a page on which any console error, failed request or request to another host fails the check."""
     size = NARROW if narrow else WIDE
     context = browser.new_context(viewport=size, color_scheme=scheme, storage_state=state, reduced_motion="reduce")
     page, wrong = context.new_page(), []
@@ -65,7 +65,7 @@ def log_in(browser: Browser, address: str, token: str) -> Any:
 
 
 def passes_axe(page: Page) -> int:
-    """Check a page by the rules of axe, with every table of it open; return the number of passed rules."""
+    """Check a page, with all tables expanded, by axe's accessibility rules; return the number of passed rules."""
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     found = Axe().run(page, options={"resultTypes": ["violations", "passes"]}).response
     for violation in found["violations"]:
@@ -75,52 +75,55 @@ def passes_axe(page: Page) -> int:
 
 
 def fits_narrow(page: Page) -> None:
-    """Check that a page of 320 pixels does not scroll horizontally."""
+    """Check that a page does not scroll horizontally in a window of 320 pixels."""
     width = page.evaluate("document.documentElement.scrollWidth")
     if width > NARROW["width"]:
         raise Failed(f"{page.url} is {width} pixels wide on a screen of {NARROW['width']}")
 
 
 def works_by_keyboard(page: Page) -> int:
-    """Check the skip link, the tab order, the visible focus and the details of a page by keyboard.
+    """Check the skip link, the tab order, the visible focus and the expandable details of a page by keyboard.
 
-    Return the number of stops.
+    Return the number of Tab stops.
     """
     page.keyboard.press("Tab")
     first = page.evaluate(_FOCUSED)
     if first["order"] != 0 or not first["seen"] or page.evaluate("document.activeElement.className") != "skip":
-        raise Failed(f"{page.url}: the first stop is no visible skip link ({first})")
+        raise Failed(f"{page.url}: the first Tab press must focus a visible skip link ({first})")
     page.keyboard.press("Enter")
     if page.evaluate("document.activeElement.id") != "content":
-        raise Failed(f"{page.url}: the skip link does not lead to the content")
+        raise Failed(f"{page.url}: the skip link must lead to the main content")
     last, stops = 0, 1
     while stops < _MOST_STOPS:
         page.keyboard.press("Tab")
         at = page.evaluate(_FOCUSED)
         if at["name"] == "BODY" or at["order"] == 0:
-            break  # after the last stop, and perhaps back at the first
+            break  # the focus left the last element, or returned to the first one
         if at["order"] <= last or not at["seen"] or at["outline"] == "none" or not at["width"] >= 2:
-            raise Failed(f"{page.url}: stop {stops} is out of order, out of sight or not outlined ({at})")
+            raise Failed(f"{page.url}: Tab stop {stops} is out of order, invisible or not outlined ({at})")
         last, stops = at["order"], stops + 1
         if at["name"] == "SUMMARY":
             before = page.evaluate("document.activeElement.parentElement.open")
             page.keyboard.press("Enter")
             if page.evaluate("document.activeElement.parentElement.open") == before:
-                raise Failed(f"{page.url}: a summary does not open by keyboard")
+                raise Failed(f"{page.url}: an expandable summary does not open by keyboard")
             page.keyboard.press("Enter")
     return stops
 
 
 def pictures_are_drawn(page: Page) -> int:
-    """Check that each picture of a page is loaded; return their number."""
+    """Check that every picture of a page is loaded; return the number of pictures."""
     sizes = page.evaluate("[...document.images].map(each => each.complete ? each.naturalWidth : 0)")
     if not all(sizes):
-        raise Failed(f"{page.url}: a chart is not drawn")
+        raise Failed(f"{page.url}: a chart is not loaded")
     return len(sizes)
 
 
 def check_views(browser: Browser, address: str, token: str, *, main: list[str], others: list[str]) -> dict[str, int]:
-    """Check the main pages in every look and the others in one; return the numbers of views, charts and stops."""
+    """Check the main pages in all themes and widths, and the other pages in one; return the numbers of checks.
+
+    The numbers are those of page views, charts, and elements reached by the Tab key.
+    """
     views = charts = stops = 0
     state = log_in(browser, address, token)
     for inspect in THEMES:
@@ -140,7 +143,10 @@ def check_views(browser: Browser, address: str, token: str, *, main: list[str], 
 
 
 def check_files(browser: Browser, *, index: str, links: list[str]) -> None:
-    """Follow links of the static site from its index; each page has the charts and the style of the first."""
+    """Follow links of the static site from its index.
+
+    The last page must show its charts and have the same background as the index in the dark theme.
+    """
     with clean_page(browser, scheme="dark") as page:
         page.goto(index)
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -148,11 +154,11 @@ def check_files(browser: Browser, *, index: str, links: list[str]) -> None:
             with page.expect_navigation(wait_until="load"):
                 page.click(f"a:text-is('{link}')")
         if not pictures_are_drawn(page) or page.evaluate("getComputedStyle(document.body).backgroundColor") != ground:
-            raise Failed("the static site has no charts or no style")
+            raise Failed("a page of the static site has no charts, or another background than the index")
 
 
 def time_list(browser: Browser, address: str, token: str, *, path: str, versions: int) -> float:
-    """Return the seconds from the request of a list to its last pixel, the minimum of a few."""
+    """Return the shortest of several times in seconds, from the request of a list page until the page is drawn."""
     script = "() => { const [at] = performance.getEntriesByType('navigation'); return at.loadEventEnd - at.startTime; }"
     times = []
     with clean_page(browser, state=log_in(browser, address, token)) as page:
@@ -160,7 +166,7 @@ def time_list(browser: Browser, address: str, token: str, *, path: str, versions
             page.goto(address + path, wait_until="load")
             page.wait_for_timeout(50)
             if page.locator("tbody tr th a").count() < versions:
-                raise Failed("the list does not have every version")
+                raise Failed("the list page does not show every version")
             times.append(page.evaluate(script) / 1000.0)
     return float(min(times))
 
@@ -180,7 +186,7 @@ JOBS = {job.__name__: job for job in (check_views, check_files, time_list, take_
 
 
 def main() -> int:
-    """Run the job from standard input; return 1 and print a line on standard error if a page fails."""
+    """Run the job from standard input; return 1 and print a line on standard error if a page fails a check."""
     job = json.load(sys.stdin)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=job["program"], args=job["flags"])

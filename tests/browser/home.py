@@ -1,7 +1,7 @@
-"""A curator's home after several monthly releases, equal in every run, from rows that contain a canary.
+"""A curator's home after several monthly releases, identical in every run, from rows that contain a canary.
 
-Keys and times are fixed, so that pages look alike in each run; the rows are drawn with a fixed seed. The canary record,
-the exact sums of all rows, and anything that identifies the home or its secrets must be on no page.
+Keys and times are fixed, so that pages look alike in each run; the rows are drawn with a fixed seed. No page may
+contain the canary record, the exact sums of all rows, or anything that identifies the home or its secrets.
 """
 
 import hashlib
@@ -35,14 +35,17 @@ _BEGAN = datetime(2026, 1, 31, 2, 0, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """Secrets that no response may contain: exact numbers, and texts."""
+    """Secrets that no response may contain: exact numbers, and texts such as keys and paths."""
 
     canaries: Canaries
     texts: tuple[bytes, ...]
 
 
 def rows_of(month: int) -> NDArray[np.float64]:
-    """Draw the rows of a month, with three strong directions, one of which turns; the canary is the last record."""
+    """Draw the rows of one month; the last row is the canary record.
+
+    The rows have three strong directions, one of which rotates from month to month.
+    """
     stream = np.random.default_rng(20260100 + month)
     directions = np.linalg.qr(np.random.default_rng(7).normal(size=(len(FEATURES), len(FEATURES))))[0].T
     turned = np.cos(0.2 * month) * directions[2] + np.sin(0.2 * month) * directions[3]
@@ -53,7 +56,7 @@ def rows_of(month: int) -> NDArray[np.float64]:
 
 @contextmanager
 def environment(root: Path) -> Iterator[None]:
-    """Point all settings to the home in a folder."""
+    """Set the environment variables that make ``dpca`` use only the home in a folder, inside the context."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("DPCA_")}
     places = {"DPCA_HOME": str(root / "home"), "DPCA_STATE_FOLDER": str(root / "state"), "DPCA_CLUSTER": "none"}
     with patch.dict(os.environ, {**ours, **PREFECT_DEFAULTS, **places}, clear=True):
@@ -61,7 +64,7 @@ def environment(root: Path) -> Iterator[None]:
 
 
 def make_home(root: Path) -> Secrets:
-    """Create the home, inside `environment`; return its secrets."""
+    """Create the home with its releases, in the context of `environment`; return the home's secrets."""
     keys, seconds = count(), count()
 
     def key() -> bytes:
@@ -94,11 +97,11 @@ def _run(*words: str, direct: bool = True) -> None:
     with Path(os.devnull).open("w") as nowhere, patch("sys.stdout", nowhere):
         status = main([*words, *flags])
     if status:
-        raise RuntimeError(f"dpca {' '.join(words[:2])} ended with {status}")
+        raise RuntimeError(f"dpca {' '.join(words[:2])} returned exit status {status}")
 
 
 def _publish_others() -> None:
-    """Publish made-up versions of the other families, and a joint one."""
+    """Publish made-up versions of the other families of releases, and one joint release of several sites."""
     maker = Maker()
     maker.workspace.ledger.open_budget("readers", epsilon=8.0, delta=1e-6, failure_delta=0.0)
     named: Mapping[str, Any] = {"report-topics": topics, "taste": items}
@@ -121,7 +124,7 @@ def _canaries(all_rows: list[NDArray[np.float64]]) -> Canaries:
 
 
 def _texts(root: Path, keys: int) -> tuple[bytes, ...]:
-    """Return private texts: the path of the home, its keys, and the ledger's snapshots, digests and run keys."""
+    """Return private texts: the path of the home, its keys, and the ledger's snapshot ids, digests and run keys."""
     connection = sqlite3.connect(root / "home" / "dpca.sqlite")
     queries = [
         *("SELECT id FROM snapshot", "SELECT content_digest FROM snapshot", "SELECT path FROM snapshot"),

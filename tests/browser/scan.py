@@ -1,7 +1,4 @@
-"""Search of every response for secrets of the home.
-
-The secrets are rows, exact sums, ids, keys and paths.
-"""
+"""Search of every web response for secrets of the home: rows, exact sums, ids, keys and paths."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +16,7 @@ BEYOND = ("none.html", "names/none.json", "versions/visits-map@99.html", "../../
 
 
 def responses(address: str, token: str) -> Iterator[tuple[str, bytes]]:
-    """Follow every link from the index, and some dead addresses; yield headers with content."""
+    """Yield path and bytes of every response: all pages linked from the index, and some addresses that do not exist."""
     seen: set[str] = set()
     left = [*BEYOND, "index.html"]
     with httpx.Client(
@@ -39,7 +36,7 @@ def responses(address: str, token: str) -> Iterator[tuple[str, bytes]]:
 
 
 def found_in(content: bytes, secrets: Secrets, shown: frozenset[bytes]) -> list[str]:
-    """Return the secrets in a response."""
+    """Return the secrets that a response contains; ``shown`` are secret numbers in the format of the pages."""
     hits = [hit for piece in pieces(content) for hit in secrets.canaries.found_in(piece)]
     hits += [repr(text) for text in secrets.texts if text in content]
     return hits + [repr(word) for word in set(re.findall(rb"[0-9][0-9,]*\.[0-9]+", content)) & shown]

@@ -13,7 +13,7 @@ TOKEN = "browser-0123456789abcdef"
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the home of the settings; yield the address. Any other output is an error."""
+    """Serve the current home; yield the server's address. Any other output of the server is an error."""
     token = folder / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)

@@ -1,8 +1,9 @@
-"""A program that installs ``requirements-consumer.lock`` and this package alone, and uses an artifact with them.
+"""Program that installs ``requirements-consumer.lock`` and this package alone, and uses an artifact with them.
 
-The artifact is signed, and read from a folder, over https and from s3; the servers run in the environment that made it.
-Then each part of it is tampered with, and must be refused under the pinned key. The command and a short program run in
-a folder whose own ``storage.py`` and ``flows`` must not be imported, and the program's types are checked.
+The artifact is signed, and read from a folder, over https and from s3. The web and S3 servers run in the environment
+that made the artifact. Then each part of the registry is tampered with, and must be refused under the pinned key. The
+``dpca`` command and a short program run in a folder whose own ``storage.py`` and ``flows`` must not be imported, and
+the program's types are checked.
 """
 
 import json
@@ -50,14 +51,14 @@ print(news.transform(np.ones((2, news.n_features))).shape)
 
 
 def make_subspace() -> PrivateSubspace:
-    """Return a subspace around a mean."""
+    """Return a subspace of rows centered at a mean."""
     stream = np.random.default_rng(0)
     components = np.linalg.qr(stream.normal(size=(50, 4)))[0].T
     return PrivateSubspace(components=components, mean=stream.normal(size=50), manifest={"mechanism": "analyze_gauss"})
 
 
 def publish(address: str | Path, *, home: Path) -> None:
-    """Publish the subspace as ``news@1`` in a place, signed with a root key."""
+    """Publish the subspace as ``news@1`` in a folder or store, signed with a root key."""
     place = open_place(address)
     made = Publication(home=home, place=place, signer=Signer(keys=home / "keys"))
     init_root(place, [ROOT_KEY], publishers={made.publisher: Publisher()})
@@ -66,14 +67,14 @@ def publish(address: str | Path, *, home: Path) -> None:
 
 
 def flip(place: Place) -> None:
-    """Flip one bit of the signed pointer."""
+    """Flip one bit of the signed pointer file of ``news``."""
     payload = bytearray(place.read(SignedPointer.path(NAME)).payload)
     payload[len(payload) // 2] ^= 1
     put_back(place, {SignedPointer.path(NAME): bytes(payload)})
 
 
 def forge(place: Place) -> None:
-    """Make the pointer name another artifact, with a correct checksum."""
+    """Change the pointer file to name another artifact, without changing the signed pointer file."""
     put_back(place, {Pointer.path(NAME): Pointer(name=NAME, versions={1: "0" * 64}, aliases={}).encode()})
 
 
@@ -92,7 +93,7 @@ TAMPERED: dict[str, Callable[[Place], None]] = {
 
 
 def refusals(python: Path | str, address: str, place: Place, environment: dict[str, str]) -> dict[str, str]:
-    """Tamper with a registry in each way; return the error line of each refusal, or nothing if it was not refused."""
+    """Tamper with a registry in each way; return the error line of each refusal, or an empty text without a refusal."""
     found = {}
     for kind, tamper in TAMPERED.items():
         sound = files(place, SIGNED_FOLDER, POINTERS)
@@ -104,7 +105,10 @@ def refusals(python: Path | str, address: str, place: Place, environment: dict[s
 
 @contextmanager
 def published(folder: Path, objects: Server) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Publish everywhere; yield the address of each place, and the variables by which a consumer reaches them."""
+    """Publish the subspace to a folder, a web server and an S3 store.
+
+    Yield the address of each registry, and the environment variables with which a consumer reaches them.
+    """
     home, at = folder / "home", objects.url(folder.name)
     tls = issue(folder / "tls")
     with pytest.MonkeyPatch.context() as patch:
@@ -118,14 +122,14 @@ def published(folder: Path, objects: Server) -> Iterator[tuple[dict[str, str], d
 
 
 def commands_that_install() -> str:
-    """Return the commands of the consumer's page that make its environment from the lock."""
+    """Return the shell commands of the page consume.md that create the consumer's environment from the lock."""
     blocks = re.findall(r"(?ms)^```sh\n(python3 -m venv .*?)^```$", PAGE.read_text(encoding="utf-8"))
     (found,) = (block for block in blocks if "--require-hashes" in block)
     return str(found)
 
 
 def install(folder: Path) -> Path:
-    """Create the consumer's environment by the commands of its page, and return its Python."""
+    """Create the consumer's environment by the commands of consume.md, and return the path of its Python."""
     with chdir(ROOT):
         hatchling.build.build_wheel(str(folder))
     shutil.copy(CONSUMER, folder)
@@ -135,7 +139,7 @@ def install(folder: Path) -> Path:
 
 
 def use(python: Path | str, address: str, environment: dict[str, str], *options: str) -> dict[str, Any]:
-    """Use the artifact of an address in a separate process, and return its measurements."""
+    """Load and apply the artifact at an address in a separate process, and return what ``child.py`` measured."""
     command = [python, CHILD, address, NAME, PINNED, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -144,7 +148,7 @@ def use(python: Path | str, address: str, environment: dict[str, str], *options:
 
 
 def use_by_hand(python: Path, home: Path, folder: Path) -> dict[str, bool]:
-    """Run what a new user would type, in a folder with hostile modules, and return what worked."""
+    """Run what a new user would type, in a folder with modules named like ours; return which steps worked."""
     (folder / "flows").mkdir(parents=True)
     for hostile in ("storage.py", "flows/__init__.py"):
         (folder / hostile).write_text("raise RuntimeError('this was run')\n")
@@ -176,7 +180,7 @@ def use_by_hand(python: Path, home: Path, folder: Path) -> dict[str, bool]:
 
 
 def main() -> int:
-    """Check the environment, print the results, and return 1 if a check failed."""
+    """Check the consumer's environment, print the results, and return 1 if a check failed."""
     expected = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
     with (
         tempfile.TemporaryDirectory() as name,
@@ -199,7 +203,7 @@ def main() -> int:
         )
         with pytest.MonkeyPatch.context() as patch:
             objects.enter(patch)
-            for kind in ("s3", "https"):  # the https server serves the folder
+            for kind in ("s3", "https"):  # the https server serves the registry in the folder
                 place = open_place(addresses["s3" if kind == "s3" else "folder"])
                 lines = refusals(python, addresses[kind], place, variables)
                 sound = sound and all(lines.values())

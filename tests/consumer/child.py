@@ -2,8 +2,8 @@
 
     python child.py ADDRESS NAME KEY [--only MODULE,MODULE...]
 
-KEY is the pinned root key, or ``none``. With ``--only`` only those modules and Python's own can be imported. The
-measurements are printed as JSON; a refusal is printed as ``refused``.
+KEY is the pinned root key, or ``none``. With ``--only``, only the listed modules and the standard library can be
+imported. The measurements are printed as JSON; a refusal is printed as ``refused``.
 """
 
 import importlib.util
@@ -20,26 +20,26 @@ UNWANTED = (
 
 
 class Only(MetaPathFinder):
-    """Import hook that allows only some modules and Python's own."""
+    """Import hook that allows only the listed modules and the standard library."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Refuse a module with another name."""
+        """Refuse to import a module that is neither listed nor in the standard library."""
         ours = fullname.partition(".")[0] in self.names | sys.stdlib_module_names
-        if not (ours or fullname.startswith("_sysconfigdata")):  # Python's own, named after the platform
+        if not (ours or fullname.startswith("_sysconfigdata")):  # standard modules with the platform in their name
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def foreign(before: set[str]) -> list[str]:
-    """Return the packages imported since the start, except Python's own."""
+    """Return the packages imported since the start of the program, except the standard library."""
     tops = {name.partition(".")[0] for name in set(sys.modules) - before}
     return sorted(tops - sys.stdlib_module_names - {"_uuid"})
 
 
 def main(address: str, name: str, key: str, only: str | None) -> dict[str, Any]:
-    """Use an artifact, and return the measurements."""
+    """Load the artifact at an address, apply it to rows, and return the measurements."""
     if only is not None:
         sys.meta_path.insert(0, Only(set(only.split(","))))
     import numpy as np

@@ -1,4 +1,7 @@
-"""A new mechanism or format takes two files each, as CONTRIBUTING states, and everything else works."""
+"""Instructions of CONTRIBUTING for a new mechanism and a new file format: two files each are enough.
+
+The toy mechanism and the toy format are stored as patches; commands must work with each patch applied.
+"""
 
 import os
 import shutil
@@ -16,7 +19,10 @@ FIT = "subspace fit rows --publish views --epsilon 1 --delta 1e-6 --components 2
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Return a copy of the tree; only folders that a patch touches are copied, so that other kernels stay compiled."""
+    """Return a copy of the source tree, with symbolic links to all folders that no patch changes.
+
+    The links keep compiled kernels in the cache.
+    """
     copy = tmp_path / "tree"
     for package in ("dpca", "dpca_tasks", "storage", "flows", "tests"):
         (copy / package).mkdir(parents=True)
@@ -40,7 +46,7 @@ def patched(tree: Path, name: str) -> list[str]:
 
 
 def run(tree: Path, *words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in a tree, with only the packages of that tree."""
+    """Run Python with the packages of a copied source tree only."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "DPCA_HOME": str(home), "DPCA_CLUSTER": "none"}
     return subprocess.run([sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True)
 

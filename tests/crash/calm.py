@@ -1,4 +1,4 @@
-"""Undisturbed runs: the crash points that they reach, and the artifacts that they publish."""
+"""Runs without faults: the crash points that they reach, and the artifacts that they publish."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tests.crash.world import MECHANISMS, World, attempt, open_budget, request_o
 
 
 def trace(calm: World) -> list[list[Place]]:
-    """Return the crash points that a run of each mechanism reaches, in order, in a home with an earlier run."""
+    """Return the crash points that a run of each mechanism reaches, in order, in a home that already has a release."""
     world, runs = calm.copy("traced"), range(2 * len(MECHANISMS))  # the first run to publish creates the signing key
     open_budget(world, runs)
 
@@ -29,14 +29,17 @@ def trace(calm: World) -> list[list[Place]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undisturbed:
-    """Artifact digests of undisturbed runs by release id, computed on demand."""
+    """Artifact digests of runs without faults, by release id, computed on demand."""
 
     calm: World
     name: str
     known: dict[str, str] = field(default_factory=dict)
 
     def digests(self, world: World, runs: Sequence[int]) -> dict[str, str]:
-        """Return the digests of the releases of a world, made with the keys that it drew."""
+        """Return the artifact digests that the releases of a world would have without faults, by release id.
+
+        The undisturbed runs use the same keys as the releases of the world.
+        """
         rows = query(world, "SELECT request, id FROM release")
         drawn = {json.loads(request)["clip_norm"]: release for request, release in rows}
         for number in (0, 1):

@@ -1,8 +1,8 @@
-"""Faults in the first attempt of a run, and the end that each must have.
+"""Faults in the first attempt of a run, and the outcome required of each.
 
-The faults: the process is killed, the disk fills, the database becomes unavailable, or a Dask worker is killed. Other
-processes make the same request: one completes it while the run waits at a crash point, or a crowd makes it at once. The
-clock is set back while rows are ingested. The home is restored from a copy, where the run must be refused.
+The faults: the process is killed, the disk becomes full, the database becomes unavailable, or a Dask worker is killed.
+Another process completes the same request while the run waits at a crash point, or several processes make the request
+at once. The clock is set back while rows are ingested. The home is restored from a copy, where the run must be refused.
 """
 
 import json
@@ -28,15 +28,15 @@ from tests.crash.recount import query
 from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest_rows
 
 Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock", "restored"]
-TORN_AFTER = 16  # bytes of a file that are still written when the disk is full
+TORN_AFTER = 16  # bytes of a file that are still written before the simulated full disk reports an error
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
-BACK = timedelta(days=1)  # offset of the clock that is set back
+BACK = timedelta(days=1)  # how far the clock is set back
 CROWD = 8  # processes that make the same request at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A crash point, and the number of times that a run has reached it, counted from 1."""
+    """The n-th time that a run reaches a crash point; ``occurrence`` counts from 1."""
 
     point: str
     occurrence: int
@@ -44,14 +44,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault, which happens once, in the first attempt of a run."""
+    """A kind of fault and the crash point where it strikes, once, in the first attempt of a run."""
 
     kind: Kind
     place: Place
 
 
 def recorder(seen: list[Place]) -> Hook:
-    """Return a hook that records every crash point that a run reaches, in order."""
+    """Return a hook that appends every crash point that a run reaches to a list, in order."""
     counts: Counter[str] = Counter()
 
     def hook(point: str) -> None:
@@ -63,14 +63,14 @@ def recorder(seen: list[Place]) -> Hook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A running Dask cluster whose workers share a fuse."""
+    """A running Dask cluster, and the `Fuse` by which one of its workers can be killed."""
 
     address: str
     fuse: Fuse
 
 
 def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[str]:
-    """Make the first attempt at a run with a fault; return the violated expectations."""
+    """Make the first attempt at a run with a fault; return a line for each violated expectation."""
     match fault.kind:
         case "worker":
             return _lose_worker(world, run, fault.place, cluster)
@@ -93,7 +93,7 @@ def strike(world: World, run: int, fault: Fault, *, cluster: Cluster) -> list[st
 
 
 def _unlike(who: str, status: int, expected: int) -> list[str]:
-    """Report an exit status that differs from the expected one."""
+    """Return a line if a process ended with another exit status than expected."""
     if status == expected:
         return []
     return [
@@ -124,10 +124,10 @@ def _fill_disk() -> None:
 
 
 def _lose_worker(world: World, run: int, place: Place, cluster: Cluster) -> list[str]:
-    """Kill a worker after it has read some blocks; another worker must take over."""
+    """Kill a Dask worker after it has read some blocks; another worker must complete the sum."""
 
     def body() -> None:
-        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds; with both workers killed, the sum must notice
+        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds; if both workers are killed, the sum must report an error
         attempt(world, run, 0, cluster=cluster.address)
 
     with cluster.fuse.lit(place.occurrence) as has_burnt:
@@ -157,7 +157,7 @@ def _let_another_finish(world: World, run: int, place: Place) -> list[str]:
 def _meet(
     world: World, run: int, place: Place, act: Callable[[], object], *, is_patient: bool
 ) -> tuple[list[str], int]:
-    """Act while a run waits at a crash point; return the violated expectations, and the exit status of the run."""
+    """Call ``act`` while a run waits at a crash point; return the violated expectations, and the run's exit status."""
     ours, theirs = socket.socketpair()
     reached = False
 
@@ -186,7 +186,7 @@ def _meet(
 
 
 def _set_clock_back(world: World, run: int) -> list[str]:
-    """Ingest the rows again with the clock set back, and make the request; it must use the new snapshot."""
+    """Ingest the rows again with the clock set back, and make the request, which must use the new snapshot."""
 
     def body() -> None:
         vars(journal)["now"] = lambda: (datetime.now(UTC) - BACK).isoformat(timespec="microseconds")
@@ -201,7 +201,7 @@ def _set_clock_back(world: World, run: int) -> list[str]:
 
 
 def _restore_home(world: World, run: int) -> list[str]:
-    """Make the request, repeat it in an older copy of the home, which must refuse it, and put the newest home back."""
+    """Make the request, and repeat it in an older copy of the home, which must refuse; restore the newest home."""
     copy, newest = (world.home.with_name(f"{world.home.name}-{which}") for which in ("copy", "newest"))
     shutil.copytree(world.home, copy)
     wrong = _unlike("the run", forked(lambda: attempt(world, run, 0)), 0)
@@ -214,7 +214,7 @@ def _restore_home(world: World, run: int) -> list[str]:
 
 
 def _newest(world: World, name: str) -> dict[str, Any]:
-    """Return the detail of the last journal event of a given name."""
+    """Return the stored detail of the last journal entry with a given name."""
     last = "(SELECT max(seq) FROM event AS other WHERE other.name = event.name)"
     found = query(world, f"SELECT detail FROM event WHERE name = '{name}' AND seq = {last}")
     return dict(json.loads(found[0][0])) if found else {"snapshot_id": None}
@@ -226,7 +226,7 @@ def _crowd(world: World, run: int) -> list[str]:
 
     def body(number: int) -> None:
         os.close(ours)
-        os.read(gate, 1)  # returns when the other end is closed
+        os.read(gate, 1)  # returns when the parent closes the write end of the pipe
         attempt(world, run, number)
 
     crowd = [start(partial(body, number)) for number in range(CROWD)]

@@ -18,7 +18,10 @@ LONGEST = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fuse:
-    """A folder shared by the workers of a cluster; the name of one file in it is the number of remaining reads."""
+    """A counter of block reads that kills one Dask worker when it reaches zero.
+
+    The workers of a cluster share a folder; the name of one file in the folder is the number of remaining reads.
+    """
 
     folder: Path
 
@@ -29,7 +32,7 @@ class Fuse:
 
     @contextmanager
     def lit(self, reads: int) -> Iterator[Callable[[], bool]]:
-        """Arm the fuse under a lock; yield a function that returns whether a worker was killed."""
+        """Start the counter at ``reads``, under a lock; yield a function that returns whether a worker was killed."""
         with (self.folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             (self.folder / str(reads)).touch()

@@ -1,8 +1,9 @@
 """Proxy in front of the tests' S3 server that can misbehave on request.
 
-A *lie* changes what is stored or answered, as real stores, caches and load balancers do. Examples are a stale listing,
-a truncated body, and an acknowledged write that is lost. Others are an error after a write that succeeded, a request
-that is delivered twice or late, the body of another object, and a false ETag. Without a lie the proxy is transparent.
+A *lie* is a wrong answer or a lost or changed write, as real stores, caches and load balancers produce them. Examples
+are a stale listing, a truncated body, and an acknowledged write that is lost. Others are an error after a write that
+succeeded, a request that is delivered twice or late, the body of another object, and a false ETag. Without a lie the
+proxy passes everything through.
 
 >>> sorted(LIES)[:3]
 ['cut', 'doubled', 'error_after']
@@ -22,8 +23,8 @@ from urllib.parse import unquote, urlsplit
 from tests.s3 import Server
 
 _HOP_BY_HOP = {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
-_PAUSE = 0.5  # seconds between the bytes of a slow body
-_SLOW = 100  # bytes of a slow body, at most, before the connection ends
+_PAUSE = 0.5  # seconds between the bytes of a slow response body
+_SLOW = 100  # at most this many bytes of a slow body are sent before the connection ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer to the client.
+    """A response to the client.
 
     Attributes
     ----------
-    sent : int or None, bytes of the body after which the connection ends
+    sent : int or None, number of body bytes after which the proxy closes the connection
     pause : float, seconds between the bytes of a slow body
     """
 
@@ -70,7 +71,7 @@ class Answer:
 
 @dataclass(kw_only=True)
 class Shown:
-    """Context of a lie: the upstream server, the objects before the lie, and the last writes."""
+    """What a lie can use: the real S3 server, the objects as they were before the lie, and the last writes."""
 
     call: Callable[[Request], Answer]
     before: dict[str, Answer] = field(default_factory=dict)
@@ -102,7 +103,7 @@ def _stale_list(request: Request, shown: Shown) -> Answer:
 
 
 def _stale_read(request: Request, shown: Shown) -> Answer:
-    """Answer with the object as it was when the lie began, or with its absence."""
+    """Answer with the object as it was when the lie began, or with 404 if it did not exist then."""
     return shown.before.get(request.key) or shown.call(request)
 
 
@@ -121,7 +122,7 @@ def _slow(request: Request, shown: Shown) -> Answer:
 
 
 def _swapped(request: Request, shown: Shown) -> Answer:
-    """Answer a chunk with the neighbouring chunk of the same array; answer other objects correctly."""
+    """Answer a request for a chunk with another chunk of the same array; answer all other requests correctly."""
     found = re.search(r"/c/(\d+)/", request.path)
     if found is None:
         return shown.call(request)
@@ -141,7 +142,7 @@ def _wrong_etag(request: Request, shown: Shown) -> Answer:
 
 
 def _error_after(request: Request, shown: Shown) -> Answer:
-    """Execute the request, and report a failure."""
+    """Execute the request, and report an error to the client."""
     shown.call(request)
     return Answer(status=503, headers={}, body=b"<Error><Code>ServiceUnavailable</Code></Error>")
 
@@ -198,7 +199,7 @@ LIES: Mapping[str, tuple[str, Lie]] = {
 
 
 class LyingStore(ThreadingHTTPServer):
-    """The proxy; `lying` makes it misbehave for a while."""
+    """The proxy as an HTTP server; the method `lying` makes it misbehave for a while."""
 
     daemon_threads = True
     block_on_close = False
@@ -212,7 +213,7 @@ class LyingStore(ThreadingHTTPServer):
 
     @contextmanager
     def lying(self, lie: str, *, where: str = "", times: int = 1 << 30) -> Iterator[None]:
-        """Apply a lie to requests whose path matches, at most a given number of times."""
+        """Misbehave for all requests whose path matches ``where``, at most ``times`` times, inside the context."""
         self._shown, self._where, self._left, self.lies_sent = Shown(call=self._call), re.compile(where), times, 0
         self._lie = LIES[lie]
         try:
@@ -290,7 +291,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def handle(self) -> None:
-        """Serve a connection; a client that disconnects is no error."""
+        """Serve a connection; a client that disconnects early is no error."""
         try:
             super().handle()
         except OSError:
@@ -302,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def lying_store(server: Server) -> Iterator[tuple[LyingStore, Server]]:
-    """Run the proxy; yield it, and the server with the address that clients use."""
+    """Run the proxy; yield it, and a description of the S3 server with the proxy's address."""
     with LyingStore(server) as proxy:
         thread = Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

@@ -29,7 +29,7 @@ def obey_modes() -> None:
 
 
 def lock_folders(root: Path) -> None:
-    """Remove the write permission from a folder and all folders below it."""
+    """Remove the write permission from a folder and from all folders below it."""
     for folder in (*(path for path in root.rglob("*") if path.is_dir()), root):
         folder.chmod(0o500)
 
@@ -41,10 +41,11 @@ def unlock_folders(root: Path) -> None:
 
 
 def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
-    """Return a crash hook that moves the clock to the next offset, and may let a second process open the home.
+    """Return a crash hook that moves the clock by the next offset, and may let a second process open the home.
 
-    At points without an open transaction, the second process opens the home with its clock ahead. It completes what it
-    takes for leftovers of a crash. So a file that seems old to it must not be one that this process still writes.
+    At crash points without an open transaction, the second process opens the home with its clock far ahead. On opening,
+    it finishes or removes files that look like leftovers of an old crash. It must not touch a file that the running
+    process is still writing, although the file looks old to it.
     """
     reached = 0
 

@@ -1,4 +1,4 @@
-"""Independent prices of Gaussian releases, in exact fractions and 60 digits, without the product's accounting."""
+"""Privacy cost of Gaussian releases, recomputed in exact fractions and 60 digits without the product's accounting."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -8,7 +8,7 @@ import mpmath
 
 
 def mu_squared(event: Mapping[str, Any]) -> Fraction:
-    """Return mu squared of an event as the ledger stores it; all runs of these tests have this kind of event."""
+    """Return mu squared of an event in the form stored by the ledger; only events of Gaussian noise are supported."""
     match event["name"]:
         case "gaussian":
             return 1 / Fraction(event["noise_multiplier"]) ** 2
@@ -17,7 +17,7 @@ def mu_squared(event: Mapping[str, Any]) -> Fraction:
         case "composed":
             return sum((mu_squared(part) for part in event["events"]), Fraction(0))
         case name:
-            raise ValueError(f"no run here makes the event {name!r}")
+            raise ValueError(f"the event {name!r} is not Gaussian and has no price here")
 
 
 def is_private(total: Fraction, *, epsilon: float, delta: float) -> bool:
@@ -31,7 +31,7 @@ def is_private(total: Fraction, *, epsilon: float, delta: float) -> bool:
 
 
 def least_epsilon(total: Fraction, *, delta: float) -> float:
-    """Return the least epsilon of a total, up to a part in 10^12 and not below it."""
+    """Return the smallest epsilon at delta for a total of mu squared, rounded up by 1e-12 of epsilon at most."""
     low, high = 0.0, 1.0
     while not is_private(total, epsilon=high, delta=delta):
         low, high = high, 2 * high

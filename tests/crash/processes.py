@@ -1,4 +1,4 @@
-"""Child processes with deadlines: fork, wait and stop. No child outlives its parent."""
+"""Child processes with deadlines: fork, wait for and stop them. No child outlives its parent."""
 
 import os
 import signal
@@ -21,10 +21,10 @@ TIMED_OUT = 124
 
 
 def forked(body: Callable[[], None], *, meanwhile: Callable[[], None] | None = None) -> int:
-    """Run a function in a child forked from this warm process.
+    """Run a function in a forked child, so that imports and compiled kernels of this process are reused.
 
-    Return its exit status, or minus the signal that ended it. A child that exceeds its deadline is killed, and has the
-    status of ``timeout(1)``.
+    Return the child's exit status, or minus the number of the signal that ended it. A child that exceeds its deadline
+    is killed, and counts as ended with the status of ``timeout(1)``.
     """
     pid = start(body)
     try:
@@ -38,7 +38,7 @@ def forked(body: Callable[[], None], *, meanwhile: Callable[[], None] | None = N
 
 
 def wait_for(pid: int, *, seconds: float) -> int:
-    """Wait for a child; return its exit status, or minus the signal that ended it."""
+    """Wait for a child; return the child's exit status, or minus the number of the signal that ended it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
@@ -49,7 +49,10 @@ def wait_for(pid: int, *, seconds: float) -> int:
 
 
 def start(body: Callable[[], None], *, group: bool = False) -> int:
-    """Start a child, optionally in a new session; return its id, which is then also its group's id."""
+    """Fork a child that runs a function; return the child's process id.
+
+    With ``group``, the child leads a new session, and its id is also the id of its process group.
+    """
     ready, begun = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -59,13 +62,14 @@ def start(body: Callable[[], None], *, group: bool = False) -> int:
         os.close(begun)
         _run_and_exit(body)
     os.close(begun)
-    os.read(ready, 1)  # wait until the child closes its end; before that its group does not exist and cannot be killed
+    # Wait until the child closes its end of the pipe. Before that, its process group may not exist yet.
+    os.read(ready, 1)
     os.close(ready)
     return pid
 
 
 def stop(pid: int, *, group: bool = False) -> None:
-    """Kill a child, or its whole group, and reap it; a child that has already ended is no error."""
+    """Kill a child, or its whole process group, and reap it; a child that has already ended is no error."""
     with suppress(ProcessLookupError, ChildProcessError):
         if group:
             os.killpg(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Independent count of what crashes did to the ledger, by plain SQL and files, without the code under test.
+"""Independent count of a ledger's errors after crashes, by plain SQL and files, without the code under test.
 
-Budgets are recomputed from the events, in exact fractions, and digests from the files. No charge or total that the
-ledger stores is trusted.
+Budgets are recomputed from the stored events, in exact fractions, and digests from the files. No charge or total that
+the ledger stores is trusted.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Errors found in a world, and the number of artifacts that equal those of undisturbed runs."""
+    """Numbers of ledger errors found in a world, and of artifacts that equal those of runs without faults."""
 
     overspent: int = 0
     double: int = 0
@@ -40,15 +40,15 @@ class Tally:
 
 
 def recount(world: World, requests: Sequence[SubspaceRequest], expected: Mapping[str, str]) -> Tally:
-    """Count the errors of a world without running processes.
+    """Count the errors in the ledger and files of a world in which no process is running.
 
     Parameters
     ----------
     world : World
     requests : sequence
-        All requests that were made in it.
+        All requests that were made in the world.
     expected : mapping
-        The artifact digest of the undisturbed release, by release id.
+        Release id to the digest of the artifact that a run without faults publishes.
     """
     tables = {name: query(world, statement) for name, statement in STATEMENTS.items()}
     made = Counter(_request_of(request) for request, *_ in tables["releases"])
@@ -88,7 +88,7 @@ def query(world: World, statement: str) -> list[Row]:
 
 
 def leftovers(home: Path) -> list[Path]:
-    """Return keys, steps and temporary files left by releases; `dpca doctor` removes leftover signatures."""
+    """Return keys, steps and temporary files that releases left behind; `dpca doctor` removes unused signatures."""
     kept = {"witness.json", ".witness.lock", "publisher-signing.key"}
     keys = [path for path in (home / "keys").iterdir() if path.name not in kept]
     staged = [*(home / "staging").iterdir()] if (home / "staging").exists() else []
@@ -97,7 +97,7 @@ def leftovers(home: Path) -> list[Path]:
 
 
 def digest_of(folder: Path) -> str:
-    """Recompute the digest of an artifact as SHA-256 over its sorted (path, size, SHA-256)."""
+    """Recompute the digest of an artifact: SHA-256 over the sorted (path, size, SHA-256) of its files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = sorted(
         (path.relative_to(folder).as_posix(), path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -115,7 +115,7 @@ def _is_overspent(budget: Row, tables: Mapping[str, list[Row]]) -> bool:
 
 
 def _request_of(stored: str) -> str:
-    """Return a stored request without its family and its plan."""
+    """Return the JSON of a stored request without its family and its plan."""
     kept = {name: fact for name, fact in json.loads(stored).items() if name not in ("family", "plan")}
     return json.dumps(kept, sort_keys=True)
 

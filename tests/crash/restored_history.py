@@ -1,7 +1,7 @@
-"""A history of a home, copied after every step, and an independent record of its final state.
+"""A history of actions in a home, copied after every step, and an independent record of its final state.
 
-Every step runs real storage code; some steps are cut short by a fault at a crash point. The record does not rely on the
-restored ledger: plain SQL reads it from the last database, and releases are priced in exact fractions.
+Every step runs real storage code; some steps are cut short by a simulated crash. The record does not rely on the
+restored ledger: plain SQL reads it from the last database, and the cost of releases is computed in exact fractions.
 """
 
 import json
@@ -31,17 +31,20 @@ from tests.storage.releasing import POPULATION, begin, open_budget, publish, res
 
 PASSPHRASE = "a dozen words or so"
 NAMES = ("map", "other", "third")
-ROOM = 40.0  # epsilon of each budget; unless charged, a restored ledger could spend more
+ROOM = 40.0  # epsilon of each budget, large enough that a restored ledger which forgot charges could spend more
 _FAULTS = ("begin.row_committed", "keep.file_written", "commit.row_written", "commit.row_committed", "pointer.written")
 
 
 class Cut(BaseException):
-    """Simulated end of the process."""
+    """Exception that simulates the end of the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The home, the state folder and the database URL of one copy of the world; the URL is empty for SQLite."""
+    """The home, the state folder and the database URL of one copy of the world.
+
+    ``url`` is empty if the database is the SQLite file of the home.
+    """
 
     root: Path
     url: str = ""
@@ -57,7 +60,7 @@ class Place:
         return self.url or f"sqlite:///{self.home / 'dpca.sqlite'}"
 
     def enter(self) -> None:
-        """Point this process to this location."""
+        """Set the environment variables of this process to this copy of the world."""
         for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
             os.environ.pop(name, None)
         os.environ["DPCA_HOME"], os.environ["DPCA_STATE_FOLDER"] = str(self.home), str(self.root / "state")
@@ -67,14 +70,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """Releases and published versions: mu squared by population, and digests by name and version."""
+    """Spending and published versions by an independent count.
+
+    ``spent`` has mu squared by population, and ``versions`` has digests by name and version.
+    """
 
     spent: dict[str, Fraction]
     versions: dict[tuple[str, int], str]
 
 
 def live(place: Place, copies: Path, *, steps: int) -> Truth:
-    """Run a history of the given number of steps, with a copy and a backup after each; return its final state."""
+    """Run a history of ``steps`` actions, with a copy and a backup of the home after each; return the final state."""
     place.enter()
     place.home.mkdir(parents=True, mode=0o700)
     acts = _acts()
@@ -90,7 +96,7 @@ def live(place: Place, copies: Path, *, steps: int) -> Truth:
 def read_truth(place: Place, *, begun_only: bool) -> Truth:
     """Read spending and versions from a database by plain SQL.
 
-    With ``begun_only``, reserved releases are left out and only those that began, and may have answered, count.
+    With ``begun_only``, a reserved release counts only if it has begun, because only then noised answers may exist.
     """
     engine = sa.create_engine(place.database_url, poolclass=sa.NullPool)
     with engine.connect() as connection:
@@ -103,7 +109,8 @@ def read_truth(place: Place, *, begun_only: bool) -> Truth:
         if state not in free and not is_tick(decoded):
             spent[population] = spent.get(population, Fraction(0)) + mu_squared(decoded)
     versions = {(name, version): digest for name, version, digest in shown}
-    for path in (place.home / "registry" / "names").glob("*.json"):  # versions as consumers see them
+    # versions as consumers see them, in the pointer files
+    for path in (place.home / "registry" / "names").glob("*.json"):
         for version, digest in json.loads(path.read_text())["versions"].items():
             if versions.setdefault((path.stem, int(version)), digest) != digest:
                 versions[path.stem, int(version)] = "two digests"
@@ -111,7 +118,7 @@ def read_truth(place: Place, *, begun_only: bool) -> Truth:
 
 
 def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
-    """Yield the actions of a history, one for each step, repeated with new names."""
+    """Yield the actions of a history without end, one for each step."""
     yield lambda ledger, _: open_budget(ledger, epsilon=ROOM)
     yield lambda ledger, _: open_budget(ledger, "others", epsilon=ROOM)
     yield lambda ledger, _: streaming.register(ledger)
@@ -136,7 +143,7 @@ def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
 
 
 def _cut(ledger: Ledger, step: int, *, point: str) -> None:
-    """Publish, and end the process at a crash point; in every second case repeat the same request."""
+    """Publish, and simulate a crash at a crash point; in odd steps, repeat the same request afterwards."""
     with suppress(Cut), _ending_at(point):
         publish(ledger, f"cut {step}", name=NAMES[step % 3])
     if step % 2:

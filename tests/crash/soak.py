@@ -1,8 +1,8 @@
-"""The crash soak: crash releases, resume them, and count the effects from outside.
+"""Crash soak: crash releases, resume them, and count ledger errors independently of the product's code.
 
 ``python -m tests.crash.soak`` makes 1,000 crashes on SQLite and 200 on PostgreSQL; four of five are kills. Every run is
-one request. Its first attempt has one fault, and it is repeated until it commits. Each world holds some runs and a
-budget that they use up exactly. The last line of the output is the verdict.
+one request. The first attempt of a run has one fault, and the run is repeated until it commits. Each world has several
+runs and a budget that they use up exactly. The last line of the output is the verdict.
 """
 
 import argparse
@@ -64,7 +64,7 @@ IN_FILES = ("file.synced", "file.renamed", "witness.synced")
 
 @dataclass(kw_only=True)
 class Report:
-    """Results of some worlds."""
+    """Counts over several worlds."""
 
     crashes: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
@@ -77,7 +77,7 @@ class Report:
         self.tally += other.tally
 
     def to_json(self) -> str:
-        """Serialize the report for another process."""
+        """Serialize the report to JSON for another process."""
         return json.dumps([self.crashes, self.points, asdict(self.tally)])
 
     @classmethod
@@ -88,23 +88,23 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The last line of the output."""
+        """Return the last line of the output, with the verdict."""
         tally = " ".join(f"{name}={count}" for name, count in asdict(self.tally).items())
         return f"crashes={self.crashes.total()} {tally}"
 
 
 def main() -> int:
-    """Run the soak, print the results, and end with the verdict."""
+    """Run the crash soak and print the results; the last line is the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sqlite", type=int, default=1_000, metavar="N", help="crashes on SQLite")
-    parser.add_argument("--postgres", type=int, default=200, metavar="N", help="crashes on PostgreSQL")
-    parser.add_argument("--even", action="store_true", help="crash in every way equally often, not mostly by kills")
-    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
-    parser.add_argument("--server", metavar="URL", help="a PostgreSQL server on which databases may be created")
+    parser.add_argument("--sqlite", type=int, default=1_000, metavar="N", help="number of crashes on SQLite")
+    parser.add_argument("--postgres", type=int, default=200, metavar="N", help="number of crashes on PostgreSQL")
+    parser.add_argument("--even", action="store_true", help="use all kinds of faults equally often, not mostly kills")
+    parser.add_argument("--folder", metavar="PATH", help="folder for the test homes; /dev/shm avoids disk writes")
+    parser.add_argument("--server", metavar="URL", help="URL of a PostgreSQL server on which databases may be created")
     requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     for name in ("distributed", "distributed.client"):  # do not log workers that were killed on purpose
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # each logger has its own level
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # these two loggers have separate levels
     report, wanted, started = Report(), requested.sqlite + requested.postgres, time.monotonic()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=requested.folder)))
@@ -133,7 +133,7 @@ def main() -> int:
 
 
 def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
-    """Return the fault of each run: all kinds in turn, or mostly kills."""
+    """Return the kind of fault of each run: all kinds in turn, or four kills of every five."""
     others = [kind for kind in OTHERS if not (on_server and kind == "restored")]
     if is_even:
         variants: Iterator[Kind] = cycle(("kill", *(kind for kind in others if kind != "crowd")))
@@ -142,7 +142,7 @@ def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
 
 
 def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
-    """Distribute faults over the crash points that runs reach: every point first, then every occurrence.
+    """Distribute faults over the crash points that runs reach: every point once, then repeated passes of a point.
 
     ``size`` is the number of runs in a world; the runs of a world alternate between the mechanisms.
     """
@@ -159,23 +159,23 @@ def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Plac
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
     if kind in ("crowd", "clock", "restored"):
-        return [Place(point="reserve.row_written", occurrence=1)]  # where these faults have an effect
+        return [Place(point="reserve.row_written", occurrence=1)]  # at this point these faults have an effect
     if kind == "rival":
         trace = _without_lock(trace)
     if kind == "worker":
         return [Place(point="block.read", occurrence=reads) for reads in range(1, LONGEST + 1)]
-    if kind == "disk":  # after the last of these points only the pointer is written
+    if kind == "disk":  # at later points only the pointer file is written
         last = max(at for at, place in enumerate(trace) if place.point == "commit.staging_removed")
         trace = trace[: last + 1]
     if kind == "database" and on_server:
         trace = [place for place in trace if place.point in IN_TRANSACTIONS]
-    elif kind == "database":  # after the last of these points a run only reads, which no lock prevents
+    elif kind == "database":  # at later points the run only reads, which a locked database does not prevent
         trace = [place for place in trace if place.point in BETWEEN_TRANSACTIONS][:-1]
     return sorted(trace, key=lambda place: place.occurrence)
 
 
 def _without_lock(trace: Sequence[Place]) -> list[Place]:
-    """Return the crash points at which a run may wait for another run, because it holds no lock that the other needs.
+    """Return the crash points at which a run holds no lock that another run with the same request needs.
 
     Files are written under a lock in a transaction, and by the witness right after a transaction.
     """
@@ -194,7 +194,7 @@ def _without_lock(trace: Sequence[Place]) -> list[Place]:
 def _crash_all(
     template: World, kinds: Sequence[Kind], calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster
 ) -> Report:
-    """Divide the worlds among lanes, each with its own process group."""
+    """Divide the worlds among parallel lanes; each lane has a separate process group."""
     size = max(1, min(RUNS, -(-len(kinds) // LANES)))
     worlds = list(enumerate(batched(plan_faults(kinds, size, traces, on_server=bool(template.url)), size)))
     parent, report, lanes = os.getpid(), Report(), {}
@@ -246,16 +246,17 @@ def _crash_world(
 
 @contextmanager
 def _running_cluster(base: Path) -> Iterator[Cluster]:
-    """Run a cluster of two worker processes in a separate group, which every process forked from here may join."""
+    """Run a Dask cluster of two worker processes in a separate process group; forked processes may connect to it."""
     fuse, address, parent = Fuse(folder=base / "fuse"), base / "scheduler", os.getpid()
     os.environ.update(issue(base / "tls").settings)
 
     def body() -> None:
-        sys.modules["__main__"] = sys.modules[Fuse.__module__]  # workers import it when they start, and it is light
+        # workers import this module when they start; it is small
+        sys.modules["__main__"] = sys.modules[Fuse.__module__]
         method = "forkserver"
         dask.config.set({"distributed.worker.multiprocessing-method": method})
         get_mp_context()  # imports Dask's modules
-        get_context(method).set_forkserver_preload(WARM)  # a killed worker is soon replaced
+        get_context(method).set_forkserver_preload(WARM)  # a killed worker is restarted soon
         security = cluster_security(cluster_settings())
         with (
             dask.config.set(LOCAL_SETTINGS),

@@ -1,4 +1,4 @@
-"""Make a thousand releases in one home, and compare the first fifty with the last fifty.
+"""Program that makes a thousand releases in one home, and compares the cost of the first fifty and the last fifty.
 
 After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. It must
 leave no temporary file, process or open file. Some releases start a cluster of processes; all are published under five
@@ -36,12 +36,12 @@ PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """State of the home and of this process after some releases.
+    """Measurements of the home and of this process after some releases.
 
     Attributes
     ----------
     seconds : float, median processor time of the releases since the previous sample
-    sizes : mapping of part to bytes
+    sizes : mapping of part of the home to its size in bytes
     files, children, temporary : int, numbers of open files, child processes, and temporary files
     """
 
@@ -66,11 +66,11 @@ class Sample:
 
 
 def soak(world: World, *, releases: int, few: int) -> list[Sample]:
-    """Make the releases; return four samples, which separate the first few and the last few from the rest."""
+    """Make the releases; return samples at the start, after the first few, before the last few, and at the end."""
     world.enter()
     ingest_rows(world.home)
     Workspace.open().ledger.open_budget(POPULATION, epsilon=100.0, delta=DELTA, failure_delta=0.0)
-    for run in range(WARM):  # imports and compiles everything
+    for run in range(WARM):  # the first releases import and compile everything
         attempt(world, run, 0, cluster="none" if run else "local")
     samples: list[Sample] = []
     spent = [0.0]
@@ -88,14 +88,15 @@ def soak(world: World, *, releases: int, few: int) -> list[Sample]:
 
 
 def found(world: World, samples: list[Sample], *, releases: int, few: int) -> list[str]:
-    """Return everything that grew or was left and must not."""
+    """Return a line for everything that grew or was left behind and must not."""
     start, first, before, last = samples
     wrong = []
     if last.seconds > SLOWER_AT_MOST * first.seconds:
         wrong.append(f"a release took {first.seconds:.3f} s at first and takes {last.seconds:.3f} s in the end")
     for part in last.sizes:
         grew, grows = first.sizes[part] - start.sizes[part], last.sizes[part] - before.sizes[part]
-        more = 2 * POINTER_LINE * few if part == "pointers" else 1 << 16  # pages of SQLite, and a page of a witness
+        # room for whole pages of SQLite and of the witness
+        more = 2 * POINTER_LINE * few if part == "pointers" else 1 << 16
         if grows > LARGER_AT_MOST * grew + more:
             wrong.append(f"{few} releases added {grew} bytes of {part} at first and add {grows} in the end")
     for what in ("files", "children", "temporary"):
@@ -121,11 +122,11 @@ def _size(path: Path) -> int:
 
 
 def main() -> int:
-    """Make the releases, print the costs of the first and the last few, and fail if anything grew."""
+    """Make the releases, print the cost of the first and the last few, and fail if anything grew."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--releases", type=int, default=1_000)
-    options.add_argument("--few", type=int, default=50, help="how many are compared with how many")
-    options.add_argument("--folder", type=Path, help="where the home is")
+    options.add_argument("--few", type=int, default=50, help="number of releases compared at the start and at the end")
+    options.add_argument("--folder", type=Path, help="folder for the test home")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpca-home-", dir=given.folder) as root:
         tempfile.tempdir = f"{root}/tmp"

@@ -1,8 +1,8 @@
-"""Let twenty writers and twenty readers use one ledger concurrently, and count the readers' false alarms.
+"""Soak of readers: twenty writers and twenty readers use one ledger concurrently, and no reader reports a false alarm.
 
-Writers reserve, begin, publish and abandon. Readers open the home, read statements, quotes, histories and the registry,
-and verify the whole ledger. Nothing is damaged, so every error is a false alarm. Shortly before the end, the stored
-total of one budget is edited while all processes continue. From then on each statement of that budget, and each
+Writers reserve, begin, publish and abandon releases. Readers open the home, read statements, quotes, histories and the
+registry, and verify the whole ledger. Nothing is damaged, so every error is a false alarm. Shortly before the end, the
+stored total of one budget is edited while all processes continue. From then on each statement of that budget, and each
 verification of the whole ledger, must report the damage.
 """
 
@@ -34,13 +34,13 @@ PEOPLE = tuple(f"people-{number}" for number in range(4))
 DAMAGED = "damaged"
 NAME = f"map.{PEOPLE[0]}"
 EVENT = calibrated(0.01)
-_SHARE = 0.15  # of the time, spent on detecting the damage
+_SHARE = 0.15  # fraction of the time that is spent on detecting the damage
 _FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signals:
-    """The two events that all processes wait for, and the queue of their counts."""
+    """Events ``planted`` (a total was edited) and ``ended`` for all processes, and a queue for their counts."""
 
     planted: Event = field(default_factory=_FORK.Event)
     ended: Event = field(default_factory=_FORK.Event)
@@ -48,7 +48,7 @@ class _Signals:
 
 
 def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter[str]:
-    """Run writers and readers, each in a process; return counts of their actions and of each kind and text of alarm."""
+    """Run each writer and reader in a process; return counts of their actions and of each kind and text of alarm."""
     world.enter()
     ledger = Workspace.open().ledger
     for population in (*PEOPLE, DAMAGED):
@@ -60,7 +60,7 @@ def soak(world: World, *, writers: int, readers: int, seconds: float) -> Counter
     for worker in crew:
         worker.start()
     time.sleep(seconds * (1 - _SHARE))
-    signals.planted.set()  # from now on only the damage detector verifies the whole ledger
+    signals.planted.set()  # from now on only `_find_damage` verifies the whole ledger
     time.sleep(seconds * _SHARE / 3)
     found = _find_damage(ledger, seconds=seconds * _SHARE / 3 * 2)
     signals.ended.set()
@@ -77,7 +77,7 @@ def is_sound(counts: Counter[str]) -> bool:
 
 
 def _find_damage(ledger: Ledger, *, seconds: float) -> Counter[str]:
-    """Damage a total, check it repeatedly, and count the checks and the reports."""
+    """Edit a stored total, verify it repeatedly, and count the verifications and the reported damages."""
     total = tables.charged_total
     with ledger.transaction() as connection:
         edited = total.update().where(total.c.population == DAMAGED)
@@ -109,7 +109,7 @@ def _work(act: Callable[[random.Random, str, Event], str], number: int, signals:
 
 
 def _write(draw: random.Random, run_key: str, planted: Event) -> str:
-    """Reserve, then abandon, publish or leave the release in progress."""
+    """Reserve a release, then abandon it, publish it, or leave it in progress."""
     ledger, population = Workspace.open().ledger, draw.choice(PEOPLE)
     try:
         match draw.randrange(4):
@@ -125,7 +125,7 @@ def _write(draw: random.Random, run_key: str, planted: Event) -> str:
 
 
 def _read(draw: random.Random, run_key: str, planted: Event) -> str:
-    """Read one item as commands, pages and services do."""
+    """Read one random item in the way commands, pages and services do."""
     workspace = Workspace.read_only() if draw.random() < 0.7 else Workspace.open()
     ledger, population = workspace.ledger, draw.choice(PEOPLE)
     kinds: list[Callable[[], object]] = [
@@ -143,12 +143,12 @@ def _read(draw: random.Random, run_key: str, planted: Event) -> str:
 
 
 def main() -> int:
-    """Soak both databases, print the counts, and fail on any alarm and on damage that was not reported."""
+    """Run the soak on both databases, print the counts, and fail on a false alarm or on unreported damage."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=60.0, help="for each database")
+    options.add_argument("--seconds", type=float, default=60.0, help="duration for each database")
     options.add_argument("--writers", type=int, default=20)
     options.add_argument("--readers", type=int, default=20)
-    options.add_argument("--folder", type=Path, help="where the homes are")
+    options.add_argument("--folder", type=Path, help="folder for the test homes")
     given, sound = options.parse_args(), True
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))

@@ -1,8 +1,8 @@
-"""Restore every combination of database, keys, registry and whole home from points of a history, and count errors.
+"""Soak of restores: each combination of database, keys, registry and whole home is restored from points of a history.
 
-The separate witness, in the state folder, is never restored. Each combination is restored in two ways: by copying
-files, noise keys included, and from a backup. Then the soak tries to spend and publish. If the ledger is locked, an
-operator accepts the restored state, and the soak tries again. Two errors are counted: a restored ledger that states
+The separate witness in the state folder is never restored. Each combination is restored in two ways: by copying files,
+noise keys included, and from a backup. Then the soak tries to spend and publish. If the ledger is locked, an operator
+accepts the restored state, and the soak tries again. Two kinds of errors are counted: a restored ledger that states
 less spending than the true history, and a version whose bytes changed.
 """
 
@@ -34,12 +34,12 @@ COMBINATIONS = [
     *(found for size in (1, 2, 3) for found in combinations(FILES, size)),
     ("whole home",),
 ]
-_LEAST = 1e-9  # relative to the spending: the oracle bisects, the ledger rounds up
+_LEAST = 1e-9  # tolerance relative to the spending, because `least_epsilon` bisects and the ledger rounds up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A world at the end of its history, its earlier copies, and the independent record of it."""
+    """A world at the end of its history, its earlier copies, and an independent record of its final state."""
 
     end: Place
     copies: Path
@@ -54,13 +54,16 @@ def soak(
     new_database: Callable[[str], str],
     these: Sequence[tuple[str, ...]] = COMBINATIONS,
 ) -> Counter[str]:
-    """Restore combinations, by default all of them, from each point; return the counts."""
+    """Restore combinations of parts from each point of the history; return counts of restores and errors.
+
+    ``these`` are the combinations, by default all of them.
+    """
     counts: Counter[str] = Counter()
     for point in points:
         for combination in these:
             for method in ("files", "backup"):
                 if history.end.url and method == "files" and {"database", "whole home"} & set(combination):
-                    continue  # the files of a server database belong to the server
+                    continue  # the database files of a PostgreSQL server cannot be copied
                 world = _copied(history.end, work, new_database)
                 restored = history.copies / f"{point:03d}"
                 _restore(world, restored, combination, method=method, new_database=new_database)
@@ -70,7 +73,7 @@ def soak(
 
 
 def _try(world: Place, truth: Truth, counts: Counter[str], *, label: str) -> None:
-    """Spend and publish in a restored world, before and after it is accepted, and count errors."""
+    """Spend and publish in a restored world, before and after an operator accepts the restored state; count errors."""
     counts["restores"] += 1
     wrong = set()
     try:
@@ -98,7 +101,7 @@ def _spend(ledger: Ledger) -> None:
 
 
 def _wrong(world: Place, truth: Truth) -> set[str]:
-    """Compare a world with the true history, by plain SQL and by the ledger's own statements."""
+    """Return the kinds of errors of a world, by comparing SQL and the ledger's statements with the true history."""
     found, wrong = read_truth(world, begun_only=False), set()
     ledger = Workspace.read_only().ledger
     for population, spent in truth.spent.items():
@@ -137,7 +140,7 @@ def _copied(end: Place, work: Path, new_database: Callable[[str], str]) -> Place
 
 
 def _databases(server_url: str) -> Callable[[str], str]:
-    """Return a function that creates a database: an empty one at a URL, or a copy under a new name."""
+    """Return a function that creates a database: an empty database at a URL, or a copy under a new name."""
     engine = sa.create_engine(f"{server_url}/postgres", isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
 
     def new(requested: str) -> str:
@@ -163,17 +166,17 @@ def _histories(folder: Path, *, steps: int, server_url: str) -> Iterator[tuple[s
 
 
 def spread(steps: int, points: int) -> list[int]:
-    """Return evenly spaced points of a history, including the first and the last."""
+    """Return ``points`` evenly spaced steps of a history, including the first and the last."""
     return sorted({round(at * (steps - 1) / max(1, points - 1)) for at in range(points)})
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the soak; the last line of the output has the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sqlite", type=int, default=50, help="points on SQLite")
-    parser.add_argument("--postgres", type=int, default=6, help="points on PostgreSQL; 0 for no server")
-    parser.add_argument("--steps", type=int, default=56, help="steps of each history")
-    parser.add_argument("--folder", default=None, help="a fast disk")
+    parser.add_argument("--sqlite", type=int, default=50, help="number of restore points on SQLite")
+    parser.add_argument("--postgres", type=int, default=6, help="number of restore points on PostgreSQL, or 0")
+    parser.add_argument("--steps", type=int, default=56, help="number of steps of each history")
+    parser.add_argument("--folder", default=None, help="folder for the test homes, best on a fast disk")
     requested = parser.parse_args(arguments)
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="dpca-soak-restore-", dir=requested.folder) as root:

@@ -1,14 +1,13 @@
-"""The soak of sites: joint releases with killed sites, a killed server, and lost or repeated messages.
+"""Soak of sites: joint releases with killed sites, a killed server, and lost or repeated messages.
 
 ``python -m tests.crash.soak_sites`` makes 200 rounds over three sites, each a process on loopback, with secure sums.
 Each round is one joint release by a separate aggregator process, with a fault at a random call. The release is
-repeated, finally without a fault, until it is published and every site has finished it. Every result is accounted for.
-A round counts as
+repeated, finally without a fault, until it is published and every site has finished it. Failed rounds are counted as
 
-- unaccounted, if it was not published, or a site was not charged exactly once, or its result is not the sum of the
-  noised integers that the ledgers of its sites hold for charged steps;
-- hung, if a call exceeded the stated timeout, or a run the total of all its calls;
-- inconsistent, for each ledger that does not verify, or artifact that disagrees with the registry, at the end.
+- unaccounted, if the release was not published, or a site was not charged exactly once, or the result is not the sum of
+  the noised integers that the ledgers of the sites store for charged steps;
+- hung, if a call exceeded its timeout, or a run exceeded the total timeout of its calls;
+- inconsistent, for each ledger that does not verify at the end, or artifact that disagrees with the registry.
 """
 
 import argparse
@@ -70,7 +69,7 @@ SLOW_CALL = 3
 
 @dataclass(kw_only=True)
 class Report:
-    """Counts of faults and of failed rounds."""
+    """Number of faults of each kind, and numbers of failed rounds."""
 
     struck: Counter[str] = field(default_factory=Counter)
     unaccounted: int = 0
@@ -80,7 +79,7 @@ class Report:
 
 @dataclass(kw_only=True)
 class Fault:
-    """The kind of a fault, the call at which it occurs, before or after the call, and the site."""
+    """One fault: its kind, the number of the call at which it occurs, before or after this call, and the site."""
 
     kind: str
     call: int
@@ -89,14 +88,14 @@ class Fault:
 
 
 def main() -> int:
-    """Run the soak, print the results, and end with the verdict."""
+    """Run the soak of sites and print the results; the last line is the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, metavar="N")
-    parser.add_argument("--seed", type=int, default=20181109, help="of what goes wrong; noise has none")
-    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
+    parser.add_argument("--seed", type=int, default=20181109, help="seed of the faults; noise is drawn without a seed")
+    parser.add_argument("--folder", metavar="PATH", help="folder for the test homes; /dev/shm avoids disk writes")
     requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    logging.getLogger("dpca").setLevel(logging.CRITICAL)  # silent sites and refusals are expected here
+    logging.getLogger("dpca").setLevel(logging.CRITICAL)  # sites that do not answer, and refusals, are expected here
     drawn, report, began = random.Random(requested.seed), Report(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpca-sites-", dir=requested.folder) as folder:
         federation = _federation(Path(folder))
@@ -135,7 +134,7 @@ def _request(federation: Federation, number: int) -> SitesRequest:
 
 
 def _disturb(federation: Federation, number: int, drawn: random.Random, report: Report) -> None:
-    """Repeat one release until it is published; the last run is undisturbed."""
+    """Repeat one joint release until it is published; the last attempt has no fault."""
     for run in range(RUNS):
         is_last = run == RUNS - 1
         fault = None
@@ -159,7 +158,7 @@ def _disturb(federation: Federation, number: int, drawn: random.Random, report: 
 
 
 def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Path, back: float) -> int:
-    """Run the aggregator in a child; killed or stopped sites resume after a while, during the run."""
+    """Run the aggregator in a child, and return its exit status; killed or stopped sites resume during the run."""
     sites = {name: federation.processes[name].pid for name in federation.names}
 
     def body() -> None:
@@ -203,7 +202,7 @@ def _revive(federation: Federation) -> None:
 
 @contextmanager
 def _going_wrong(fault: Fault | None, sites: dict[str, int], marks: Path, slow: list[float]) -> Iterator[None]:
-    """Inject one fault into the calls of this process, and record the calls that took too long."""
+    """Inject one fault into the calls of this process, and record calls that exceed their timeout."""
     original, calls = Caller.call, 0
 
     def strike(caller: Caller, call: Callable[[], Any]) -> Any:
@@ -248,7 +247,7 @@ def _hit(fault: Fault, sites: dict[str, int]) -> None:
         with suppress(ProcessLookupError):
             os.kill(sites[fault.site], signal.SIGKILL if fault.kind == "site killed" else signal.SIGSTOP)
         return
-    raise SiteSilent(f"{fault.kind}: what was sent did not arrive.")
+    raise SiteSilent(f"{fault.kind}: the message did not arrive.")
 
 
 # --- accounts ---
@@ -256,7 +255,7 @@ def _hit(fault: Fault, sites: dict[str, int]) -> None:
 
 @contextmanager
 def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
-    """Compare each artifact with the ledgers of its sites before the sites commit it."""
+    """Compare each artifact with the stored answers of its sites, before the sites commit the release."""
     finish = stages.finish_sites
 
     def first_account(requested: SitesRequest, digest: str) -> Any:
@@ -270,7 +269,7 @@ def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
 
 
 class _Given:
-    """Parties with one total that is already opened."""
+    """Parties whose total is already opened, so that a mechanism can be run again on it."""
 
     def __init__(self, total: Any, roster: Any) -> None:
         self.total, self.roster = total, roster
@@ -280,7 +279,7 @@ class _Given:
 
 
 def _is_unaccounted(federation: Federation, number: int) -> bool:
-    """Return whether a round has no result, or a result that is not the sum of charged integers."""
+    """Return whether a round has no published result, or a result that is not the sum of charged integers."""
     request = _request(federation, number)
     with aggregator(federation):
         planned = planned_of(request)
@@ -296,7 +295,7 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
                 for row in workspace.ledger.statement("rows").releases
                 if row.request.get("run_key") == request.run_key and row.state != "abandoned"
             ]
-        if not rows and name not in lineage:  # silent from the beginning
+        if not rows and name not in lineage:  # this site never answered in the round
             continue
         if len(rows) != 1 or rows[0].event != planned.plan_of(name).event:
             return _notify(number, f"is charged {len(rows)} times at {name}")
@@ -309,12 +308,15 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
 
 
 def _accounted(federation: Federation, digest: str) -> Path:
-    """Return the marker file of a result that is a sum of charged integers."""
+    """Return the marker file of an artifact that was found to be a sum of charged integers."""
     return federation.folder / f"accounted-{digest}"
 
 
 def _account(federation: Federation, request: SitesRequest, digest: str) -> None:
-    """Record whether an artifact is the sum of its sites' stored answers, which exist until the sites commit."""
+    """Write a marker file if an artifact equals the sum of the answers stored at its sites.
+
+    The sites delete their stored answers when they commit.
+    """
     planned, made = planned_of(request), read_artifact(store(), digest)
     roster = planned.plan.roster
     assert roster is not None
@@ -350,7 +352,7 @@ def _at_home(federation: Federation, name: str) -> Iterator[Workspace]:
 
 
 def _inconsistent(federation: Federation) -> int:
-    """Return the number of ledgers and registries that are inconsistent."""
+    """Return the number of ledgers that do not verify and of artifacts that disagree with the registry."""
     found = 0
     for name in ("aggregator", *federation.names):
         with _at_home(federation, name) as workspace:

@@ -1,9 +1,9 @@
-"""The soak of a misbehaving object store: ingest, release, promote, load, back up and restore under every lie.
+"""Soak of a misbehaving object store: ingest, release, promote, load, back up and restore while the store lies.
 
 Each lie has two worlds: one in which it is active a few times in each step, as in a store that recovers, and one in
 which it is always active. A step that succeeded during the lie must prove correct when checked without lies. A step
 that failed must have reported it in one line, and is repeated on an honest store. At the end there are one release, one
-charge and one version, and the artifact has the digest of an undisturbed run, byte for byte.
+charge and one version, and the artifact has the digest of an undisturbed run.
 """
 
 import argparse
@@ -38,17 +38,17 @@ RUN = 0
 NAME = request_of(RUN).publish
 FEW, ALWAYS = 2, 1 << 30
 """Number of lies of a store that recovers, and of one that does not."""
-_PATIENCE = "500ms"  # timeout of the client for one request to a lying store
-_RETRIES = 1  # retries of the client of a lying store, instead of its default
+_PATIENCE = "500ms"  # client's timeout for one request to a lying store
+_RETRIES = 1  # client's number of retries at a lying store, fewer than its default
 
 
 class Wrong(Exception):
-    """Error: a lie was believed."""
+    """Error: the product accepted a wrong answer of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One world, and the object store that it uses."""
+    """One home with its ledger, the prefix that it uses in the object store, and the expected artifact digest."""
 
     world: World
     prefix: str
@@ -66,33 +66,33 @@ class Scene:
         workspace.ledger.open_budget(POPULATION, epsilon=10.0, delta=DELTA, failure_delta=0.0)
 
     def release(self) -> None:
-        """Make the request, always with the same key."""
+        """Make the release request, always with the same noise key."""
         attempt(self.world, RUN, 0)
 
     def released(self) -> None:
-        """Load the published artifact, and count releases, charges and versions."""
+        """Load the published artifact, and check that there are one release, one charge and one version."""
         found = Registry.open().verify(f"{NAME}@1")
         if self.expected not in (None, found.digest):
-            raise Wrong(f"{found} is not the artifact of an undisturbed run")
+            raise Wrong(f"{found} differs from the artifact of an undisturbed run")
         for what, statement in _COUNTS.items():
             ((count,),) = query(self.world, statement)
             if count != 1:
-                raise Wrong(f"{count} {what}")
+                raise Wrong(f"expected 1 and found {count} {what}")
 
     def promote(self) -> None:
         """Move an alias."""
         Workspace.open().promote(NAME, version=1, alias="champion")
 
     def promoted(self) -> None:
-        """Resolve the version by its alias."""
+        """Check that the alias resolves to the version."""
         if Registry.open().resolve(f"{NAME}@champion").version != 1:
-            raise Wrong("the alias does not show the version")
+            raise Wrong("the alias does not name the promoted version")
 
     def load(self) -> None:
-        """Load the artifact as a consumer; it must be the published one."""
+        """Load the artifact as a consumer; the digest must be that of the published artifact."""
         found = Registry.open().verify(f"{NAME}@1")
         if found.digest != self.expected is not None:
-            raise Wrong(f"a consumer loaded {found.digest}")
+            raise Wrong(f"a consumer loaded another artifact than the published one: {found.digest}")
 
     def back_up(self) -> None:
         """Back up everything, including rows."""
@@ -101,7 +101,7 @@ class Scene:
             raise Corrupt(f"warning: {len(missing)} files or folders are lost or damaged")
 
     def backed_up(self) -> None:
-        """Check nothing: `restored` reads the whole backup."""
+        """Do nothing, because `restored` later reads the whole backup."""
 
     def restore(self) -> None:
         """Restore everything into an empty home and another prefix of the same store."""
@@ -116,20 +116,20 @@ class Scene:
                 raise Wrong(f"{len(there.paths(folder))} of {len(paths)} files of {folder} were restored")
             for path in paths:
                 if here.read(f"{folder}/{path}").payload != there.read(f"{folder}/{path}").payload:
-                    raise Wrong(f"{folder}/{path} was restored otherwise")
+                    raise Wrong(f"{folder}/{path} was restored with other content")
 
     def remove(self) -> None:
-        """Remove the dataset; an earlier attempt that could not see its own effect may have removed it."""
+        """Remove the dataset; it may be missing already if an earlier attempt removed it and then failed."""
         with suppress(NotFound):
             Workspace.open().catalog.remove(DATASET, force=True)
 
     def removed(self) -> None:
-        """Check that no rows remain."""
+        """Check that no rows of the dataset remain."""
         if left := Workspace.open().store.paths("datasets"):
-            raise Wrong(f"{len(left)} files of a removed dataset are left")
+            raise Wrong(f"{len(left)} files of a removed dataset remain")
 
     def start_over(self, *, backup: bool = True) -> None:
-        """Follow the error messages: move away what a failed attempt left, and restore into an empty prefix."""
+        """Follow the error messages: move away files of a failed attempt, and restore into an empty prefix."""
         if backup:
             shutil.rmtree(self._backup, ignore_errors=True)
         shutil.rmtree(self._target.home)
@@ -167,7 +167,7 @@ STEPS: tuple[Step, ...] = (
 
 @dataclass(kw_only=True)
 class Report:
-    """Numbers of lies, and the error lines of those that were detected."""
+    """Counts of lies, and the error lines of the detected lies."""
 
     counts: Counter[str] = field(default_factory=Counter)
     lines: dict[str, set[str]] = field(default_factory=dict)
@@ -176,10 +176,10 @@ class Report:
 
 
 def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], report: Report) -> None:
-    """Run every step while the store lies, then again without lies if it failed."""
+    """Run every step while the store lies; repeat a step without lies if it failed, and check its result."""
     for (name, take, inspect), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
-        snapshot_reader._open_handles.cache_clear()  # as in a new process
+        snapshot_reader._open_handles.cache_clear()  # clear cached handles, as a new process has none
         with proxy.lying(lie, times=times), _impatient():
             try:
                 take(scene)
@@ -206,7 +206,10 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Give clients opened in this context short timeouts; an honest store may be slow on a busy machine."""
+    """Give clients opened in this context short timeouts.
+
+    Other clients keep the default timeouts, because an honest store may be slow on a busy machine.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_TIMEOUT", _PATIENCE)
         patch.setattr(s3, "_MAX_RETRIES", _RETRIES)
@@ -215,7 +218,7 @@ def _impatient() -> Iterator[None]:
 
 @contextmanager
 def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
-    """Yield a function that makes a new world; the first is undisturbed, and the others must have the same artifact."""
+    """Yield a function that makes a new world; each must publish the artifact of the first, undisturbed world."""
     old = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
@@ -242,7 +245,7 @@ def scenes(root: Path, server: Server) -> Iterator[Callable[[str], Scene]]:
 
 
 def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, is_brief: bool) -> Report:
-    """Play each lie in two worlds: a few times in one, and always in the other.
+    """Run all steps under each lie in two worlds: with a few lies in one, and with the lie always active in the other.
 
     A brief soak has one world for each lie, and alternates between the two by step.
     """
@@ -257,12 +260,12 @@ def soak(root: Path, server: Server, proxy: LyingStore, lies: Iterable[str], *, 
 
 
 def main() -> int:
-    """Play every lie, print the results, and fail if one was believed."""
+    """Run the steps under every lie, print the results, and fail if a wrong answer of the store was accepted."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--folder", type=Path, help="where the homes are")
-    options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="which lies; all by default")
-    options.add_argument("--brief", action="store_true", help="one world for each lie, not two")
-    options.add_argument("--lines", action="store_true", help="print what was said of each lie")
+    options.add_argument("--folder", type=Path, help="folder for the test homes")
+    options.add_argument("--lies", nargs="*", choices=[*LIES], default=[*LIES], help="lies to test; all by default")
+    options.add_argument("--brief", action="store_true", help="use one world for each lie, not two")
+    options.add_argument("--lines", action="store_true", help="print the error lines of each lie")
     given, began = options.parse_args(), time.monotonic()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-lies-", dir=given.folder)))

@@ -1,9 +1,9 @@
-"""The soak of streams: kill the process at every tick, and run the slot of the tick again.
+"""Soak of streams: kill the process at every tick, and run the tick's scheduled slot again.
 
 ``python -m tests.crash.soak_streams`` opens a stream of 365 ticks on a small dataset, which gets new rows every tenth
-night. It runs the stream twice: undisturbed, and with a kill in every tick, at varying crash points. New rows also
-arrive between a kill and the next run of its slot. Keys are derived from the number of the tick, so both runs must
-publish the same bytes. The versions and charges are counted from outside. The last line of the output is the verdict.
+night. The soak runs the stream twice: without faults, and with a kill in every tick, at varying crash points. New rows
+also arrive between a kill and the next run of its slot. Keys are derived from the number of the tick, so both runs must
+publish the same bytes. Plain SQL counts the versions and charges. The last line of the output is the verdict.
 """
 
 import argparse
@@ -51,7 +51,7 @@ AFTER_BINDING = "tick.row_committed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Results of the count from outside."""
+    """Number of ticks, and the numbers of versions, charges and unequal artifacts found without the product's code."""
 
     ticks: int
     versions: int
@@ -59,20 +59,20 @@ class Verdict:
     unequal: int
 
     def __str__(self) -> str:
-        """Format the result as the last line of the output."""
+        """Format the verdict as the last line of the output."""
         return f"ticks={self.ticks} versions={self.versions} charges={self.charges} unequal={self.unequal}"
 
     @property
     def is_clean(self) -> bool:
-        """Return whether every tick has its version, equal to the undisturbed one, for one charge."""
+        """Return whether every tick has a version equal to that of the run without faults, for one charge in total."""
         return (self.versions, self.charges, self.unequal) == (self.ticks, 1, 0)
 
 
 def main() -> int:
-    """Run the soak, print the results, and end with the verdict."""
+    """Run the soak of streams and print the results; the last line is the verdict."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=365, metavar="N")
-    parser.add_argument("--folder", metavar="PATH", help="where the homes are made; /dev/shm spares the disk")
+    parser.add_argument("--folder", metavar="PATH", help="folder for the test homes; /dev/shm avoids disk writes")
     requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     began = time.monotonic()
@@ -118,7 +118,7 @@ def _found_world(home: Path, *, ticks: int) -> World:
 
 
 def _ingest(world: World, *, night: int) -> None:
-    """Ingest the rows of a night as a snapshot whose id is derived from the night."""
+    """Ingest the rows of one night; the snapshot id is derived from the night's number."""
     source = world.home.with_name(f"{world.home.name}-{night}.npz")
     rows = np.random.default_rng(night).normal(size=(1_000 if night == 0 else 50, FEATURES))
     sparse.save_npz(source, sparse.csr_array(rows * np.geomspace(1.0, 0.1, FEATURES)))
@@ -129,7 +129,7 @@ def _ingest(world: World, *, night: int) -> None:
 
 
 def _tick(world: World, number: int, *, hook: Hook | None = None) -> None:
-    """Run the slot of a tick in this process."""
+    """Make one tick of the stream in this process; the release key is derived from the tick's number."""
     world.enter()
     replaced: dict[str, Any] = vars(releases)
     replaced["new_key"] = lambda: sha256(f"tick {number}".encode()).digest()
@@ -138,14 +138,14 @@ def _tick(world: World, number: int, *, hook: Hook | None = None) -> None:
 
 
 def _warm_up(world: World) -> None:
-    """Load and compile, once, everything that the children will need."""
+    """Load and compile everything that the child processes will need, once."""
     _tick(world, 1)
     atomic_files.hook = None
     cleanup_resources()  # no thread may be running when this process forks
 
 
 def _run_calm(world: World, *, ticks: int) -> list[Place]:
-    """Run every tick undisturbed; return the crash points that one tick reaches."""
+    """Make every tick without faults; return the crash points that one tick reaches."""
     shown = world.home.with_name("trace")
 
     def body() -> None:
@@ -167,10 +167,11 @@ def _after(world: World, number: int) -> None:
 
 
 def _run_killed(world: World, trace: Sequence[Place], *, ticks: int) -> list[Place]:
-    """Kill the process in every tick, then run the slot again; return the crash points of the kills."""
+    """Kill the process in every tick, then run its slot again; return the crash points of the kills."""
     bound = max(at for at, place in enumerate(trace) if place.point == AFTER_BINDING)
     killed, size = [], len(trace)
-    order = sorted(range(size), key=lambda at: trace[at].occurrence)  # every point first, then every occurrence
+    # every crash point once, then repeated passes of each
+    order = sorted(range(size), key=lambda at: trace[at].occurrence)
     stride = next(step for step in range(max(1, size // 3), size) if math.gcd(step, size) == 1)
     for number in range(1, ticks + 1):
         at = order[number * stride % size]
@@ -189,7 +190,7 @@ def _run_killed(world: World, trace: Sequence[Place], *, ticks: int) -> list[Pla
 
 
 def _go_on(world: World, number: int, *, ingests_early: bool) -> None:
-    """Run the slot of a tick again, with new rows before or after it."""
+    """Run the slot of a tick again after a kill; new rows arrive before or after this run."""
     if ingests_early:
         world.enter()
         _after(world, number)
@@ -221,7 +222,7 @@ def _in_child(body: Callable[[], None]) -> None:
 
 
 def _count(crashed: World, calm: World, *, ticks: int) -> Verdict:
-    """Count versions and charges in the database, and compare the bytes with those of the undisturbed run."""
+    """Count versions and charges in the database, and compare artifact bytes with the run without faults."""
     statement = f"SELECT version, digest FROM version WHERE name = '{NAME}'"
     found: list[dict[int, str]] = [dict(query(world, statement)) for world in (crashed, calm)]
     versions, expected = found

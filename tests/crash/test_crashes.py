@@ -1,7 +1,7 @@
-"""Crashes of every kind, and proof that the count from outside detects errors.
+"""Crash tests of releases: faults of every kind cost nothing and lose nothing, and planted ledger errors are counted.
 
 `make integration` crashes at every point, in every way, on both databases. A release is charged once, and its bytes are
-the same, if the home becomes read-only or the clock jumps during it.
+the same, if the home becomes read-only or the clock jumps during the release.
 """
 
 import json
@@ -45,7 +45,10 @@ _OF_DASK = re.compile(r"[\d-]{10} [\d:,]{12} - distributed\.\w+ - (WARNING|ERROR
 
 @pytest.mark.audit_only
 def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
-    """Its few kills do not reach all crash points, so the soak exits with an error; the test checks its count."""
+    """Run the crash soak with one fault of each kind, and check its counts of ledger errors.
+
+    So few faults do not reach all crash points, so the soak itself exits with an error.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "tests.crash.soak", "--even", "--sqlite", str(len(KINDS)), "--postgres", "0"],
         cwd=ROOT,
@@ -74,7 +77,7 @@ def test_the_soak_of_integration_has_every_way_and_a_kill_for_every_crash_point(
 
 
 class TestRecount:
-    """The count of one release in a hand-made world without triggers, with one error planted at a time."""
+    """Tests of `recount`: one error at a time is planted in a hand-made ledger with one release and no triggers."""
 
     def test_a_world_in_order_has_nothing_to_report(self, tmp_path: Path) -> None:
         assert _counted(_world_of_one(tmp_path)) == Tally(digests_equal=1)
@@ -153,7 +156,7 @@ def _world_of_one(home: Path) -> World:
     digest = write_artifact(subspace, home=home)
     pointer = {"versions": {"1": digest}, "aliases": {}}
     (home / "registry" / "names" / f"{request.publish}.json").write_text(json.dumps(pointer))
-    event = {"name": "gaussian", "noise_multiplier": 5.0}  # epsilon 0.93 at delta 1e-7
+    event = {"name": "gaussian", "noise_multiplier": 5.0}  # costs epsilon 0.93 at delta 1e-7
     engine = sa.create_engine(f"sqlite:///{home / 'dpca.sqlite'}", poolclass=sa.NullPool)
     tables.metadata.create_all(engine)
     terms = {"epsilon": 1.0, "delta": 1e-7}
@@ -194,10 +197,10 @@ def _world_of_one(home: Path) -> World:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Ingest rows into a home, once, and compile what its releases need."""
+    """Ingest rows into a home once, and compile everything that releases in the home need."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # the old values are restored afterwards, and so are the keys
+            patch.setenv(name, "")  # the old environment and the function that draws keys are restored afterwards
         patch.setattr(releases, "new_key", releases.new_key)
         made = found_world(tmp_path_factory.mktemp("midway") / "calm")
         warm_up(made.copy("warm"))
@@ -210,7 +213,10 @@ def undisturbed(calm: World) -> Undisturbed:
 
 
 def disturbed(calm: World, name: str, hook: Callable[[World], Hook], undisturbed: Undisturbed) -> int:
-    """Run once in a copy of a world with a hook, then again without; return the exit status of the first run."""
+    """Make a request in a copy of a world with a crash hook, repeat it without, and check the ledger.
+
+    Return the exit status of the first attempt.
+    """
     world = calm.copy(name)
     open_budget(world, [0])
 
@@ -229,7 +235,7 @@ def disturbed(calm: World, name: str, hook: Callable[[World], Hook], undisturbed
 
 
 def locking(place: Place) -> Callable[[World], Hook]:
-    """Return a factory of hooks that make a home read-only at a crash point."""
+    """Return a function that makes, for a world, a crash hook; the hook makes the home read-only at a crash point."""
 
     def made(world: World) -> Hook:
         seen: list[Place] = []
@@ -246,7 +252,7 @@ def locking(place: Place) -> Callable[[World], Hook]:
 
 
 def test_a_home_that_becomes_read_only_costs_and_loses_nothing(calm: World, undisturbed: Undisturbed) -> None:
-    """The crash point precedes the storing of a noised step; `make audit` tries every crash point."""
+    """Make the home read-only just before a noised step is stored; `make audit` tries every crash point."""
     place = Place(point="keep.file_written", occurrence=1)
     assert disturbed(calm, "read-only", locking(place), undisturbed) == UNAVAILABLE
 
@@ -263,5 +269,5 @@ def test_a_home_that_becomes_read_only_anywhere_costs_and_loses_nothing(calm: Wo
 def test_a_clock_that_jumps_by_hours_and_weeks_changes_no_charge_and_no_byte(
     calm: World, undisturbed: Undisturbed
 ) -> None:
-    """The clock jumps forwards and backwards between any two durable effects, and a second process opens the home."""
+    """Move the clock forward and backward between any two durable writes, and open the home in a second process."""
     assert disturbed(calm, "jumping", jumping, undisturbed) in (0, UNAVAILABLE)

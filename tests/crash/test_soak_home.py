@@ -1,4 +1,4 @@
-"""Sixty releases in one home cost as much at the end as at the beginning, and a planted difference is detected."""
+"""Soak of one home: sixty releases cost as much at the end as at the start, and a planted difference is detected."""
 
 import subprocess
 import sys
@@ -17,18 +17,18 @@ RELEASES, FEW = 60, 15
 
 @pytest.mark.audit_only
 def test_sixty_releases_leave_nothing_and_cost_the_same(tmp_path: Path) -> None:
-    """Run the check in a process without other threads, because it starts a cluster."""
+    """Run `check` in a separate process without other threads, because `check` starts a Dask cluster."""
     run = [sys.executable, "-m", "tests.crash.test_soak_home", str(tmp_path / "home")]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def check(home: Path) -> None:
-    """Make and count the releases; then check samples that are worse."""
+    """Make sixty releases and check their samples; then check samples changed for the worse, which must be reported."""
     world, temporary = World(home=home), home.with_name("temporary")
     for folder in (world.home, temporary):
         folder.mkdir(mode=0o700)
-    tempfile.tempdir = str(temporary)  # where no other process leaves files
+    tempfile.tempdir = str(temporary)  # a temporary folder in which no other process leaves files
     samples = soak(world, releases=RELEASES, few=FEW)
     assert found(world, samples, releases=RELEASES, few=FEW) == []
     *others, last = samples

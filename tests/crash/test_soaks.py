@@ -1,8 +1,8 @@
-"""Small versions of the soaks, each with planted errors that it must detect.
+"""Small versions of the soaks, each with planted errors that the soak must detect.
 
 - The soak of readers runs on both databases; `tests.storage.database.test_reading` plants reads of two states.
-- The count of the soak of restores detects planted errors.
-- The soak on a lying store believes no lie, and would detect a client that does.
+- The error count of the soak of restores detects planted errors.
+- No wrong answer is accepted in the soak of a lying store; a client that accepts one is detected.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from tests.storage.conftest import DATABASES
 @pytest.fixture(params=DATABASES)
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.setenv(name, "")  # the old value is restored afterwards
+        monkeypatch.setenv(name, "")  # monkeypatch restores the old value after the test
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     if request.param == "sqlite":
@@ -49,11 +49,11 @@ STEPS, POINT = 13, 6
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> History:
-    """Run a short history on SQLite, once."""
+    """Run a short history on SQLite, once for all tests of this module."""
     folder = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # the old value is restored afterwards
+            patch.setenv(name, "")  # the old value is restored at the end of the context
         truth = live(Place(root=folder / "world"), folder / "copies", steps=STEPS)
     return History(end=Place(root=folder / "world"), copies=folder / "copies", truth=truth)
 

@@ -45,18 +45,21 @@ Hook = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """One ledger with its files; `url` is empty if the ledger is the SQLite file of the home."""
+    """One ledger with its home folder.
+
+    ``url`` is the address of its PostgreSQL database, or empty if the ledger is the SQLite file of the home.
+    """
 
     home: Path
     url: str = field(default="", repr=False)
 
     @property
     def state(self) -> Path:
-        """The folder of the separate witness; each copy of a world has its own."""
+        """The folder of the ledger's separate witness; each copy of a world has another one."""
         return self.home.with_name(f"{self.home.name}-state")
 
     def enter(self) -> None:
-        """Point this process to the world."""
+        """Set the environment variables of this process to this world."""
         os.environ["DPCA_HOME"] = str(self.home)
         os.environ["DPCA_STATE_FOLDER"] = str(self.state)
         os.environ.pop("DPCA_KEY_FOLDER", None)
@@ -75,7 +78,7 @@ class World:
         return World(home=home, url=copied.render_as_string(hide_password=False))
 
     def destroy(self) -> None:
-        """Remove files and database."""
+        """Delete the world's files and its database."""
         shutil.rmtree(self.home)
         shutil.rmtree(self.state, ignore_errors=True)
         if self.url:
@@ -84,7 +87,10 @@ class World:
 
 
 def found_world(home: Path, *, server: str = "") -> World:
-    """Ingest the dataset into a new home, with a database named after it if a PostgreSQL server is given."""
+    """Return a world with a new home and the ingested dataset.
+
+    If a PostgreSQL server is given, the ledger is a new database on this server with the name of the home.
+    """
     url = ""
     if server:
         _administer(make_url(server), "CREATE DATABASE {}", home.name)
@@ -100,7 +106,7 @@ def found_world(home: Path, *, server: str = "") -> World:
 
 
 def ingest_rows(home: Path) -> None:
-    """Ingest the dataset, always with the same rows, in this process, whose home must be the given one."""
+    """Ingest the same rows in every call, in this process; ``home`` must be the current home."""
     source = home.with_name(f"{home.name}.npz")
     rows = np.random.default_rng(20250101).normal(size=(2_000, FEATURES)) * np.geomspace(1.0, 0.1, FEATURES)
     sparse.save_npz(source, sparse.csr_array(rows))
@@ -108,7 +114,7 @@ def ingest_rows(home: Path) -> None:
 
 
 def warm_up(world: World) -> None:
-    """Load and compile, once, everything that the children will need, by one run of each mechanism."""
+    """Run each mechanism once, so that everything that child processes will need is loaded and compiled."""
     open_budget(world, range(len(MECHANISMS)))
     for run in range(len(MECHANISMS)):
         attempt(world, run, 0)
@@ -131,16 +137,16 @@ def request_of(run: int) -> SubspaceRequest:
 
 
 def key_of(run: int, attempt: int) -> bytes:
-    """Return the key that a run draws in its first attempt, or in any later attempt that reserves."""
+    """Return the noise key of a run: one key for its first attempt, and another for all later attempts."""
     return hashlib.sha256(f"run {run}, {'first' if attempt == 0 else 'later'} attempt".encode()).digest()
 
 
 def open_budget(world: World, runs: Sequence[int]) -> None:
-    """Open a budget that exactly fits these runs: a run charged twice would exceed it."""
+    """Open a budget that exactly fits these runs, so that the ledger must refuse a second charge of any run."""
     problem, target = Problem(n_features=FEATURES, clip_norm=1.0), PrivacyTarget(epsilon=EPSILON, delta=DELTA)
     built = [build_mechanism(SUBSPACE, name, settings, n_components=3) for name, settings in MECHANISMS]
     events = [mechanism.plan(problem, target).event for mechanism in built]
-    unit = Fraction(1, 2**56)  # the unit to which the ledger rounds each charge up
+    unit = Fraction(1, 2**56)  # the ledger rounds each charge up to this unit
     epsilon = least_epsilon(sum((mu_squared(events[run % 2]) + unit for run in runs), unit), delta=DELTA)
 
     def body() -> None:
@@ -151,7 +157,7 @@ def open_budget(world: World, runs: Sequence[int]) -> None:
 
 
 def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cluster: str = "none") -> None:
-    """Make one attempt at a run's request, with the stages of a fit, in this process."""
+    """Make one attempt at a run's request, through all stages of a fit, in this process."""
 
     def injected() -> bytes:
         return key_of(run, number)
@@ -164,7 +170,7 @@ def attempt(world: World, run: int, number: int, *, hook: Hook | None = None, cl
 
 
 def recover(world: World) -> None:
-    """Age the files until orphans count as such, then open the ledger as any command does."""
+    """Make files look old enough to count as orphans of a crash, then open the ledger as any command does."""
     then = time.time() - 2 * ORPHAN_AFTER
     for name in ("keys", "staging", "registry/names", "registry/signed"):
         for path in (world.home / name).rglob("*"):
@@ -179,7 +185,7 @@ def recover(world: World) -> None:
 
 
 def connect_from_outside(url: str) -> psycopg.Connection[Any]:
-    """Connect to a PostgreSQL database without the product's code."""
+    """Connect to a PostgreSQL database without using the product's code."""
     return psycopg.connect(
         make_url(url).set(drivername="postgresql").render_as_string(hide_password=False), autocommit=True
     )
@@ -187,7 +193,7 @@ def connect_from_outside(url: str) -> psycopg.Connection[Any]:
 
 def _administer(url: Any, statement: str, *names: str) -> None:
     with connect_from_outside(url.set(database="postgres").render_as_string(hide_password=False)) as connection:
-        if "TEMPLATE" in statement:  # the server may still have the session of an ended child
+        if "TEMPLATE" in statement:  # the server may still have the database session of an ended child
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (names[-1],)
             )

@@ -1,4 +1,4 @@
-"""Check shipped manifests for clear-text traffic, unrestricted egress, and image tags in wrong places.
+"""Check of the shipped manifests for clear-text traffic, unrestricted egress, and image tags outside of their file.
 
 Also a program: ``python -m tests.deployments.clear_text FOLDER`` prints the findings and their number.
 """
@@ -32,7 +32,7 @@ _ASYNCPG = "PREFECT_SERVER_DATABASE_SQLALCHEMY_CONNECT_ARGS_TLS_"
 
 
 def findings(folder: Path) -> list[str]:
-    """Return one line for each finding, with the file, the place in it, and the fault."""
+    """Return one line for each fault in the manifests of a folder: file and line, and the violated rule."""
     found = []
     tagged = [re.compile(rf"\b{name}:[\w.]*\d") for name in _names(folder)]
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -59,7 +59,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _has_tag(line: str) -> bool:
-    """Return whether a line contains an image with a tag or digest instead of a variable."""
+    """Return whether a line has an image with a fixed tag or digest, instead of a variable."""
     if re.search(r"\bnewTag\b|\bdigest:", line):
         return True
     image = matched["image"] if (matched := _TAGGED.search(line)) else ""
@@ -67,7 +67,7 @@ def _has_tag(line: str) -> bool:
 
 
 def _faults(part: Any, name: str = "") -> Iterator[str]:
-    """Yield the faults of a part of a document, and of everything under it."""
+    """Yield the faults of a part of a manifest, and of everything nested in it."""
     if isinstance(part, list):
         for item in part:
             yield from _faults(item, name)

@@ -1,9 +1,9 @@
-"""A program: install the wheel with each extra in a separate environment, and print the installed size.
+"""Program that installs the wheel with each extra in a separate environment, and prints the installed size.
 
     python -m tests.deployments.extras [EXTRA...]
 
-For each extra: the number of distributions, their size without byte code, and whether ``pip check`` finds them
-complete.
+For each extra, the program prints the number of distributions, their size without byte code, and whether ``pip check``
+reports missing requirements.
 """
 
 import shutil
@@ -21,7 +21,10 @@ _TOOLS = {"pip", "setuptools", "wheel"}
 
 
 def measured(extra: str, *, wheel: Path, folder: Path) -> tuple[int, float, bool]:
-    """Install an extra; return its number of distributions, its megabytes, and whether it is complete."""
+    """Install the wheel with an extra in a new environment.
+
+    Return the number of distributions, their megabytes, and whether all requirements are installed.
+    """
     place = folder / (extra or "base")
     subprocess.run([sys.executable, "-m", "venv", place], check=True)
     python = place / "bin" / "python"
@@ -47,7 +50,7 @@ def measured(extra: str, *, wheel: Path, folder: Path) -> tuple[int, float, bool
 
 
 def main(extras: list[str]) -> int:
-    """Print a row for each extra; return 1 if one is not complete."""
+    """Print a row for each extra; return 1 if requirements of an extra are missing."""
     with tempfile.TemporaryDirectory() as name:
         folder, sound = Path(name), True
         wheel = build_wheel(ROOT, folder)

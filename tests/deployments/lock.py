@@ -1,4 +1,4 @@
-"""A program that writes the locks of the image and the consumer, which are parts of ``requirements.lock``."""
+"""Program that writes the lock files of the image and of the consumer, as parts of ``requirements.lock``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,20 +20,20 @@ CONSUMERS_PYTHONS = ("3.12", "3.13", "3.14")
 
 
 def entries(path: Path) -> dict[str, str]:
-    """Return the entries of a lock by distribution."""
+    """Return the entries of a lock file, with version and hashes, by distribution name."""
     parts = [part for part in re.split(r"(?m)^(?=[A-Za-z0-9])", path.read_text()) if part]
     return {canonicalize_name(re.split(r"[^\w.-]", part, maxsplit=1)[0]): part for part in parts}
 
 
 def needed(installed: Mapping[str, Sequence[str]], *, pythons: Sequence[str] = ()) -> set[str]:
-    """Return all distributions required by the given ones, by the metadata of this environment.
+    """Return the given distributions and all that they require, by the metadata of this environment.
 
     Parameters
     ----------
     installed : mapping of str to sequence of str
-        Distributions, with the extras of each.
+        Names of distributions, with the extras of each.
     pythons : sequence of str
-        Versions of Python on which they are installed; by default the running one.
+        Python versions for which requirements are evaluated; by default the running one.
     """
     places: list[dict[str, str]] = [
         {"python_version": python, "python_full_version": f"{python}.0"} for python in pythons
@@ -55,12 +55,12 @@ def needed(installed: Mapping[str, Sequence[str]], *, pythons: Sequence[str] = (
 
 
 def image_lock() -> str:
-    """Return the part of the lock that a run requires."""
+    """Return the lock entries of all distributions that a run of the pipeline requires."""
     return _part(needed(INSTALLED))
 
 
 def consumer_lock() -> str:
-    """Return the part of the lock that a consumer requires, on each supported Python."""
+    """Return the lock entries of all distributions that a consumer requires, on any supported Python."""
     return _part(needed(CONSUMED, pythons=CONSUMERS_PYTHONS))
 
 

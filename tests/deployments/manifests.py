@@ -14,26 +14,26 @@ Tree = dict[str, Any]
 
 
 def read(name: str) -> Tree:
-    """Return the single document of a YAML file."""
+    """Return the parsed content of a YAML file with one document in ``deployments``."""
     content: Tree = yaml.safe_load((FOLDER / name).read_text())
     return content
 
 
 def images() -> dict[str, str]:
-    """Return the images of the one file that contains tags, by variable."""
+    """Return all images with their tags from ``images.env``, by variable name."""
     lines = (FOLDER / "images.env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 def image_of(service: Mapping[str, Any]) -> str:
-    """Return the image of a compose service, whose manifest contains a variable."""
+    """Return the image of a compose service, with the tag of the variable in its manifest."""
     found = re.fullmatch(r"\$\{([A-Z]+_IMAGE):\?[^}]+\}", service["image"])
     assert found is not None, f"{service['image']} is no variable of images.env"
     return images()[found[1]]
 
 
 def _replaced_images() -> dict[tuple[str, str], str]:
-    """Return the image that kustomize assigns to each resource, by kind and name."""
+    """Return the image with which kustomize replaces the image of each resource, by kind and name."""
     tags = images()
     return {
         (target["select"]["kind"], target["select"]["name"]): tags[rule["source"]["fieldPath"].removeprefix("data.")]
@@ -44,7 +44,7 @@ def _replaced_images() -> dict[tuple[str, str], str]:
 
 
 def resources() -> Iterator[tuple[str, Tree]]:
-    """Yield every Kubernetes resource, and the job that Prefect creates from the pool's template."""
+    """Yield every Kubernetes resource, and the job that Prefect creates from the work pool's template."""
     replaced = _replaced_images()
     for path in sorted((FOLDER / "kubernetes").glob("*.yaml")):
         for found in yaml.safe_load_all(path.read_text()):
@@ -55,7 +55,7 @@ def resources() -> Iterator[tuple[str, Tree]]:
 
 
 def pool_job() -> Tree:
-    """Fill the pool's template as Prefect does, with the defaults of its variables."""
+    """Fill the work pool's job template as Prefect does, with the defaults of its variables."""
     template = json.loads((FOLDER / "work-pool.json").read_text())
     values = {name: rule.get("default") for name, rule in template["variables"]["properties"].items()}
     values["command"] = ["prefect", "flow-run", "execute"]
@@ -80,7 +80,7 @@ def containers() -> Iterator[tuple[str, Tree]]:
 
 
 def variables(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of a container: each a text, or the entry of a secret that contains it."""
+    """Return the environment variables of a container: each is a text, or the key of a Kubernetes secret."""
     return {
         item["name"]: item["value"] if "value" in item else item["valueFrom"]["secretKeyRef"]["key"]
         for item in container.get("env", [])

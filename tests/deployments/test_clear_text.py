@@ -1,4 +1,4 @@
-"""Shipped manifests send nothing in clear text, and servers with the shipped configuration refuse clear text."""
+"""Shipped deployments use no clear text: manifests have no such traffic, and configured servers refuse it."""
 
 import os
 import shutil
@@ -115,7 +115,7 @@ def _selects(selector: Tree, labels: dict[str, str]) -> bool:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of certificates created by the shipped script."""
+    """Return a folder with the certificates that the shipped script ``certificates.sh`` creates."""
     folder = tmp_path_factory.mktemp("certificates") / "tls"
     environment = {"PATH": os.environ["PATH"]}
     subprocess.run([FOLDER / "certificates.sh", folder], check=True, env=environment, capture_output=True)
@@ -148,7 +148,7 @@ def encrypted(shipped: Path) -> Iterator[Server]:
 
 
 def _address(server: Server, authority: Path, **changed: str) -> str:
-    """Return the shipped address, adapted to a server on loopback under the host name of the manifest."""
+    """Return the database URL of the manifests, with its host name mapped to a test server on loopback."""
     (shipped,) = {
         given["DPCA_DATABASE_URL"].replace("$(DATABASE_PASSWORD)", "a-password")
         for _, container in containers()
@@ -257,7 +257,7 @@ def test_images_are_pinned_together_or_not_at_all(tmp_path: Path, docker: str | 
         (programs / "docker").write_text(f"#!/bin/sh\n{docker}\n")
         (programs / "docker").chmod(0o755)
     before = file.read_text()
-    for _ in range(2):  # pinning again replaces the digests
+    for _ in range(2):  # pinning a second time must replace the digests of the first time
         done = subprocess.run(
             [FOLDER / "pin-images.sh", file], env={"PATH": str(programs)}, capture_output=True, text=True, check=False
         )

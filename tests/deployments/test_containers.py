@@ -1,4 +1,7 @@
-"""Compose file, Kubernetes set and image are valid by their schemas, and have no secret, root user or moving tag."""
+"""Compose file, Kubernetes resources and image are valid by their schemas.
+
+They contain no secret, no root user and no image tag that can change its content.
+"""
 
 import json
 import os
@@ -28,7 +31,7 @@ COMPOSE = read("compose.yaml")
 SERVICES: Tree = COMPOSE["services"]
 RUNNING = [name for name, service in SERVICES.items() if service["restart"] != "on-failure"]
 SECRET = re.compile("PASSWORD|SECRET|AUTH|_KEY$|KEY_ID|ROOT_USER")
-NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # these contain paths of files
+NO_SECRET = re.compile("DPCA_TLS_KEY|DASK_.*__KEY")  # variables of this form contain paths of files, not secrets
 
 
 def _pinned(image: str) -> bool:
@@ -53,7 +56,7 @@ json.dump(faults, sys.stdout)
 
 @pytest.fixture(scope="module")
 def kubernetes_faults() -> dict[str, str]:
-    """Return the fault of each resource, or an empty one; a planted fault is found."""
+    """Return the schema fault of each Kubernetes resource, empty if it has none; a planted fault must be found."""
     given = dict(resources())
     wrong = {**given["work-pool/Job"], "spec": {"template": "none"}}
     faults: dict[str, str] = json.loads(output(_VALIDATE, given=json.dumps({**given, "wrong": wrong})))
@@ -257,7 +260,7 @@ def test_the_witness_has_a_volume_of_its_own_wherever_the_curator_runs() -> None
 
 
 def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
-    # During the scripts of its first start, the server listens on its socket only.
+    # While its initialization scripts run, PostgreSQL listens on its Unix socket only.
     probes = [SERVICES["postgres"]["healthcheck"]["test"][1:]]
     database = dict(containers())["postgres/StatefulSet/postgres/postgres"]
     probes += [database[f"{kind}Probe"]["exec"]["command"] for kind in ("startup", "readiness", "liveness")]
@@ -323,7 +326,7 @@ def test_certificates_are_made_by_the_script(tmp_path: Path) -> None:
 
 
 def _requested_hosts() -> dict[str, set[str]]:
-    """Return the host names by which the manifests reach each server."""
+    """Return the host names by which the manifests address each server."""
     given = [service.get("environment", {}) for service in SERVICES.values()]
     given += [variables(container) for _, container in containers()]
     requested = {

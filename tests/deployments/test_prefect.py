@@ -1,8 +1,8 @@
-"""Prefect deployments, the consumer's lock, and the files published with the wheel.
+"""Prefect deployments, the consumer's lock file, and the files published with the wheel.
 
 - Each flow has a deployment, its parameters are a form, and no schedule is active by default.
-- A consumer requires only the packages of the consumer's lock, wherever the registry is.
-- The wheel has a bill of materials and licences, and two builds give the same wheel.
+- A consumer needs only the packages of the consumer's lock file, for a registry in a folder, on the web or in a store.
+- The wheel has a bill of materials and licenses, and two builds give the same wheel.
 """
 
 import importlib
@@ -65,7 +65,8 @@ def test_a_deployment_is_described_tagged_scheduled_but_inactive_and_runs_once_a
     found = DEPLOYMENTS[entrypoint]
     assert found["description"]
     assert "dpca" in found["tags"]
-    assert all(tag.isalpha() for tag in found["tags"])  # such as a kind of job, never a population
+    # tags are words such as a kind of job, never the name of a population
+    assert all(tag.isalpha() for tag in found["tags"])
     (schedule,) = found["schedules"]
     assert (schedule["active"], schedule["timezone"], len(schedule["cron"].split())) == (False, "UTC", 5)
     assert found["concurrency_limit"] == {"limit": 1, "collision_strategy": "ENQUEUE"}
@@ -90,7 +91,7 @@ def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
 
 
 def _offered(schema: Any) -> Iterator[str]:
-    """Yield all names that a form shows, and all values that it offers."""
+    """Yield all field names of a form, and all values that the form offers, from its JSON schema."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {})
         yield from (str(word) for word in schema.get("enum", ()))
@@ -158,7 +159,7 @@ UNWANTED = {"prefect", "dask", "distributed", "sqlalchemy", "alembic", "duckdb",
 
 
 def allowed() -> set[str]:
-    """Return the packages of the locked distributions, and ours."""
+    """Return the import names of the distributions in the consumer's lock, and ``dpca``."""
     found = packages_distributions()
     return {"dpca"} | {
         package for package, owners in found.items() if LOCKED & {canonicalize_name(owner) for owner in owners}
@@ -182,7 +183,10 @@ type Reached = tuple[dict[str, str], dict[str, str]]
 
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> Iterator[Reached]:
-    """Publish an artifact in a folder, behind a web server and in an object store; yield addresses and variables."""
+    """Publish an artifact in a folder, on a web server and in an object store.
+
+    Yield the addresses, and the environment variables with which a consumer reaches them.
+    """
     with published(tmp_path_factory.mktemp("consumer"), s3_server) as (addresses, variables):
         yield addresses, {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **variables}
 
@@ -192,7 +196,7 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
     addresses, environment = reached
     found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
     scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
-    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # summation order varies by processor
+    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # the summation order varies by processor
     assert found["imported"] == ["dpca"]
     clients = {"folder": set(), "https": {"httpx"}, "s3": {"obstore"}}
     assert {"httpx", "obstore"} & set(found["used"]) == clients[kind]
@@ -254,7 +258,7 @@ def test_a_licence_that_may_not_be_passed_on_is_found() -> None:
 
 @pytest.mark.audit_only
 def test_bill_is_valid_by_the_schema(made: dict[str, Bill]) -> None:
-    """The smaller of the two bills; `make sbom` checks both."""
+    """Validate the smaller of the two bills of materials; `make sbom` validates both."""
     check(made["consumer"])
     with pytest.raises(ValueError, match="specVersion"):
         check({**made["consumer"], "specVersion": 7})

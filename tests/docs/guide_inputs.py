@@ -1,4 +1,4 @@
-"""Small files in the formats that the guides use."""
+"""Small input files in the formats that the guides use."""
 
 import gzip
 import shutil
@@ -13,21 +13,21 @@ from dpca_tasks.records.made_ratings import skewed
 
 
 def visits(folder: Path, *, name: str = "visits", features: int = 40, rows: int = 400) -> None:
-    """Write yes/no rows of patients as svmlight text."""
+    """Write yes/no features of patients, one row per patient, as compressed svmlight text."""
     draws = np.random.default_rng(5).random((rows, features)) < 0.1
     with gzip.open(folder / f"{name}.svm.gz", "wb") as file:
         dump_svmlight_file(sp.csr_array(draws.astype(float)), np.zeros(rows), file, zero_based=False)
 
 
 def census(folder: Path) -> None:
-    """Copy the packaged census data to its location in a clone."""
+    """Copy the packaged census data to the path that the data has in a clone of the repository."""
     (folder / "flows" / "data").mkdir(parents=True)
     with as_file(files("flows") / "data" / "a9a.svm.gz") as source:
         shutil.copy(source, folder / "flows" / "data")
 
 
 def films(folder: Path) -> None:
-    """Write ratings of films, the list of films, and the ratings of one more user."""
+    """Write ratings of films, the list of films, and the ratings of one additional user."""
     ratings = skewed(n_users=300, n_items=30, seed=1).train.tocoo()
     rows = list(zip(ratings.row.tolist(), ratings.col.tolist(), ratings.data.tolist(), strict=True))
     lines = [f"user{user},film{film},{stars}" for user, film, stars in rows]
@@ -51,7 +51,7 @@ def reports(folder: Path) -> None:
 
 
 def sites(folder: Path) -> None:
-    """Write counts and points of three sites."""
+    """Write arrays of counts and of points for each of three sites."""
     rng = np.random.default_rng(3)
     for site in ("north", "east", "south"):
         np.save(folder / f"{site}.npy", rng.integers(0, 4, (300, 12)).astype(float))

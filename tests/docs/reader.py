@@ -1,4 +1,4 @@
-"""Runner for the shell blocks of a page: they are split into statements, and run in a home of the test."""
+"""Runner for the shell blocks of a documentation page, which executes statement after statement in a test home."""
 
 import os
 import re
@@ -39,10 +39,10 @@ def python_blocks(page: Path) -> list[str]:
 
 
 class Reader:
-    """A new user with an empty home, who types scripts.
+    """A simulated new user, who has an empty home and runs the scripts of a page.
 
-    Commands of ``dpca`` run in this process, whose libraries are already loaded; all other commands run in a shell. A
-    hurried reader answers confirmation prompts, and sums in this process, without Prefect and Dask.
+    ``dpca`` commands run in this process, whose libraries are already loaded; all other commands run in a shell. With
+    ``hurried``, confirmation prompts are answered, and sums are computed in this process without Prefect and Dask.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Reader:
             monkeypatch.setenv("DPCA_CLUSTER", "none")
 
     def types(self, script: str) -> str:
-        """Run a script, and return its standard output."""
+        """Run each statement of a script, and return the standard output of all."""
         shown = ""
         for statement in (found.group() for found in STATEMENT.finditer(script)):
             command, *words = shlex.split(statement.replace("\\\n", " "), comments=True)
@@ -79,7 +79,7 @@ class Reader:
 
     @staticmethod
     def shell(script: str) -> str:
-        """Run a script in one shell, which keeps its exported variables, and return its standard output."""
+        """Run a script in a single shell, which keeps variables between lines, and return its standard output."""
         run = subprocess.run(
             ["bash", "-euo", "pipefail"], input=script, capture_output=True, text=True, check=False, timeout=300
         )

@@ -1,4 +1,4 @@
-"""Diagrams are drawn from their description, in both looks, and each is on a page."""
+"""Diagrams of the documentation: each is drawn from its description, in light and dark, and each is on a page."""
 
 import re
 

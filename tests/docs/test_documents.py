@@ -1,4 +1,4 @@
-"""Agreement of settings, commands, tutorials and operators' pages with the code.
+"""Documentation pages: settings, commands, tutorials and operators' pages agree with the code.
 
 The tutorials work as typed. So do the operators' pages schedule.md, closed-loop.md, kubernetes.md,
 object-store-and-postgresql.md and ledger.md. Commands that start services (``docker``, ``kubectl``, ``psql``,
@@ -70,7 +70,7 @@ def test_every_command_in_the_documents_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem)
 def test_every_file_that_the_documents_name_exists(page: Path) -> None:
-    made = {"deployments/.env", "deployments/tls", "deployments/sources"}  # created by the operator
+    made = {"deployments/.env", "deployments/tls", "deployments/sources"}  # these files are created by the operator
     text = page.read_text(encoding="utf-8")
     named = set(
         re.findall(r"(?<![\w/])(?:deployments|tests|flows|storage|dpca_tasks|benchmarks|\.ci)/[\w./-]*\w", text)
@@ -111,7 +111,7 @@ def test_the_tutorial_works_as_it_is_typed(
 def test_the_tutorial_of_completion_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Recommended films are films that the user has not rated, in the order of their predicted ratings."""
+    """Run the completion tutorial: it must recommend films that the user has not rated, best prediction first."""
     monkeypatch.chdir(tmp_path)
     script = "".join(shell_blocks(DOCS / "tutorials" / "completion.md"))
     shown = Reader(tmp_path, monkeypatch, capsys).types(script)
@@ -130,7 +130,7 @@ def test_the_tutorial_of_completion_works_as_it_is_typed(
 def test_the_tutorial_of_topics_works_as_it_is_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each topic shown has the words of one true topic of the documents, and its weights are near the true ones."""
+    """Run the topics tutorial: each topic must match the words and the weight of one true topic."""
     monkeypatch.chdir(tmp_path)
     script = "".join(shell_blocks(DOCS / "tutorials" / "topics.md"))
     shown = Reader(tmp_path, monkeypatch, capsys).types(script)
@@ -194,7 +194,7 @@ FIT = "dpca subspace fit visits --components 2 --epsilon 1 --delta 1e-7 --clip-n
 
 
 class Operator(Reader):
-    """A reader in a folder with the deployments of a clone, whose programs for services are stubs."""
+    """A `Reader` in a folder with a copy of ``deployments``; stubs replace the programs that start services."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         super().__init__(folder, monkeypatch, capsys, hurried=True)
@@ -211,7 +211,7 @@ class Operator(Reader):
 
     @property
     def noted(self) -> list[str]:
-        """The arguments of the stubs, one line for each call."""
+        """The recorded calls of the stubs, one line of arguments for each call."""
         return self._noted.read_text().splitlines()
 
 
@@ -254,7 +254,7 @@ def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: P
     assert script.count("alias curator=") == 2
     script = re.sub(r"^alias curator=.*\n", "", script, flags=re.MULTILINE)
     script = re.sub(r"^curator ", "", script, flags=re.MULTILINE)
-    script, pinned = re.subn(r"^make pin-images\n", "", script, flags=re.MULTILINE)  # this folder has no Makefile
+    script, pinned = re.subn(r"^make pin-images\n", "", script, flags=re.MULTILINE)  # the test folder has no Makefile
     assert pinned == 1
     shown = operator.types(
         script.replace("/data/visits.svm.gz", "visits.svm.gz").replace("--features 5000", "--features 40")
@@ -266,7 +266,7 @@ def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: P
 
 
 def test_an_object_store_and_postgresql_take_the_settings_of_their_page(operator: Operator) -> None:
-    """The settings have the names that the code reads; doctor runs with the settings of this test."""
+    """The page must set variables that the code reads; its ``dpca doctor`` runs with the settings of this test."""
     script = script_of("object-store-and-postgresql.md")
     *exports, doctor = re.findall(r"^(?:export|dpca) .*\n", script, flags=re.MULTILINE)
     names = {name for line in exports for name in re.findall(r"(\w+)=", line)}
@@ -296,15 +296,15 @@ MESSY = ROOT / "tests" / "data" / "messy"
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A new user's first schema, as replacements in the right one, and the columns that the check reports.
+    """A new user's way from a first, wrong schema of a table to a dataset.
 
     Attributes
     ----------
-    guesses : pairs of (piece of the right schema, piece of the first one)
-    reported : columns of which the check reports all faults at once
-    drafts : options of each draft command
+    guesses : pairs of (text in the correct schema, text in the first schema)
+    reported : names of the columns of which the check reports all faults at once
+    drafts : options of each command that drafts a schema
     ingest : options of the ingest
-    rows : of the snapshot
+    rows : number of rows of the snapshot
     """
 
     guesses: tuple[tuple[str, str], ...] = ()
@@ -343,7 +343,7 @@ STORIES = {
 
 @dataclass
 class Shell:
-    """Runs commands, and records their exit codes."""
+    """Run ``dpca`` commands in this process, and record their exit codes."""
 
     capsys: pytest.CaptureFixture[str]
     statuses: list[int] = field(default_factory=list)

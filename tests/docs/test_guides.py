@@ -1,11 +1,11 @@
-"""Pages of the documents that work as typed, on small files in the formats that they use.
+"""Documentation pages work as typed, on small files in the formats that the pages use.
 
 - Every page that shows a command is in one of the tables: run here, run by another test, or not run for a stated
   reason.
-- The page consume.md works as typed; its commands that install are run by ``make consumer``.
-- The pages of the estimators work as typed, and their numbers are the stated ones.
+- The page consume.md works as typed; ``make consumer`` runs its installation commands.
+- The pages of the estimators work as typed, and print the numbers that they state.
 - Notebooks run from the first cell to the last, in a separate process, and contain no stale output.
-- The commands of the page export.md work as typed; its other code is run by ``make exports``.
+- The commands of the page export.md work as typed; ``make exports`` runs its other code.
 - The numbers of the page about streams agree with the program.
 """
 
@@ -76,7 +76,7 @@ SITES = "".join(
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """Prerequisites of a page (files, and a script), replacements that make it smaller, and its expected output."""
+    """Inputs of a page (files, and a script to run first), replacements that make it smaller, and expected output."""
 
     files: Callable[[Path], None] = field(default=lambda folder: None)
     before: str = ""
@@ -85,12 +85,12 @@ class Guide:
 
 
 def census(folder: Path) -> None:
-    """Write the census, as rows of yes and no."""
+    """Write random yes/no rows under the file name of the census data."""
     inputs.visits(folder, name="census", rows=2_000)
 
 
 def census_and_films(folder: Path) -> None:
-    """Write the files of two families."""
+    """Write the input files of the subspace and completion guides."""
     census(folder)
     inputs.films(folder)
 
@@ -163,7 +163,7 @@ TYPED = {
     "docs/explanation/claimed-and-true.md": Guide(shows=(r"dp_spca",)),
     "docs/explanation/forecast.md": Guide(shows=(r"^analyze_gauss +\d", r"^mechanism +wishart$")),
 }
-LONG = ("docs/explanation/claimed-and-true.md",)  # computes every row of its table
+LONG = ("docs/explanation/claimed-and-true.md",)  # this page computes every row of its table
 ELSEWHERE = {
     "docs/journeys.md": "tests/docs/test_journeys.py",
     "docs/tutorial.md": "tests/docs/test_documents.py",
@@ -272,7 +272,7 @@ def test_the_page_works_as_it_is_typed(
 
 
 def run(page: str, names: dict[str, Any]) -> dict[str, Any]:
-    """Run the Python blocks of a page, one after the other."""
+    """Run the Python blocks of a page one after the other; return the variables that they define."""
     for block in python_blocks(DOCS / "how-to" / page):
         exec(compile(block, page, "exec"), names)
     return names
@@ -283,7 +283,7 @@ def test_the_page_of_estimators_works_as_it_is_typed(tmp_path: Path, monkeypatch
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     names = run("estimators.md", {})
     assert list(names["scores"].columns) == ["privatepca0", "privatepca1"]
-    assert 0.8 < names["shares"].sum() < 0.9  # 20 of 24 parts
+    assert 0.8 < names["shares"].sum() < 0.9  # the first two components have 20 of 24 parts of the variance
     assert names["again"].components_.tobytes() == names["model"].components_.tobytes()
     assert names["spent"] == pytest.approx(0.91, abs=0.005)
     assert names["name"] == "subspace.patients@1"
@@ -292,7 +292,10 @@ def test_the_page_of_estimators_works_as_it_is_typed(tmp_path: Path, monkeypatch
 
 
 def test_the_page_of_those_who_come_from_elsewhere_works_as_it_is_typed() -> None:
-    """Directions without and with privacy agree: at epsilon 8 and 4,000 rows the noise is a hundredth of the gaps."""
+    """Run the page for users of diffprivlib: components with and without privacy must agree.
+
+    At epsilon 8 and 4,000 rows, the noise is a hundredth of the eigengaps.
+    """
     rows = np.random.default_rng(4).normal(size=(4_000, 5)) * [2.0, 1.0, 0.3, 0.3, 0.3]
     names = run("coming-from-diffprivlib.md", {"rows": rows})
     assert names["scores"].shape == (4_000, 2)
@@ -335,7 +338,7 @@ def test_each_family_has_a_notebook() -> None:
     ],
 )
 def test_a_notebook_runs_from_the_first_cell_to_the_last(notebook: Path, tmp_path: Path) -> None:
-    """Its output equals the recorded one, up to numbers, which depend on new noise."""
+    """Run a notebook: its output must equal the recorded output, except for numbers, which depend on new noise."""
     recorded, made = json.loads(notebook.read_text(encoding="utf-8")), run_notebook(notebook, tmp_path)
     for shown in SHOWS[notebook.stem]:
         assert shown in as_markdown(made)
@@ -407,7 +410,7 @@ ROWS = [
 
 
 def message(value: float, *, places: int = 2) -> str:
-    """Format a number as the page does."""
+    """Format a number as the page about streams does."""
     return f"{value:.{places}f}".removeprefix("0") if value < 1 else f"{value:.{places}f}"
 
 
@@ -462,7 +465,7 @@ def test_instalments_and_extensions() -> None:
 
 
 def share(weights: Weights, *, present: range, tick: int) -> float:
-    """Return a record's weight in the estimate at a tick; the record arrives at the start of ``present``."""
+    """Return the weight of a record in the estimate at a tick, if the record is in the data during ``present``."""
     multipliers = coefficients(weights, kept=range(1, tick + 1))
     return sum(float(multipliers[at - 1]) * weights.weight(at - present[0]) for at in present) / (1 << weights.bits)
 
@@ -496,7 +499,7 @@ def test_arrivals_of_a_lost_answer() -> None:
 
 
 def test_an_arrival_that_is_set_again() -> None:
-    """The record is removed before tick 181, and arrives again at tick 181."""
+    """Remove a record before tick 181 and add it again at tick 181: the page states the factor of its loss."""
     squares = YEAR.zeta_squared(180) + YEAR.zeta_squared(185)
     assert f"multiply the privacy loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
 

@@ -1,4 +1,4 @@
-"""The six short paths work as typed, within their number of commands, and none of the commands fails."""
+"""The six short paths of the documentation work as typed, with the stated number of commands, and no command fails."""
 
 import os
 import re

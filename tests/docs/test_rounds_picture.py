@@ -1,4 +1,4 @@
-"""The picture of rounds is drawn from a release of the shipped data, and its text states what the release shows."""
+"""The picture of rounds is drawn from a release of the shipped data, and its caption states what the release shows."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""The storage fixtures, for tests of what a consumer loads."""
+"""Storage fixtures for the tests of the public package ``dpca``."""
 
 from tests.storage.conftest import budget, catalog, database_url, home, ledger, place, sqlite_ledger
 

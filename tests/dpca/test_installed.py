@@ -1,7 +1,6 @@
-"""Installation problems and imports.
+"""Installation and imports: a missing or hidden package is reported in one line.
 
-A missing or hidden package is reported in one line, and loading an artifact needs neither the pipeline nor its
-packages' names.
+Loading an artifact requires neither the pipeline nor the names of its packages.
 """
 
 import os
@@ -41,7 +40,7 @@ def _package(place: Path) -> Path:
 
 
 def run(*words: str | Path, at: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder whose modules take precedence over the project's modules."""
+    """Run Python in a folder whose modules hide project modules of the same name."""
     environment = {**os.environ, "PYTHONPATH": f"{at}{os.pathsep}{ROOT}", "DPCA_HOME": str(at / "home"), **variables}
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -50,7 +49,7 @@ def run(*words: str | Path, at: Path, **variables: str) -> subprocess.CompletedP
 
 
 def without(*modules: str) -> str:
-    """Return the first lines of a program, after which the given modules cannot be imported."""
+    """Return the first lines of a program in which the given modules cannot be imported."""
     return (
         "import sys\n"
         "class Missing:\n"
@@ -63,7 +62,7 @@ def without(*modules: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a working folder with a home in which ``news@1`` was published."""
+    """Return a working folder that contains a home with the published artifact ``news@1``."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     digest = write_artifact(make_subspace(), home=home, place=LocalPlace(home))

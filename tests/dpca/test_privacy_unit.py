@@ -1,4 +1,4 @@
-"""The privacy unit, and the one sentence that states a guarantee."""
+"""The privacy unit, and the one sentence that states the privacy guarantee of a release."""
 
 import itertools
 from decimal import Decimal
@@ -78,7 +78,7 @@ def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
         return
     message = str(unit)
     assert message.isprintable()
-    assert message.count("`") == 2  # no character ends the code span of the name
+    assert message.count("`") == 2  # no character of the name ends its Markdown code span
     assert f"`{name}`" in message
     assert set(unit.noun).isdisjoint("<>&\"'`*_[]()|#\\")
 

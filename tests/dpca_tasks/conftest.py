@@ -1,4 +1,4 @@
-"""A small Dask cluster of processes for the tests that need one."""
+"""Fixtures: small Dask clusters of processes for the tests that need one."""
 
 import dask
 import pytest
@@ -9,14 +9,17 @@ from dpca_tasks.sums import cluster_sum
 
 @pytest.fixture
 def client(two_workers):
-    """Two worker processes; workers killed by an earlier test are replaced first, so none joins during a test."""
+    """Return a client of a cluster with two worker processes.
+
+    Workers killed by an earlier test are replaced first, so that no worker joins during a test.
+    """
     two_workers.wait_for_workers(2, timeout=60)
     return two_workers
 
 
 @pytest.fixture(scope="package")
 def two_workers():
-    """A cluster of two worker processes, closed after the last test of this folder."""
+    """Yield a client of a cluster of two worker processes, closed after the last test of this folder."""
     with (
         dask.config.set({"distributed.worker.profile.enabled": False}),
         LocalCluster(
@@ -33,7 +36,7 @@ def two_workers():
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A cluster of one worker process, which is restarted whenever it is killed."""
+    """Yield a client of a cluster with one worker process, which is restarted whenever it is killed."""
     monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.2)
     with (
         LocalCluster(

@@ -1,7 +1,7 @@
 """Metrics, packed arrays, thread limits and advice.
 
 Metrics are compared with their definitions, computed independently. Packed triangles and cubes must match the matrices
-and tensors that they represent. The limit to one thread must last exactly as long as it is in use. Advice from public
+and tensors that they represent. The limit to one thread must last exactly as long as its context. Advice from public
 facts is compared with runs by ``python -m papers advice``.
 """
 
@@ -159,7 +159,7 @@ def test_a_score_without_a_rank_and_an_empty_list_are_refused():
 
 
 def least_sum(components, truth):
-    """Return the smallest sum of distances over all matchings, by enumeration."""
+    """Return the smallest sum of distances over all matchings of components and truth, by enumeration."""
     padded = np.vstack([components, np.zeros((max(len(truth) - len(components), 0), truth.shape[1]))])
     kinds = itertools.permutations(range(len(padded)), len(truth))
     return min(float(np.linalg.norm(padded[list(variant)] - truth, axis=1).sum()) for variant in kinds)
@@ -367,7 +367,10 @@ def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_
 
 
 def test_truncation_is_noise_only_if_components_in_few_features_are_lost_too():
-    """The interval of DPS-PCA covers components in all features and in few; the better case decides about noise."""
+    """The forecast of DPS-PCA must expect noise only if components in few features are also lost.
+
+    The forecast interval covers components in all features and in few features.
+    """
     wide = Problem(n_features=1_000, clip_norm=1.0, records_at_most=50_000, spectrum=",".join(["0.018"] * 5))
     target = dataclasses.replace(TARGET, epsilon=0.5, delta=1e-6)
     (advice,) = advise(wide, target, n_components=5, only=["dps_pca"])
@@ -378,7 +381,10 @@ def test_truncation_is_noise_only_if_components_in_few_features_are_lost_too():
 
 @pytest.mark.parametrize("noise", ["gaussian", "spherical_t", "cauchy"])
 def test_noised_directions_keep_the_share_that_the_gap_allows(noise):
-    """The mean of 400 drawn directions; the gap is where half of the length or more is kept, or a tenth of that gap."""
+    """Compare the kept length of noised directions with the mean of 400 draws, at three eigengaps.
+
+    At the planned gap, at least half of the length is kept; the other gaps are a tenth and three times as large.
+    """
     problem = Problem(n_features=50, clip_norm=1.0, records_at_most=10_000)
     mechanism = MECHANISMS["smooth_sensitivity"](n_components=1, noise=noise)
     plan = mechanism.plan(problem, TARGET)

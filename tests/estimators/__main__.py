@@ -1,4 +1,4 @@
-"""A program that runs scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
+"""Program that runs scikit-learn's checks of our estimators, and our tests of them, on its newest minor versions.
 
 Each version gets a temporary environment: the wheel of this package and that scikit-learn, before the locked packages
 of ``.venv``. Each failed check must be listed with its reason, and each listed check must fail in some version.
@@ -37,7 +37,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(folder: Path, wheel: Path, version: str) -> Path:
-    """Create the environment of a version, and return its Python."""
+    """Create an environment with the wheel and a version of scikit-learn, and return the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
@@ -45,12 +45,13 @@ def install(folder: Path, wheel: Path, version: str) -> Path:
     subprocess.run([*pip, *COMPANIONS], check=True)
     (own,) = folder.glob("lib/python*/site-packages")
     locked = Path(np.__file__).parents[1]
-    (own / "locked.pth").write_text(f"{locked}\n")  # after its own packages, and without editable installs
+    # these packages come after the environment's own ones; editable installs are not included
+    (own / "locked.pth").write_text(f"{locked}\n")
     return python
 
 
 def copy_tests(folder: Path) -> None:
-    """Copy the tests to a folder without any source of the package."""
+    """Copy the tests to a folder that has no source of the package."""
     for name in TESTS:
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def copy_tests(folder: Path) -> None:
 
 
 def check(python: Path, folder: Path) -> dict[str, Any]:
-    """Run scikit-learn's checks, array API included, and return their outcomes."""
+    """Run scikit-learn's checks of our estimators, array API included, and return their outcomes."""
     done = subprocess.run([python, "-m", CHILD], cwd=folder, env=clean(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -84,13 +85,19 @@ def run_tests(python: Path, folder: Path) -> str:
 
 
 def clean() -> dict[str, str]:
-    """Return this environment without variables that admit other packages, and with those that avoid skipped checks."""
+    """Return the environment variables without those that would make other packages importable.
+
+    One variable is set so that no check is skipped.
+    """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return {**kept, "SCIPY_ARRAY_API": "1"}
 
 
 def unlisted(outcomes: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
-    """Return checks neither passed nor listed; a skipped check counts, unless its tag leaves it out."""
+    """Return the checks that neither passed nor are listed as expected failures.
+
+    A skipped check counts as not passed, unless it is listed as left out.
+    """
     return [
         f"{name}: {result['check']} {result['status']}: {result['error']}"
         for name, results in outcomes.items()
@@ -101,7 +108,7 @@ def unlisted(outcomes: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
 
 
 def not_failed(found: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> list[str]:
-    """Return the listed checks that failed in no version."""
+    """Return a line for each check that is listed as a failure but failed in no version."""
     failed = {
         (name, result["check"])
         for outcomes in found
@@ -118,7 +125,7 @@ def not_failed(found: Sequence[Mapping[str, Sequence[Mapping[str, str]]]]) -> li
 
 
 def main() -> int:
-    """Check every version, print the results, and return 1 if any check is not as listed."""
+    """Check every version of scikit-learn, print the results, and return 1 if any check is not as listed."""
     wrong, found, passed = [], [], 0
     with tempfile.TemporaryDirectory() as name:
         wheel = build_wheel(Path(name))

@@ -1,4 +1,4 @@
-"""A program that runs scikit-learn's own checks on every estimator, and prints the outcomes as JSON.
+"""Program that runs scikit-learn's own checks on every estimator, and prints the outcomes as JSON.
 
 It runs as a module of a copy of the tests, without any source of the package nearby.
 """
@@ -22,7 +22,11 @@ from tests.dpca.artifacts import test_subspace
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """An estimator with several constructions, the checks that all of them fail with the reason, and those left out."""
+    """An estimator to check.
+
+    ``makes`` constructs it in several ways. ``exceptions`` has the checks that all of these fail, with reasons, and
+    ``left_out`` those that may be skipped.
+    """
 
     makes: Sequence[Callable[[], Any]]
     exceptions: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +46,7 @@ NON_DETERMINISTIC = frozenset(
 
 
 def loaded(width: int) -> PrivateSubspace:
-    """Return a release with the given number of columns."""
+    """Return a published subspace with the given number of columns."""
     return PrivateSubspace(components=np.eye(1, width), manifest={})
 
 
@@ -68,7 +72,7 @@ SUBJECTS = {
 
 
 def outcomes(subject: Subject) -> list[dict[str, str]]:
-    """Return name, status and error of each check, which passes if one construction of the subject passes."""
+    """Return name, status and error of each check; a check passes if it passes for one way of construction."""
     best: dict[str, dict[str, str]] = {}
     for make in subject.makes:
         found: dict[str, dict[str, str]] = {}
@@ -87,7 +91,7 @@ def outcomes(subject: Subject) -> list[dict[str, str]]:
 
 
 def main() -> dict[str, Any]:
-    """Return the versions, the location of the package, and the outcomes."""
+    """Return the package versions, the location of the package, and the outcomes of all checks."""
     return {
         "scikit-learn": sklearn.__version__,
         "package": estimators.__file__,

@@ -1,4 +1,4 @@
-"""Faults that ``make estimators`` reports: all deviations from its table."""
+"""Program ``make estimators``: it must report every deviation of scikit-learn's checks from the listed ones."""
 
 from tests.estimators.__main__ import ROOT, TESTS, VERSIONS, not_failed, unlisted
 from tests.estimators.child import NON_DETERMINISTIC, SUBJECTS

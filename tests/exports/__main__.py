@@ -1,6 +1,6 @@
-"""A program that uses exported subspaces in separate, temporary environments of other libraries.
+"""Program that uses exported subspaces in separate, temporary environments of other libraries.
 
-It runs the code of the page ``docs/how-to/export.md``, and the page in ``docs/javascript``.
+The program runs the code of the page ``docs/how-to/export.md``, and the web page in ``docs/javascript``.
 """
 
 import json
@@ -43,7 +43,7 @@ Registry.open(sys.argv[1]).export("{NAME}@champion", "census-map.skops", format=
 
 
 def subspaces() -> dict[str, PrivateSubspace]:
-    """Return a subspace around the origin without names, and one around a mean with names."""
+    """Return a subspace around the origin without feature names, and one around a mean with feature names."""
     stream = np.random.default_rng(0)
     basis = np.linalg.qr(stream.normal(size=(30, 5)))[0].T
     facts = {"mechanism": "analyze_gauss", "privacy": {"epsilon": 1.0, "delta": 1e-6}}
@@ -57,14 +57,14 @@ def subspaces() -> dict[str, PrivateSubspace]:
 
 
 def blocks(heading: str) -> list[str]:
-    """Return the Python blocks under a heading of the page."""
+    """Return the Python blocks under a heading of the page export.md."""
     section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section, f"{PAGE.name} has no section {heading}"
     return re.findall(r"^```python\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)
 
 
 def publish(home: Path, subspace: PrivateSubspace) -> None:
-    """Publish a subspace under the name of the page, in a separate home."""
+    """Publish a subspace under the name that the page uses, in a separate home."""
     pointer = Pointer(name=NAME, versions={1: write_artifact(subspace, home=home)}, aliases={"champion": 1})
     path = home / Pointer.path(NAME)
     path.parent.mkdir(parents=True)
@@ -72,7 +72,7 @@ def publish(home: Path, subspace: PrivateSubspace) -> None:
 
 
 def install(folder: Path, packages: Sequence[str]) -> Path:
-    """Create an environment, and return its Python."""
+    """Create an environment with these packages, and return the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *packages], check=True)
@@ -80,7 +80,7 @@ def install(folder: Path, packages: Sequence[str]) -> Path:
 
 
 def run(command: Sequence[Any], *, cwd: Path, **variables: str) -> str:
-    """Run a program in a clean environment, and return its output."""
+    """Run a program with few environment variables, and return its output."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(command, cwd=cwd, env=kept | variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -88,7 +88,7 @@ def run(command: Sequence[Any], *, cwd: Path, **variables: str) -> str:
 
 
 def check_engine(engine: str, python: Path, work: Path, subspace: PrivateSubspace) -> float:
-    """Use an exported subspace as the page describes, and return the deviation of its scores from ours."""
+    """Use an exported subspace in another library as the page describes; return the largest difference of scores."""
     heading, _ = ENGINES[engine]
     home, folder = work / "home", work / engine
     folder.mkdir()
@@ -116,7 +116,7 @@ def check_engine(engine: str, python: Path, work: Path, subspace: PrivateSubspac
 
 
 def check_page(page: Path, work: Path, subspace: PrivateSubspace) -> float:
-    """Run the browser page, and return the deviation of its scores from ours."""
+    """Run the JavaScript page; return the largest difference between its scores and those of this package."""
     rows = 5.0 * np.random.default_rng(1).normal(size=(50, subspace.n_features))
     text = "\n".join(",".join(map(repr, row)) for row in rows.tolist())
     with serve_folder(work / "home") as server:
@@ -132,7 +132,7 @@ def check_page(page: Path, work: Path, subspace: PrivateSubspace) -> float:
 
 
 def main() -> int:
-    """Check every engine and the page, print the results, and return 1 if scores differ by more than 1e-6."""
+    """Check every library and the page, print the results, and return 1 if scores differ by more than 1e-6."""
     far, cases = 0.0, subspaces()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)

@@ -1,4 +1,4 @@
-"""A program: run a page's code in the environment of another library, and print the scores and the lineage as JSON.
+"""Program that runs a page's code in the environment of another library, and prints scores and lineage as JSON.
 
     python child.py CODE FOLDER
 
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def main(code: Path, folder: Path) -> dict[str, Any]:
-    """Run the code in the folder, and return its results."""
+    """Run the page's code in the folder, and return its scores and lineage."""
     os.chdir(folder)
     rows = np.load("rows.npy")
     names: list[str] | None = json.loads(Path("names.json").read_text())

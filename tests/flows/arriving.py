@@ -1,4 +1,4 @@
-"""Files that arrive in an inbox, the loop that processes them, and a webhook that records its notices."""
+"""Test files that arrive in an inbox, the refresh loop that processes them, and a webhook that records notices."""
 
 import json
 import threading
@@ -13,6 +13,7 @@ import numpy as np
 
 from dpca.registry.reader import Registry
 from flows.jobs import run_refresh
+from flows.refresh import refresh_directly
 from flows.requests import SubspaceRequest
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger.ledger import Ledger
@@ -23,7 +24,7 @@ OPTIONS = IngestOptions(records_at_most=4_000)
 
 
 def drop(inbox: Path, name: str, *, seed: int, turned: int = 0) -> Path:
-    """Put rows into an inbox; most of their variance lies in two columns, starting at column ``turned``."""
+    """Write a file of rows to an inbox; two columns, starting at column ``turned``, have most of the variance."""
     inbox.mkdir(exist_ok=True)
     scales = np.roll(np.array([1.0, 0.7, *(FEATURES - 2) * (0.02,)]), turned)
     rows = np.random.default_rng(seed).normal(size=(2_000, FEATURES)) * scales
@@ -46,8 +47,9 @@ def request(**others: Any) -> SubspaceRequest:
 
 
 def refresh(inbox: Path, *, direct: bool = True, releases: int | None = None, **others: Any) -> dict[str, Any]:
-    """Run the loop once; each file counts as complete immediately."""
-    return run_refresh(str(inbox), request(**others), OPTIONS, direct=direct, settled=0.0, releases=releases)
+    """Run the refresh loop once; each file in the inbox counts as complete immediately."""
+    run = refresh_directly if direct else run_refresh
+    return run(str(inbox), request(**others), OPTIONS, settled=0.0, releases=releases)
 
 
 def open_budget(epsilon: float = 20.0) -> Ledger:
@@ -65,7 +67,7 @@ def states() -> list[str]:
 
 
 class Webhook:
-    """The received notices of a webhook and their requests."""
+    """The notices that a webhook received, with headers and bodies, and how it answers."""
 
     def __init__(self) -> None:
         self.reported: list[dict[str, Any]] = []
@@ -82,7 +84,7 @@ class Webhook:
 
 @contextmanager
 def listening() -> Iterator[Webhook]:
-    """Run a webhook on loopback; it answers 503 to the first ``failures`` posts, and 400 to notice ``refuses``."""
+    """Run a webhook on loopback; it answers 503 to the first ``failures`` posts, and 400 to the notice ``refuses``."""
     hook = Webhook()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The ``dpca`` command called in this process on a separate home, and one Prefect server per session."""
+"""Fixtures: homes in several states, the ``dpca`` command called in this process, and one Prefect server."""
 
 import hashlib
 import importlib
@@ -24,7 +24,8 @@ from flows.reports import activity
 from tests.certificates import Files, issue
 from tests.flows.arriving import Webhook, listening
 
-importlib.import_module("prefect.main")  # sets up logging, which in a test would close that test's captured stream
+# importing it here sets up logging; inside a test, that would close the captured output
+importlib.import_module("prefect.main")
 
 ROWS, FEATURES = 60, 6
 FIT = (
@@ -37,7 +38,7 @@ Facts = tuple[dict[str, str], dict[str, list[tuple[Any, ...]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Exit status and output of a command."""
+    """Exit status and output of a ``dpca`` command."""
 
     status: int
     out: str
@@ -58,7 +59,7 @@ Command = Callable[..., Ending]
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """A certificate authority and a certificate."""
+    """Return the files of a certificate authority and of a certificate that it signed."""
     return issue(tmp_path_factory.mktemp("tls") / "ours")
 
 
@@ -69,13 +70,13 @@ def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The path of this test's home, which does not exist yet."""
+    """Return the path of this test's home, which does not exist yet."""
     return tmp_path / "home"
 
 
 @pytest.fixture
 def dpca(capsys: pytest.CaptureFixture[str]) -> Command:
-    """A function that runs the command with arguments and returns its exit status and output."""
+    """Return a function that runs the ``dpca`` command and returns its exit status and output."""
 
     def call(*words: str | Path | float) -> Ending:
         capsys.readouterr()
@@ -88,7 +89,7 @@ def dpca(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture(scope="session")
 def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A svmlight file of 60 rows and 6 columns."""
+    """Return a svmlight file of 60 rows and 6 columns."""
     path = tmp_path_factory.mktemp("source") / "people.svm"
     path.write_text("".join(f"1 1:{1 + row % 3} 3:0.5 6:{row % 2}.25\n" for row in range(ROWS)))
     return path
@@ -96,7 +97,7 @@ def rows_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ready_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
-    """A home with dataset and population ``people``, and a budget of epsilon 2 at delta 1e-6."""
+    """Return a home with dataset and population ``people``, and a budget of epsilon 2 at delta 1e-6."""
     place = tmp_path_factory.mktemp("ready")
     with pytest.MonkeyPatch.context() as patch:
         isolate(patch, home=place)
@@ -108,7 +109,7 @@ def ready_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Pat
 
 @pytest.fixture(scope="session")
 def released_home(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Path:
-    """A copy of the ready home with one release, published as ``sub@1``."""
+    """Return a copy of the ready home with one release, published as ``sub@1``."""
     place = tmp_path_factory.mktemp("released")
     shutil.copytree(ready_home, place, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -119,14 +120,14 @@ def released_home(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) ->
 
 @pytest.fixture
 def ready(ready_home: Path, home: Path) -> Path:
-    """A separate copy of a home with data and budget."""
+    """Return a separate copy of the home with data and budget, set as the current home."""
     shutil.copytree(ready_home, home)
     return home
 
 
 @pytest.fixture
 def released(released_home: Path, home: Path) -> Path:
-    """A separate copy of a home with a release."""
+    """Return a separate copy of the home with a release, set as the current home."""
     shutil.copytree(released_home, home)
     return home
 
@@ -140,7 +141,7 @@ def _prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def prefect(_prefect_server: None) -> Iterator[SyncPrefectClient]:
-    """A client of a Prefect server that serves this session only."""
+    """Yield a client of a Prefect server that serves this test session only."""
     with get_client(sync_client=True) as client:
         yield client
 
@@ -153,9 +154,10 @@ def newest_run(prefect: SyncPrefectClient, flow: str) -> FlowRun:
 
 
 def kept_by(prefect: SyncPrefectClient) -> str:
-    """Return everything that the server stores about runs as text, including runs of other tests.
+    """Return everything that the Prefect server stores about runs as text, including runs of other tests.
 
-    Runs have random names made of English words, which include "secret": search for words that are in no run name.
+    Runs have random names made of English words, such as "secret". Search the text only for words that occur in no run
+    name.
     """
     reads: tuple[Callable[..., list[Any]], ...] = (
         prefect.read_flow_runs,
@@ -166,7 +168,7 @@ def kept_by(prefect: SyncPrefectClient) -> str:
 
 
 def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
-    """Yield all items of the server, which returns pages of 200."""
+    """Yield all items that a read function of the Prefect server returns in pages of 200."""
     seen = 0
     while page := read(offset=seen):
         yield from page
@@ -174,7 +176,7 @@ def _pages(read: Callable[..., list[Any]]) -> Iterator[Any]:
 
 
 def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
-    """Remove the machine's settings from the environment of a test, and compute in this process."""
+    """Remove the machine's settings from the environment of a test, and compute in the test process."""
     for name in [name for name in os.environ if name.startswith("DPCA_")]:
         patch.delenv(name)
     for name, value in PREFECT_DEFAULTS.items():
@@ -182,7 +184,8 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setenv("DPCA_CLUSTER", "none")
-    patch.setattr(activity, "PLAIN_EVERY", 3600.0)  # a slow machine adds no lines to the output that a test reads
+    # so rare that even a slow machine adds no progress lines to the output that a test reads
+    patch.setattr(activity, "PLAIN_EVERY", 3600.0)
 
 
 def facts_of(home: Path) -> Facts:
@@ -201,7 +204,7 @@ def facts_of(home: Path) -> Facts:
 
 @pytest.fixture
 def inbox(tmp_path: Path) -> Path:
-    """An empty inbox."""
+    """Return an empty inbox folder."""
     folder = tmp_path / "inbox"
     folder.mkdir()
     return folder
@@ -209,7 +212,7 @@ def inbox(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
-    """A webhook that receives this test's notices."""
+    """Yield a webhook that receives this test's notices."""
     with listening() as found:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", found.url)
         yield found

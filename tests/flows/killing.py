@@ -1,7 +1,9 @@
-"""``python -m tests.flows.killing FOLDER (kill MOMENTS|race)``: kill ingests at random, inspect, and ingest again.
+"""Program that kills ingests at random, inspects what they left, and ingests again.
 
-It runs without threads, so that each ingest is a fork of one warm process. Every printed line is one JSON object: what
-a killed ingest left, and the result of the next ingest.
+    python -m tests.flows.killing FOLDER (kill MOMENTS|race)
+
+The program has no threads, so that each ingest can be a fork of one warm process. Every printed line is one JSON
+object: what a killed ingest left, and the result of the next ingest.
 """
 
 import json
@@ -36,7 +38,10 @@ _DEADLINE = 120.0
 
 
 def kill_all(folder: Path, moments: int) -> None:
-    """Kill ingests of text and triplets, without and with resuming; the first ones are killed while they write."""
+    """Kill ingests of text and triplets at random times, and repeat them, without and with ``--resume``.
+
+    The first ones are killed while they write.
+    """
     rng = random.Random(SEED + moments)
     _in_fork(folder, "new", _inspect)
     words = {kind: _words(folder, kind) for kind in ("text", "triplets")}
@@ -62,7 +67,7 @@ def kill_all(folder: Path, moments: int) -> None:
 
 
 def race(folder: Path) -> None:
-    """Race two ingests under one name: from scratch, after a killed ingest, and for two populations."""
+    """Run two ingests under one name at the same time: from scratch, after a killed ingest, and for two populations."""
     _in_fork(folder, "new", _inspect)
     words = _words(folder, "text")
     started = time.monotonic()
@@ -74,7 +79,8 @@ def race(folder: Path) -> None:
         while number == 1 and _survived(folder, home, words, 0.6 * 0.9**tries * seconds):
             tries += 1
             home = f"race-{number}-{tries}"
-        already = len(_in_fork(folder, home, _inspect)["digests"])  # killed after it had finished
+        # 1 if the ingest was killed only after it had finished
+        already = len(_in_fork(folder, home, _inspect)["digests"])
         first, second = (start(_at_home(folder, home, _ingesting(words + more)), group=True) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]
         found = _in_fork(folder, home, _inspect)
@@ -83,7 +89,7 @@ def race(folder: Path) -> None:
 
 
 def _words(folder: Path, kind: str) -> list[str]:
-    """Write a source; return the command that ingests it."""
+    """Write a source file; return the words of the command that ingests it."""
     rng = np.random.default_rng(SEED)
     rows = rng.integers(1, 9, (_ROWS, _WIDTH)) * (rng.random((_ROWS, _WIDTH)) < 0.3)
     command = ["--name", "x", "--features", str(_WIDTH), "--block-nnz", "1000", "--direct", "--json"]
@@ -101,7 +107,10 @@ def _words(folder: Path, kind: str) -> list[str]:
 
 
 def _survived(folder: Path, home: str, words: Sequence[str], seconds: float | None) -> bool:
-    """Kill an ingest after a while, or while it writes if ``seconds`` is None; return whether it finished first."""
+    """Kill an ingest after some seconds, or while it writes if ``seconds`` is None.
+
+    Return whether it had finished before.
+    """
     pid = start(_at_home(folder, home, _ingesting(words)), group=True)
     if seconds is None:
         while not _is_written(folder / home) and not _ended(pid):
@@ -143,7 +152,7 @@ def _at_home(folder: Path, home: str, body: Callable[[], None]) -> Callable[[], 
 
 
 def _in_fork(folder: Path, home: str, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of a function that runs in a fork of this process."""
+    """Run a function in a fork of this process, and return the function's result."""
     answer = folder / "answer"
     pid = start(_at_home(folder, home, lambda: void(answer.write_text(json.dumps(body())))), group=True)
     try:
@@ -163,7 +172,7 @@ def _catalog() -> Catalog:
 
 
 def _inspect() -> dict[str, Any]:
-    """Report the state of a home; every registered snapshot is read completely."""
+    """Return the state of the current home; every registered snapshot is read completely."""
     catalog = _catalog()
     names = sorted(path.name for path in (catalog.home / "datasets/x").glob("*"))
     visible = [name for name in names if not name.startswith(".")]
@@ -180,7 +189,7 @@ def _inspect() -> dict[str, Any]:
 
 
 def _again(words: Sequence[str]) -> dict[str, Any]:
-    """Inspect what a killed ingest left, then ingest and inspect again."""
+    """Inspect the home after a killed ingest, then ingest again and inspect again."""
     before = _inspect()
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing):  # noqa: PTH123
         assert main(list(words)) == 0
@@ -188,7 +197,7 @@ def _again(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _warm_up() -> None:
-    """Import and compile everything that forks use."""
+    """Import and compile everything that forked ingests use."""
     build_app()
     rows = SvmlightParser(n_features=3, capacity=64).parse(memoryview(b"1 1:1\n"), first_line=1)
     batch = RowBatch(

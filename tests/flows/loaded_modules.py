@@ -1,4 +1,4 @@
-"""A command in a separate process, and the modules that it loads."""
+"""Helpers that run a command in a separate process, and return which modules it loaded."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ sys.exit(status)
 
 
 def loaded_by(*words: str | float, heavy: Iterable[str]) -> tuple[str, list[str]]:
-    """Run a command that succeeds; return its output, and which of the given modules it loaded."""
+    """Run a command that must succeed; return its output, and which of the ``heavy`` modules it loaded."""
     command = [sys.executable, "-c", _CHILD, " ".join(heavy), *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -31,7 +31,7 @@ def loaded_by(*words: str | float, heavy: Iterable[str]) -> tuple[str, list[str]
 
 
 def all_loaded_by(*words: str | float) -> tuple[str, set[str], set[str]]:
-    """Run a command that succeeds; return its output, its modules, and the packages of other distributions in them."""
+    """Run a command that must succeed; return its output, the loaded modules, and packages of other distributions."""
     command = [sys.executable, "-c", _ALL, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from dpca.errors import Conflict
 from flows import refresh as subject
 from flows.ingest import FILE_FAULT, ingest_opened, ingest_source
 from flows.jobs import refresh_subspace, run_refresh
+from flows.refresh import refresh_directly
 from flows.reports.snapshot_facts import REPORTS
 from flows.requests import NOT_IN_LOOPS
 from storage.datasets.inbox import Arrival, Inbox
@@ -135,7 +136,7 @@ def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
     loop = {"settled": 0.0} | {name: value for name, value in requested.items() if name != "dataset"}
     others = {name: value for name, value in requested.items() if name == "dataset"}
     with pytest.raises(ValueError, match=reason):
-        run_refresh(str(inbox), request(**others), OPTIONS, direct=True, **loop)
+        refresh_directly(str(inbox), request(**others), OPTIONS, **loop)
     assert states() == []
     assert not list(inbox.parent.rglob("*.arrival"))
 
@@ -152,14 +153,14 @@ def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
         (IngestOptions(dtype="float99"), "float99"),
     ):
         with pytest.raises(ValueError, match=reason) as refused:
-            run_refresh(str(inbox), request(), wrong, direct=True, settled=0.0)
+            refresh_directly(str(inbox), request(), wrong, settled=0.0)
         assert "\n" not in str(refused.value)
     Workspace.open().catalog.admit(name=DATASET, population=DATASET)
     assert not list(inbox.parent.rglob("*.end"))
     assert "set aside" not in caplog.text
     assert len(refresh(inbox)["decisions"]) == 2
     with pytest.raises(Conflict, match="population"):
-        run_refresh(str(inbox), request(), IngestOptions(population="others"), direct=True, settled=0.0)
+        refresh_directly(str(inbox), request(), IngestOptions(population="others"), settled=0.0)
 
 
 def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_private_report(inbox: Path) -> None:
@@ -294,7 +295,7 @@ def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object
         s3_server.call("PUT", f"{prefix.removeprefix('s3://')}/{name}", payload)
 
     def checked() -> str:
-        report = run_refresh(f"{prefix}/", request(), OPTIONS, direct=True, settled=3_600.0)
+        report = refresh_directly(f"{prefix}/", request(), OPTIONS, settled=3_600.0)
         return str(report["outcome"])
 
     put("monday.npy", 1)

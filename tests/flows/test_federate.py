@@ -14,7 +14,7 @@ from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.sites import METHODS
 from flows import federate
 from flows.cli import main
-from flows.jobs import run_sites_fit
+from flows.federate import fit_sites_directly
 from flows.requests import SitesRequest
 from flows.sites.releases import preview_sites
 from storage.ledger.ledger import Ledger
@@ -129,9 +129,9 @@ def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "reserve", refuse_south)
         with pytest.raises(BudgetExhausted):
-            run_sites_fit(request(), direct=True)
+            fit_sites_directly(request())
     assert spent(*PEOPLE) == [0, 0, 0]
-    assert run_sites_fit(request(), direct=True)["artifact"] == "joint@1", "the same request is not lost"
+    assert fit_sites_directly(request())["artifact"] == "joint@1", "the same request is not lost"
     assert spent(*PEOPLE) == pytest.approx([1.0] * 3, abs=0.01)
 
 
@@ -143,10 +143,10 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped_and_is_charged_once(
     with monkeypatch.context() as patch:
         patch.setattr(federate, stage, lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run_sites_fit(request(), direct=True)
+            fit_sites_directly(request())
     charged = spent(*PEOPLE)
     assert charged == pytest.approx([1.0] * 3, abs=0.01)
-    report = run_sites_fit(request(), direct=True)
+    report = fit_sites_directly(request())
     assert (report["artifact"], spent(*PEOPLE)) == ("joint@1", charged)
 
 
@@ -161,8 +161,8 @@ def test_commits_that_are_missing_are_made_by_the_same_request(monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "commit", commit_lead)
         with pytest.raises(ZeroDivisionError):
-            run_sites_fit(request(), direct=True)
-    report = run_sites_fit(request(), direct=True)
+            fit_sites_directly(request())
+    report = fit_sites_directly(request())
     ledger = Workspace.read_only().ledger
     assert [ledger.release(site["release"]).state for site in report["sites"]] == ["committed"] * 3
 

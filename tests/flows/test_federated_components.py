@@ -10,7 +10,7 @@ import pytest
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.reader import Registry
 from flows.cli import main
-from flows.jobs import run_sites_fit
+from flows.federate import fit_sites_directly
 from flows.requests import SitesRequest
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.test_federate import spent
@@ -91,10 +91,10 @@ def test_a_run_that_was_killed_between_rounds_goes_on_with_the_first_total(monke
     with monkeypatch.context() as patch:
         patch.setattr("dpca_tasks.mechanisms.sites.cape_agn.CapeAgn.run", killed_after_the_first_round)
         with pytest.raises(ZeroDivisionError):
-            run_sites_fit(request, direct=True)
+            fit_sites_directly(request)
     charged = spent(*PEOPLE)
     assert charged == pytest.approx([50.0] * 3, rel=0.02)
-    assert run_sites_fit(request, direct=True)["artifact"] == "joint@1"
+    assert fit_sites_directly(request)["artifact"] == "joint@1"
     assert spent(*PEOPLE) == charged
 
 

@@ -358,7 +358,7 @@ def test_files_that_are_not_those_that_were_charged_are_refused_without_their_di
     shutil.copytree(found.parent, ready / entry.path)
     for words in ((), ("--row-policy", "normalise")):
         line = dpca(*FIT, *words, "--direct", "--yes").complaint(1)
-        assert "the files of dataset 'people' differ from the registered ones; restore them" in line
+        assert "the files of dataset 'people' differ from the registered snapshot; restore them" in line
         assert not any(secret[:8] in line for secret in (digest, entry.content_digest))
 
 

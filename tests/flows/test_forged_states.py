@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed, Scheduled
 from dpca.backends import atomic_files
 from dpca.registry.reader import Registry
 from flows.jobs import fit_subspace, run_release
+from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import newest_run
@@ -158,7 +159,7 @@ def test_a_run_made_to_run_again_and_again_is_one_release(ready: Path, prefect: 
 def test_forged_parameters_release_nothing_that_is_not_charged(
     ready: Path, prefect: SyncPrefectClient, parameters: dict[str, Any], ending: str
 ) -> None:
-    run_release(SubspaceRequest(**REQUEST, run_key="ours"), direct=True)
+    release_directly(SubspaceRequest(**REQUEST, run_key="ours"))
     before = Workspace.read_only().ledger.statement("people").spent
     assert state_of(prefect, scheduled(prefect, **parameters)) == ending
     assert Workspace.read_only().ledger.statement("people").spent == before
@@ -166,6 +167,6 @@ def test_forged_parameters_release_nothing_that_is_not_charged(
 
 
 def test_a_forged_request_that_is_released_is_charged(ready: Path, prefect: SyncPrefectClient) -> None:
-    run_release(SubspaceRequest(**REQUEST), direct=True)
+    release_directly(SubspaceRequest(**REQUEST))
     assert state_of(prefect, scheduled(prefect, epsilon=0.1, publish="theirs")) == "Completed"
     assert count(ready) == (2, 2, 2)

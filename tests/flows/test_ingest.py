@@ -25,6 +25,7 @@ from scipy import sparse
 
 from dpca.errors import BadSource, Conflict, Invalid, NotFound
 from dpca.home import key_folder
+from flows.ingest import ingest_directly
 from flows.jobs import ingest_dataset, run_ingest
 from flows.orchestration.stage_calls import ENDINGS
 from storage.datasets import erase as subject
@@ -264,11 +265,11 @@ def test_files_given_to_the_flow_are_read_and_an_unknown_reference_is_refused(
 
 
 def test_a_failed_ingest_keeps_the_source_of_the_one_before(home: Path, rows_file: Path, tmp_path: Path) -> None:
-    run_ingest(str(rows_file), name="d", direct=True, options=OPTIONS)
+    ingest_directly(str(rows_file), name="d", options=OPTIONS)
     bad = tmp_path / "bad.svm"
     bad.write_text("1 1:x\n")
     with pytest.raises(BadSource):
-        run_ingest(str(bad), name="d", direct=True, options=OPTIONS)
+        ingest_directly(str(bad), name="d", options=OPTIONS)
     assert find_source(home, "@d")["source"] == str(rows_file)
     for unknown in ("@e", "@../d"):
         with pytest.raises((NotFound, Invalid)):

@@ -246,7 +246,7 @@ def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca:
     words = ("dataset", "ingest", rows_file, "--features", 6, "--direct")
     first = json.loads(dpca(*words, "--name", "people", "--json").out)
     line = dpca(*words, "--name", "others").complaint(1)
-    assert "equal those of dataset 'people' of population 'people'" in line
+    assert "equal the rows of dataset 'people' in population 'people'" in line
     assert first["content_digest"][:8] not in line
     assert dpca(*words, "--name", "others", "--population", "people").status == 0
     assert dpca(*words, "--name", "again", "--allow-shared-rows").status == 0

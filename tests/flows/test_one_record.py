@@ -21,11 +21,12 @@ from dpca.errors import BadSource, NotFound
 from dpca.registry.reader import Registry
 from flows import ingest, jobs
 from flows.cli import main
+from flows.federate import fit_sites_directly
 from flows.ingest import FILE_FAULT
-from flows.jobs import run_refresh, run_release, run_sites_fit
 from flows.orchestration.stage_calls import directly
+from flows.refresh import refresh_directly
 from flows.releases import running
-from flows.releases.stages import make_release
+from flows.releases.stages import make_release, release_directly
 from flows.releases.streams import make_tick
 from flows.reports.snapshot_facts import REPORTS
 from flows.requests import SitesRequest, SubspaceRequest
@@ -268,7 +269,7 @@ def store(rows: np.ndarray, name: str) -> None:
 
 def fit(rows: np.ndarray, number: int) -> Any:
     store(rows, "people")
-    return run_release(NEIGHBOURS_FIT, direct=True)["artifact"]
+    return release_directly(NEIGHBOURS_FIT)["artifact"]
 
 
 def scheduled_fit(rows: np.ndarray, number: int) -> Any:
@@ -291,7 +292,7 @@ def tick(rows: np.ndarray, number: int) -> Any:
 def sites(rows: np.ndarray, number: int) -> Any:
     store(rows, "north")
     store(ROWS, "south")
-    return run_sites_fit(SITES, direct=True)["artifact"]
+    return fit_sites_directly(SITES)["artifact"]
 
 
 def refresh(rows: np.ndarray, number: int) -> Any:
@@ -300,7 +301,7 @@ def refresh(rows: np.ndarray, number: int) -> Any:
     inbox.mkdir(exist_ok=True)
     np.save(inbox / "rows.npy", rows)
     os.utime(inbox / "rows.npy", (1_000_000 + number, 1_000_000 + number))
-    report = run_refresh(str(inbox), NEIGHBOURS_FIT, IngestOptions(), direct=True)
+    report = refresh_directly(str(inbox), NEIGHBOURS_FIT, IngestOptions())
     return [each["artifact"] for each in report["decisions"]]
 
 

@@ -23,7 +23,7 @@ from dpca_tasks.mechanisms.subspace import noisy_power
 from flows.families.subspace import SubspaceFamily
 from flows.jobs import run_release
 from flows.orchestration.stage_calls import directly
-from flows.releases.stages import make_release
+from flows.releases.stages import make_release, release_directly
 from flows.requests import SubspaceRequest
 from flows.settings import Settings
 from storage.workspace import Workspace
@@ -62,8 +62,8 @@ def release_of(found: dict[str, Any]) -> tuple[Any, ...]:
 
 def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
     others: list[dict[str, Any]] = []
-    overtaken(monkeypatch, point, lambda: others.append(run_release(REQUEST, direct=True)))
-    found = run_release(REQUEST, direct=direct)
+    overtaken(monkeypatch, point, lambda: others.append(release_directly(REQUEST)))
+    found = (release_directly if direct else run_release)(REQUEST)
     (other,) = others
     assert release_of(found) == release_of(other)
     assert found["artifact"] == "sub@1"
@@ -137,7 +137,7 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
         monkeypatch.setattr(noisy_power, "orthonormal", lambda product: orthonormal(product)[:, ::-1].copy())
         monkeypatch.setattr(atomic_files, "hook", stop)
         with pytest.raises(Stopped):
-            run_release(REQUEST, direct=True)
+            release_directly(REQUEST)
         monkeypatch.setattr(noisy_power, "orthonormal", orthonormal)
         monkeypatch.setattr(atomic_files, "hook", None)
 
@@ -150,7 +150,7 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
             answer_one_step()
 
     monkeypatch.setattr(atomic_files, "hook", hook)
-    assert run_release(REQUEST, direct=True)["artifact"] == "sub@1"
+    assert release_directly(REQUEST)["artifact"] == "sub@1"
     _, rows = facts_of(ready)
     names = [row[3] for row in rows["event"]]
     assert (names.count("step_kept"), names.count("step_conflict"), names.count("release_reserved")) == (3, 1, 1)
@@ -169,11 +169,11 @@ def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
             return type(made)(**{**_fields(made), "components": np.nextafter(made.components, 2.0)})
 
         monkeypatch.setattr(SubspaceFamily, "state", moved)
-        others.append(run_release(REQUEST, direct=True))
+        others.append(release_directly(REQUEST))
         monkeypatch.setattr(SubspaceFamily, "state", state)
 
     overtaken(monkeypatch, "artifact.written", commit_another)
-    found = run_release(REQUEST, direct=True)
+    found = release_directly(REQUEST)
     assert release_of(found) == release_of(others[0])
     assert len(list((ready / "registry" / "artifacts").iterdir())) == 2
 

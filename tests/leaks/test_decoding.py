@@ -32,8 +32,8 @@ from dpca.registry.pointers import Pointer
 from dpca_tasks.mechanisms import completion, sites, subspace, tensors
 from dpca_tasks.privacy.gate import DIGEST
 from dpca_tasks.queries import joint_sum
+from flows.federate import fit_sites_directly
 from flows.ingest import ingest_source
-from flows.jobs import run_sites_fit
 from flows.orchestration.stage_calls import ENDINGS, directly
 from flows.releases.stages import make_release
 from flows.releases.streams import make_tick, open_stream
@@ -330,7 +330,7 @@ def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -
         **TERMS, **model, datasets="north,south", method=method, components=2, clip_norm=CLIP_NORM, publish="joint"
     )
     with recording() as recorded:
-        report = run_sites_fit(request, direct=True)
+        report = fit_sites_directly(request)
     check(left_by(home, report), recorded, "north", "south", found=[])
 
 

@@ -375,7 +375,7 @@ def test_pieces_that_fill_memory_are_refused(tmp_path: Path) -> None:
     described = json.loads((tmp_path / "x.zarr/zarr.json").read_text())
     described["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 30, 7]
     (tmp_path / "x.zarr/zarr.json").write_text(json.dumps(described))
-    with pytest.raises(BadSource, match="in pieces of at most"):
+    with pytest.raises(BadSource, match="in chunks of at most"):
         read(tmp_path / "x.zarr")
 
 

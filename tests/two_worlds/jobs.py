@@ -187,7 +187,7 @@ def _sites(world: World) -> None:
 def _federation(world: World, *, masks: str) -> None:
     """Release over three site processes; everything that the aggregator receives is public too."""
     from flows import demo
-    from flows.jobs import run_sites_fit
+    from flows.federate import fit_sites_directly
     from flows.parties.calling import Caller
     from flows.requests import SitesRequest
 
@@ -235,7 +235,7 @@ def _federation(world: World, *, masks: str) -> None:
         demo.aggregator(federation),
         patch.object(Caller, "call", notices),
     ):
-        world.call(lambda: run_sites_fit(requested, direct=True), ends="{'artifact': 'joint@1'")
+        world.call(lambda: fit_sites_directly(requested), ends="{'artifact': 'joint@1'")
     for at, message in enumerate(sorted(kept)):
         world.shown[f"message {at}"] = message
     for log in sorted(federation.folder.glob("*.log")):  # sites answer concurrently, in any order

@@ -1,4 +1,4 @@
-"""Completion mechanisms by name, one file each, with a common interface."""
+"""Mechanisms that complete a matrix of ratings: one file for each mechanism, and a table of their classes by name."""
 
 from dpca_tasks.mechanisms.registered import Mechanisms
 

@@ -1,11 +1,11 @@
-"""Alternating least squares without privacy, explicit and implicit, as references for private factors.
+"""Alternating least squares without privacy, as references for the private mechanisms that release item factors.
 
-These references are not in the table of mechanisms. They claim no guarantee, so they are not audited, and every check
-before their release requires an acknowledgement. Ratings are counted as in the private mechanisms, so that only the
-noise differs. The references share the acknowledgement, the plan of exact answers, and exact offsets of items.
+`Als` is for explicit ratings. `Ials` is for implicit data, in which a user chooses items: every pair of a user and an
+item counts, and chosen pairs count more. The lowest rating of the range means no choice.
 
-*Implicit*: every pair of a user and an item counts, and chosen pairs count more. A rating is a choice; the lowest
-rating of the range means no choice.
+These references are not in the table of private mechanisms. They claim no guarantee and are not audited. A release
+requires the option ``--i-know-this-is-not-private``. Ratings are counted as in the private mechanisms, so that results
+differ only by the noise.
 """
 
 import math
@@ -39,17 +39,20 @@ from dpca_tasks.queries.item_statistics import ItemStatistics
 
 BITS = 14
 _LONGEST = 40.0
-"""The bound on a user's factor, in stds of ratings; with a start of std 0.1, factors have about ten stds."""
+"""The bound on the norm of a user's factor, in stds of ratings; usual factors have a norm of about ten stds."""
 
 
 def check_exact(
     name: str, problem: RatingsProblem, target: PrivacyTarget, *, rank: int, rounds: int, positive: Sequence[float]
 ) -> None:
-    """Refuse facts and settings out of their domain, and any target except `NO_GUARANTEE`.
+    """Refuse invalid facts and settings of a mechanism without noise, and any privacy target except `NO_GUARANTEE`.
 
     Raises
     ------
-    InvalidInput, Refused
+    InvalidInput
+        When a fact or a setting is outside its domain.
+    Refused
+        When the target differs from `NO_GUARANTEE`, so the user has not acknowledged that the result is not private.
     """
     check_ratings(problem, rank=rank)
     if target != NO_GUARANTEE:
@@ -62,7 +65,7 @@ def check_exact(
 
 
 def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, steps: int) -> Plan:
-    """Plan a number of answers without noise."""
+    """Plan a release of ``steps`` exact answers, without noise and without a guarantee."""
     return Plan(
         mechanism=name,
         problem=problem,
@@ -76,7 +79,7 @@ def exact_plan(name: str, problem: RatingsProblem, target: PrivacyTarget, *, ste
 
 
 def disclosing(curator: Curator, name: str) -> DisclosingCurator:
-    """Return the curator as a `DisclosingCurator`.
+    """Return the curator if it can answer without noise.
 
     Raises
     ------
@@ -91,9 +94,9 @@ def disclosing(curator: Curator, name: str) -> DisclosingCurator:
 def disclose_offsets(
     curator: DisclosingCurator, problem: RatingsProblem, centred: Centring
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Disclose the totals of items; return the shrunk offsets and the numbers of counted ratings.
+    """Disclose the exact rating sums and counts of all items; return the items' offsets and counts.
 
-    The offsets are shrunk as for noise 0.
+    The offsets are shrunk as in a private release, for noise of std 0.
     """
     parts = curator.disclose_parts(totals_on_grid(problem, centred, bits=BITS))
     counts = np.maximum(parts["counts"], 1.0)
@@ -111,9 +114,9 @@ def alternate(
     offsets: NDArray[np.float64],
     unobserved: float = 0.0,
 ) -> NDArray[np.float64]:
-    """Return the factors of items after a number of rounds of exact regressions, from a public random start.
+    """Return item factors after ``rounds`` rounds of exact alternating least squares, from public random factors.
 
-    In addition, every pair of a user and an item enters with the weight ``unobserved`` and a rating of 0.
+    With a positive ``unobserved``, every pair of a user and an item also enters with this weight and a rating of 0.
     """
     factors = on_grid(random_start(problem.n_features, rank, is_orthonormal=False))
     for _ in range(rounds):
@@ -143,7 +146,10 @@ def alternate(
 
 
 def longest_user(problem: RatingsProblem, *, ridge: float) -> float:
-    """Return a bound on users' factors: that of any regression, or `_LONGEST` stds of ratings if this is less."""
+    """Return a bound on the norm of users' factors.
+
+    It is the largest norm that a regression with this ridge can give, but at most `_LONGEST` stds of ratings.
+    """
     spread = SPREAD * (problem.high - problem.low)
     longest = math.sqrt(problem.n_features) * (problem.high - problem.low) / (2.0 * math.sqrt(ridge))
     return min(longest, _LONGEST * spread)
@@ -151,26 +157,29 @@ def longest_user(problem: RatingsProblem, *, ridge: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Als:
-    """Minimise ``sum (m_ij - u_i . v_j)^2 + ridge (sum |u_i|^2 + sum |v_j|^2)`` over counted ratings, exactly.
+    """Alternating least squares without noise: fit user factors u_i and item factors v_j to the counted ratings m_ij.
+
+    Minimise ``sum (m_ij - u_i . v_j)^2 + ridge (sum |u_i|^2 + sum |v_j|^2)``.
 
     Parameters
     ----------
     rank : int
-        r, below the number of items.
+        The rank r of the factors, below the number of items.
     rounds : int
-        The number of rounds, each of which solves the item factors once.
+        The number of rounds, each of which solves all item factors once.
     ridge : float
-        The ridge of users' and of items' regressions.
+        The ridge (regularization) in the regressions of users and of items.
     offsets : bool
-        Whether offsets of items are subtracted first.
+        Whether offsets of items are subtracted from the ratings first.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
     Notes
     -----
-    The event of every step is ``non_private``: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for its
-    effect on a budget. If a user's factor is longer than a public norm, the factor and the user's ratings are
-    down-weighted, so that sums stay exact on a grid. This norm is far above what ratings in the range require.
+    The event of every step is ``non_private``. The notes of `dpca_tasks.mechanisms.subspace.non_private.NonPrivate`
+    describe its effect on a budget. If the factor of a user is longer than a public norm, the factor and the user's
+    ratings are scaled down, so that sums remain exact on a grid. This norm is far above the norms that ratings in the
+    range require.
     """
 
     rank: int
@@ -223,25 +232,27 @@ class Als:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ials:
-    """Minimise ``sum_counted (m_ij - u_i . v_j)^2 + unobserved sum_all (u_i . v_j)^2`` plus a ridge, exactly.
+    """Implicit alternating least squares without noise: fit user factors u_i and item factors v_j to choices of items.
 
-    ``m_ij`` is the rating above the lowest of the range: 1 for a choice in the range ``0:1``.
+    Minimise ``sum_counted (m_ij - u_i . v_j)^2 + unobserved sum_all (u_i . v_j)^2`` plus a ridge. The second sum is
+    over all pairs of a user and an item. ``m_ij`` is the rating minus the lowest rating of the range, so it is 1 for a
+    choice if the range is ``0:1``.
 
     Parameters
     ----------
     rank : int
-        r, below the number of items.
+        The rank r of the factors, below the number of items.
     rounds : int
-        The number of rounds, each of which solves the item factors once.
+        The number of rounds, each of which solves all item factors once.
     ridge : float
-        The ridge of users' and of items' regressions.
+        The ridge (regularization) in the regressions of users and of items.
     unobserved : float
-        The weight of every pair of a user and an item.
+        The weight of every pair of a user and an item, relative to a chosen pair.
 
     Notes
     -----
-    See `Als` for the event. The original method gives chosen pairs a confidence ``1 + alpha``. Up to constants, this is
-    a weight ``1 / alpha`` of all pairs.
+    The event of every step is ``non_private``, as for `Als`. The original method gives chosen pairs the confidence
+    ``1 + alpha``, and other pairs the confidence 1. Up to constants, this is the weight ``1 / alpha`` for all pairs.
 
     References
     ----------

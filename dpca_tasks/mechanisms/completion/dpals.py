@@ -1,7 +1,8 @@
-"""Private alternating least squares: each round solves item factors from noisy statistics of the items.
+"""DPALS, private alternating least squares: each round computes item factors from noisy statistics of the items.
 
-Users solve for their own factors from the numbers released so far. These factors only enter the sums of the item
-statistics, and no user's factor is published. The noise of every step comes from one target or from the published
+In each round, a factor is computed for every user from the user's ratings and the released item factors. The users'
+factors enter only the sums that are the statistics of the items: for each item a matrix H and a vector w. No user's
+factor is published. The noise of all steps is calibrated together to one privacy target, or follows the published
 formula.
 """
 
@@ -45,12 +46,12 @@ from dpca_tasks.queries.item_statistics import Clip, ItemStatistics
 from dpca_tasks.queries.ratings import Coins
 
 CENTRE_SHARE = Fraction(1, 5)
-"""A private centre's share of the totals' squared loss."""
+"""The part of ``totals_share`` that the release of a private centre takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundNoises:
-    """The noise of each step, in the order of execution; None for a step that is left out."""
+    """The noise of each step of `Dpals`, in the order of execution; None for a step that does not take place."""
 
     centre: JointGaussian | None
     totals: JointGaussian | None
@@ -58,12 +59,12 @@ class RoundNoises:
     rounds: tuple[JointGaussian, ...]
 
     def __iter__(self) -> Iterator[JointGaussian]:
-        """Iterate over the noise of the steps that are not left out."""
+        """Iterate over the noise of all steps that take place."""
         yield from (noise for noise in (self.centre, self.totals, self.start, *self.rounds) if noise is not None)
 
     @property
     def event(self) -> events.Event:
-        """The event of all steps."""
+        """The composed privacy event of all steps."""
         return events.composed(*(noise.event for noise in self))
 
 
@@ -77,7 +78,12 @@ def split_noises(
     totals: bool,
     start_share: float | None,
 ) -> RoundNoises:
-    """Split a target exactly over the centre, totals and start, if requested, and the rounds, whose shares grow."""
+    """Divide a privacy target exactly over all steps of `Dpals`.
+
+    The steps are the release of a centre, item totals, the start and the rounds. The first three get a share only if
+    they are requested. The shares of the rounds grow geometrically: the last round gets ``growth`` times the share of
+    the first round.
+    """
     share = Fraction(totals_share)
     first = CENTRE_SHARE * share if centre else Fraction(0)
     second = share - first if totals else Fraction(0)
@@ -94,26 +100,26 @@ def split_noises(
 def with_published_rounds(
     noises: RoundNoises, problem: RatingsProblem, target: PrivacyTarget, *, scale: float
 ) -> RoundNoises:
-    """Replace the noise of every round by the printed noise; the paper grants the rounds the whole target.
+    """Replace the noise of every round by the noise of the published formula, which gives the rounds the whole target.
 
     Parameters
     ----------
     noises : RoundNoises
-        The noise of the steps; centre, totals and start keep theirs.
+        The noise of all steps. The noise of centre, totals and start is not changed.
     problem, target
-        The request.
+        The public facts and the privacy target of the request.
     scale : float
-        The std of each sum of a round at noise multiplier 1, in units of its bound for one rating.
+        The std of the noise in each sum of a round at noise multiplier 1, divided by the bound for one rating.
 
     Raises
     ------
     Refused
-        When the relation is replace_one, which the theorem does not cover.
+        When the relation is replace_one, which the published theorem does not cover.
     """
     if problem.relation == "replace_one":
         raise Refused(
-            "calibration=paper is stated for a removed user, not for replace_one, which moves both sums of a round "
-            "further; use calibration=tight."
+            "calibration=paper is published for a removed user, not for replace_one, under which both sums of a round "
+            "change by more; use calibration=tight."
         )
     requested = Settings(
         epsilon=target.epsilon,
@@ -126,80 +132,85 @@ def with_published_rounds(
     return dataclasses.replace(noises, rounds=(one,) * len(noises.rounds))
 
 
-OUTER_SHARE = 0.41  # the noise on H is 1.2 times the noise on w, each in its own units
-PAPER_SHARE = 0.5  # equal noise on H and w
+OUTER_SHARE = 0.41  # share of a round's budget mu^2 for the items' matrices H; the rest is for their vectors w
+PAPER_SHARE = 0.5  # `OUTER_SHARE` for calibration=paper, which adds equal noise to the matrices H and the vectors w
 FINEST = 10
-GRAM_SHARE = 0.1  # share of a round's squared loss for K, if all items have a weight
+GRAM_SHARE = 0.1  # share of a round's budget mu^2 for the second moment of all users' factors, if `unobserved` is set
 _COINS: Mapping[str, Coins] = {"release": "release", "round": "step"}
-_DISTANT = 3.0  # expected relative error above which factors are worse than no factors
+_DISTANT = 3.0  # if the expected relative error of item factors is larger, predictions without factors are better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpals:
-    """Alternate between users, who keep their factors, and items, whose statistics are released with noise.
+    """Private alternating least squares: each round releases noisy statistics of the items, never a user's factor.
+
+    For each item, the statistics are a matrix H and a vector w. H is the sum of ``u u^T`` over the factors u of the
+    users who rated the item. w is the sum of the users' ratings times u. At most K = ``ratings_per_user`` ratings of
+    each user are counted.
 
     Parameters
     ----------
     rank : int
-        r, below the number of items.
+        The rank r of the factors, below the number of items.
     rounds : int
-        T, the number of rounds, fixed before any rating is read.
+        The number T of rounds, fixed before any rating is read.
     clip : {"normalise", "weight", "paper"}
         ``normalise`` always scales a user's factor to ``user_norm``, together with the user's ratings; ``weight``
         scales both only if the factor is longer; ``paper`` scales a longer factor without the ratings, as published.
     user_norm : float
-        Gu, the norm to which a user's factor is scaled. With ``normalise`` it has no effect.
+        The norm to which a user's factor is scaled. With ``clip=normalise`` it has no effect.
     rating_clip : float, optional
-        GM, the bound on a residual rating, in multiples of ``user_norm / sqrt(items)`` if item factors are
-        orthonormal, else in ratings. The default is ``1.7 + 0.4 log2(epsilon)``, not below 1, in the first case and
-        half the range of ratings in the second.
+        The bound on a rating after offsets are subtracted, in multiples of ``user_norm / sqrt(items)`` if item factors
+        are orthonormal, else in ratings. For orthonormal factors the default is ``1.7 + 0.4 log2(epsilon)``, but at
+        least 1. Otherwise the default is half the range of ratings.
     sampling : {"tail", "uniform", "weights"}
-        The choice among more than K ratings of a user: ``tail`` counts the ratings of the least counted items;
-        ``uniform`` counts a random choice; ``weights`` counts all ratings, with weights that fall with the square root
-        of the items' noisy counts, and whose squares sum to at most K.
+        Which ratings count if a user has more than K: ``tail``, those of the items with the fewest counted ratings;
+        ``uniform``, a random choice; ``weights``, all ratings, with weights proportional to ``count^(-1/2)`` for the
+        items' noisy counts and with squares that sum to at most K.
     offsets : bool
-        Whether noisy offsets of items are subtracted before the rounds.
+        Whether noisy offsets of items are subtracted from the ratings before the rounds.
     frequent : float
-        The share beta of the items, by falling count, that get factors; 1 for all items.
+        The share of the items that get factors, the items with the most ratings first; 1 for all items.
     totals_share : float
-        The share of the squared loss for counts and offsets, if they are needed, and for a private centre.
+        The share of the budget mu^2 for item counts and offsets, if they are needed, and for a private centre.
     growth : float
-        The last round's squared loss over the first round's.
+        The share of mu^2 for the last round, divided by the share for the first round.
     pooled : int
         The number of final rounds whose statistics are averaged.
     orthonormal : bool
         Whether item factors are made orthonormal after each round.
     user_ridge : float
-        The ridge of users' regressions, in multiples of rank / items if item factors are orthonormal.
+        The ridge in the regressions of users, in multiples of rank / items if item factors are orthonormal.
     item_ridge : float
-        The ridge of items' regressions, in multiples of the approximate spectral norm of the noise on H, which is
-        ``sqrt(2 rank)`` times its std. A smaller value, about ``epsilon^(-1/2) / 2``, suits ratings that factors
-        determine without error.
+        The ridge in the regressions of items, in multiples of the approximate spectral norm of the noise on H, which is
+        ``sqrt(2 rank)`` times the noise's std. For ratings that factors determine without error, a smaller value of
+        about ``epsilon^(-1/2) / 2`` is better.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
     private_centre : bool
-        Whether the centre is a released mean of users' means, if no centre is declared; it takes a fifth of
-        ``totals_share``.
+        Whether the centre is released privately, as the mean of users' mean ratings, if no centre is declared. The
+        release takes a fifth of ``totals_share``.
     unobserved : float
-        lambda_0, the weight of every pair of a user and an item, rated or not, whose rating is taken to be the sum of
-        the user's and the item's offsets; for implicit data. It costs a third statistic in every round.
+        For implicit data: the weight of every pair of a user and an item, rated or not, whose rating is assumed to be
+        the sum of the user's and the item's offsets. It costs a third statistic in every round.
     start : {"random", "analyze_gauss"}
-        Random factors, which cost nothing, or the leading eigenvectors of one noisy moment of the users' rows.
+        The item factors before the first round: ``random`` factors, which cost nothing, or the leading eigenvectors of
+        one noisy second moment of the users' rows.
     start_share : float
-        The share of the squared loss for the moment of ``start=analyze_gauss``.
+        The share of mu^2 for the moment of ``start=analyze_gauss``.
     coins : {"release", "round"}
-        Whether random choices are made once, or anew in every round, as printed.
+        Whether random choices among ratings are made once per release, or anew in every round, as published.
     calibration : {"tight", "paper"}
-        ``tight``: the noise of the rounds is calibrated exactly; ``paper``: it is as printed in Theorem 1, equal for
-        both sums and all rounds, and costs more. The printed noise grants the rounds the whole target and counts only
-        one of the two sums. The plan states the cost.
+        ``tight``: the noise of the rounds is calibrated exactly; ``paper``: the noise follows Theorem 1 of the paper,
+        equal for both sums and all rounds, and costs more than the target. The published formula gives the rounds the
+        whole target and counts only one of the two sums. The plan states the true cost.
 
     Notes
     -----
-    All steps are Gaussian. A round's H and w are one step with the joint sensitivity derived in
-    `dpca_tasks.queries.item_statistics`, and the budget is split exactly. The published constant counts only one of the
-    two sums. H is projected to the positive semidefinite matrices before the ridge is added, not after. Random choices
-    give no privacy, and none is claimed for them.
+    All steps are Gaussian. H and w of a round are one step with the joint sensitivity that is derived in
+    `dpca_tasks.queries.item_statistics`, and the budget is divided exactly. The published formula counts only one of
+    the two sums. H is projected to the positive semidefinite matrices before the ridge is added, not afterwards. The
+    random choices among ratings are not used for privacy: no amplification is claimed.
 
     References
     ----------
@@ -240,7 +251,7 @@ class Dpals:
     }
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over totals and rounds, exactly."""
+        """Divide the target exactly over the rounds and, if they take place, over centre, item totals and start."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         self._check(problem)
@@ -271,7 +282,7 @@ class Dpals:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals, if they are needed, and every round; the rest is post-processing."""
+        """Release centre, item totals and start, if they take place, then every round; the rest is post-processing."""
         problem, target, centred = plan.problem, plan.target, self._centring(plan.problem)
         noises = self._noises(problem, target)
         offsets = counts = priorities = weights = None
@@ -333,7 +344,9 @@ class Dpals:
             raise InvalidInput(f"rounds={self.rounds} and pooled={self.pooled} must be at least 1; correct them.")
         positive = (self.user_norm, self.growth, self.user_ridge, self.item_ridge, self.rating_clip or 1.0)
         if not all(0 < value < math.inf for value in positive):
-            raise InvalidInput("user_norm, growth, ridges and rating_clip must be positive and finite; correct them.")
+            raise InvalidInput(
+                "user_norm, growth, user_ridge, item_ridge and rating_clip must be positive and finite; correct them."
+            )
         if not (0 < self.frequent <= 1 and 0 < self.totals_share < 1):
             raise InvalidInput(
                 f"frequent={self.frequent} must be in (0, 1], totals_share={self.totals_share} in (0, 1); correct them."
@@ -347,18 +360,18 @@ class Dpals:
                 )
         if self.private_centre and self.centre is not None:
             raise InvalidInput(
-                f"centre={self.centre:g} is declared, and private_centre releases one; omit one of them."
+                f"centre={self.centre:g} is declared, and private_centre would release a centre; omit one of them."
             )
         if not 0 <= self.unobserved < math.inf:
             raise InvalidInput(f"unobserved={self.unobserved} must be at least 0 and finite; 0.1 to 1 is usual.")
         if self.unobserved and self.calibration == "paper":
             raise InvalidInput(
-                "calibration=paper prints noise for two sums of a round, and unobserved needs a third; use "
+                "calibration=paper is published for two sums in each round, and unobserved needs a third; use "
                 "calibration=tight."
             )
 
     def _noises(self, problem: RatingsProblem, target: PrivacyTarget) -> RoundNoises:
-        """Return the noise of every step."""
+        """Return the noise of every step, by exact calibration or with the published noise in the rounds."""
         noises = split_noises(
             target,
             rounds=self.rounds,
@@ -435,7 +448,11 @@ class Dpals:
         )
 
     def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Return notes on what printed noise omits, and on noise that makes factors worse than no factors."""
+        """Return warnings of the plan.
+
+        One is for ``calibration=paper``, whose formula counts only one of a round's two sums. The other is for so few
+        users that the noise is expected to outweigh the factors.
+        """
         notes = []
         if self.calibration == "paper":
             notes.append("the noise of calibration=paper counts one of the two sums of a round.")
@@ -445,6 +462,6 @@ class Dpals:
         if error >= _DISTANT:
             notes.append(
                 f"{problem.records_at_most} users are too few for {self.rank} factors of {problem.n_features} items at "
-                "this epsilon: the noise outweighs them; use item_means, a lower rank or fewer items."
+                "this epsilon: the noise outweighs the factors; use item_means, a lower rank or fewer items."
             )
         return tuple(notes)

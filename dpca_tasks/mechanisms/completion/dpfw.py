@@ -1,6 +1,7 @@
-"""Private Frank-Wolfe: each round adds the leading eigenvector of a noisy moment of the residual ratings.
+"""Private Frank-Wolfe, a baseline for `dpals`: each round adds one direction to a low-rank prediction of the ratings.
 
-A baseline for `dpals`: every round pays for a moment of all pairs of items, and adds one direction to the prediction.
+In each round a noisy second moment of all users' residual ratings is released, with one number for each pair of items.
+The leading eigenvector of this moment is the new direction.
 """
 
 import math
@@ -38,40 +39,42 @@ LOW_EPSILON = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpfw:
-    """Sum rank-one predictions, each along the leading direction of the users' residual ratings.
+    """Frank-Wolfe with noisy moments: the prediction is a sum of rank-one matrices, one for each round.
 
     Parameters
     ----------
     rank : int
-        The rank of the sought matrix, which scales ``nuclear_norm``. The result has one factor a round instead.
+        The rank of the sought matrix, which scales ``nuclear_norm``. The result has one factor per round instead.
     rounds : int, optional
-        T, the number of rounds; by default 8 up to epsilon 5, 16 beyond.
+        The number T of rounds; by default 8 for epsilon up to 5, and 16 above.
     row_norm : float
-        L, the norm to which a user's residual ratings are clipped, in multiples of ``spread sqrt(K)``.
+        The norm L to which a user's residual ratings are clipped, in multiples of ``spread sqrt(K)``, where K is the
+        largest number of counted ratings of a user.
     nuclear_norm : float
-        The bound of the prediction's nuclear norm, in multiples of ``spread sqrt(n m rank)`` with the declared number
-        n of users. That unit is the nuclear norm of a matrix of this rank with entries of std ``spread`` and equal
-        singular values.
+        The bound on the prediction's nuclear norm, in multiples of ``spread sqrt(n m rank)`` for the declared number
+        n of users and m items. This unit is the nuclear norm of a matrix of the given rank with entries of std
+        ``spread`` and equal singular values.
     spread : float, optional
-        The public std of centred ratings; a quarter of their range by default.
+        The publicly known std of centred ratings; a quarter of the range of ratings by default.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise for the target; ``paper``: the std ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` of a
-        round, without totals; its true epsilon is stated next to the requested one.
+        ``tight``: the least noise for the target; ``paper``: the published std
+        ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` in each round, without item totals, whose true epsilon the plan
+        states.
     offsets : bool
-        Whether noisy offsets of items are subtracted first.
+        Whether noisy offsets of items are subtracted from the ratings first.
     totals_share : float
-        The share of the squared loss for counts and offsets.
+        The share of the budget mu^2 for item counts and offsets.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
     Notes
     -----
-    In the published method each user keeps a row of the predicted matrix. The user can compute this row from the public
-    directions and eigenvalues of the rounds, and from the user's own ratings. The row is ``c V^T`` with the directions
-    as columns of V. The coefficients c follow from the recursion in `dpca_tasks.kernels.ratings.descend`, both in
-    training and at prediction.
+    In the published method each user stores a row of the predicted matrix. The row can also be computed from the public
+    directions and eigenvalues of the rounds, and from the user's ratings. It is ``c V^T``, where the columns of V are
+    the directions. The coefficients c follow from the recursion in `dpca_tasks.kernels.ratings.descend`, both in
+    training and in prediction.
 
-    Noise is isometric with either calibration; the published noise off the diagonal is ``sqrt 2`` times as large.
+    The noise is isotropic with both calibrations. The published noise off the diagonal is ``sqrt 2`` times as large.
 
     References
     ----------
@@ -94,7 +97,7 @@ class Dpfw:
     audited_with: ClassVar[Mapping[str, Any]] = {"rounds": 1, "user_means": False, "offsets": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over totals and rounds, exactly or as printed."""
+        """Calibrate the noise of item totals and of all rounds, to the target or by the published formula."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         check_moment(problem)
@@ -118,7 +121,7 @@ class Dpfw:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals, if offsets are used, and the moment of every round; the rest is post-processing."""
+        """Release the item totals, if offsets are used, and the moment of every round; the rest is post-processing."""
         problem, centred = plan.problem, self._centring(plan.problem)
         totals, noise = self._noises(problem, plan.target)
         offsets = counts = None
@@ -162,7 +165,9 @@ class Dpfw:
         if not 0 < self.totals_share < 1:
             raise InvalidInput(f"totals_share={self.totals_share} must be in (0, 1); correct it.")
         if self.calibration == "paper" and self.offsets:
-            raise InvalidInput("calibration=paper has no totals of items; add offsets=false, or use calibration=tight.")
+            raise InvalidInput(
+                "calibration=paper is published without item offsets; add offsets=false, or use calibration=tight."
+            )
 
     def _rounds(self, target: PrivacyTarget) -> int:
         if self.rounds is not None:
@@ -174,7 +179,7 @@ class Dpfw:
         return Settings(epsilon=target.epsilon, delta=target.delta, relation=problem.relation, steps=rounds)
 
     def _noises(self, problem: RatingsProblem, target: PrivacyTarget) -> tuple[JointGaussian | None, JointGaussian]:
-        """Return the noise of the totals, if any, and of each round."""
+        """Return the noise of the item totals, or None without offsets, and the noise of each round."""
         if self.calibration == "paper":
             (part,) = self._query(problem, bits=1).parts.values()
             printed = published_noise(self.name, self._requested(problem, target)) / part.bound

@@ -1,7 +1,8 @@
-"""Private singular vectors of the ratings, with zeros for missing ratings and down-weighted frequent users.
+"""DPSVD, a baseline: item factors from the singular vectors of the rating matrix, with zeros for missing ratings.
 
-A baseline: the moment of centred rows, each divided by the square root of its number of ratings, as published. The
-noise protects a whole user rather than one rating.
+One noisy second moment of the users' centred rows is released. As published, each row is divided by the square root of
+the user's number of ratings, so that frequent users have less weight. Here the noise protects a whole user, not only
+one rating.
 """
 
 from collections.abc import Mapping
@@ -15,22 +16,24 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dpsvd:
-    """Release the moment of weighted rows with isometric noise, and fold users in to its leading eigenvectors.
+    """Release the second moment of the users' weighted rows with isotropic noise; its eigenvectors are item factors.
+
+    A user's factor is later computed by a regression of the user's ratings on the item factors.
 
     Parameters
     ----------
     rank : int
-        r, below the number of items.
+        The rank r of the factors, below the number of items.
     row_norm : float
-        The norm L to which weighted rows are clipped, in multiples of ``spread``.
+        The norm L to which the weighted rows of users are clipped, in multiples of ``spread``.
     spread : float, optional
-        The public std of centred ratings; a quarter of their range by default.
+        The publicly known std of centred ratings; a quarter of the range of ratings by default.
     offsets : bool
-        Whether noisy offsets of items are subtracted first.
+        Whether noisy offsets of items are subtracted from the ratings first.
     totals_share : float
-        The share of the squared loss for counts and offsets.
+        The share of the budget mu^2 for item counts and offsets.
     user_ridge : float
-        The ridge of users' regressions, in multiples of rank / items.
+        The ridge in the regressions of users, in multiples of rank / items.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
@@ -58,11 +61,11 @@ class Dpsvd:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target exactly between the totals, if offsets are used, and the moment."""
+        """Divide the target exactly between the item totals, if offsets are used, and the second moment."""
         return self._release(problem).plan(self.name, problem, target)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals, if offsets are used, and the moment; the rest is post-processing."""
+        """Release the item totals, if offsets are used, and the second moment; the rest is post-processing."""
         return self._release(plan.problem).run(curator, plan)
 
     def _release(self, problem: RatingsProblem) -> OneMoment:

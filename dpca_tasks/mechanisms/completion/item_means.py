@@ -1,4 +1,4 @@
-"""Offsets of items alone: the baseline for factorisations, and the better choice if there are few users."""
+"""Item offsets without factors: a baseline for matrix factorization, and the better choice if there are few users."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemMeans:
-    """Release a shrunk offset of each item, from its noisy sum and count.
+    """Release one offset for each item, the noisy mean of its centred ratings, shrunk toward 0.
 
     Parameters
     ----------
     rank : int
-        Not used, since there are no factors. It must nevertheless be below the number of items.
+        Not used, because the mechanism releases no factors. The rank must nevertheless be below the number of items.
     centre : float, optional
         The publicly known average rating; the middle of the range by default.
     user_means : bool
-        Whether a user's own mean is subtracted from that user's ratings.
+        Whether each user's mean rating is subtracted from the user's ratings.
     user_prior : float
-        The number of ratings at the centre that are added to a user's mean.
+        The number of fictitious ratings, equal to the centre, that are added to each user's mean.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class ItemMeans:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the single step."""
+        """Calibrate the noise of the single step, which releases rating sums and counts of all items."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         noise = joint_noise(target, Fraction(1))
@@ -60,7 +60,7 @@ class ItemMeans:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals."""
+        """Release noisy rating sums and counts of all items, and compute the offsets from them."""
         centred, noise = self._centring(plan.problem), joint_noise(plan.target, Fraction(1))
         offsets, counts = release_totals(curator, plan.problem, centred, noise)
         return ItemFactors(offsets=offsets, counts=counts, user_step=centred.facts)

@@ -1,7 +1,7 @@
-"""Analyze Gauss on users' rating rows: one noisy moment, whose leading eigenvectors are the item factors.
+"""Analyze Gauss on the users' rating rows: the leading eigenvectors of one noisy second moment are the item factors.
 
-It is the best choice if many users rate nearly all pairs of items together, and several rounds would each get little of
-the budget. Under skewed popularity, missing ratings bias the moment.
+It is the best choice if nearly all pairs of items are rated by many common users, because a mechanism in several rounds
+would have less budget for each round. If few items are much more popular than others, missing ratings bias the moment.
 """
 
 import math
@@ -16,34 +16,37 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneShot:
-    """Release ``X^T X`` of the users' rows with isometric noise, and fold users in to its leading eigenvectors.
+    """Release ``X^T X`` of the users' rating rows with isotropic noise; its leading eigenvectors are the item factors.
+
+    A user's factor is later computed by a regression of the user's ratings on the item factors.
 
     Parameters
     ----------
     rank : int
-        r, below the number of items.
+        The rank r of the factors, below the number of items.
     scaling : {"normalise", "clip"}
         Whether every user's row is scaled to the same norm, or only longer rows are scaled down to ``row_norm``.
     row_norm : float
-        The norm L to which a row is clipped, in multiples of ``spread sqrt(K)``. With ``normalise`` it has no effect.
+        The norm L to which a user's row is clipped, in multiples of ``spread sqrt(K)`` for at most K counted ratings of
+        a user. With ``scaling=normalise`` it has no effect.
     spread : float, optional
-        The public std of centred ratings; a quarter of their range by default.
+        The publicly known std of centred ratings; a quarter of the range of ratings by default.
     diagonal_passes : int
-        The number of times that the diagonal of the moment is replaced with the diagonal of its leading part, after the
-        release.
+        The number of corrections, after the release, that replace the diagonal of the noisy moment with the diagonal of
+        its approximation of rank ``rank``.
     offsets : bool
-        Whether noisy offsets of items are subtracted first.
+        Whether noisy offsets of items are subtracted from the ratings first.
     totals_share : float
-        The share of the squared loss for counts and offsets.
+        The share of the budget mu^2 for item counts and offsets.
     user_ridge : float
-        The ridge of users' regressions, in multiples of rank / items.
+        The ridge in the regressions of users, in multiples of rank / items.
     centre, user_means, user_prior
         As for `dpca_tasks.mechanisms.completion.item_means.ItemMeans`.
 
     References
     ----------
-    Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, applied to rows of ratings. The paper of `Dpals` does not
-    evaluate this baseline.
+    Dwork, Talwar, Thakurta and Zhang (2014), Analyze Gauss, applied to rows of ratings. The paper on DPALS (see
+    `dpca_tasks.mechanisms.completion.dpals.Dpals`) does not evaluate this baseline.
     """
 
     rank: int
@@ -62,11 +65,11 @@ class OneShot:
     audited_with: ClassVar[Mapping[str, Any]] = {"user_means": False, "offsets": False, "diagonal_passes": 0}
 
     def plan(self, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target exactly between the totals, if offsets are used, and the moment."""
+        """Divide the target exactly between the item totals, if offsets are used, and the second moment."""
         return self._release(problem).plan(self.name, problem, target)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals, if offsets are used, and the moment; the rest is post-processing."""
+        """Release the item totals, if offsets are used, and the second moment; the rest is post-processing."""
         return self._release(plan.problem).run(curator, plan)
 
     def _release(self, problem: RatingsProblem) -> OneMoment:

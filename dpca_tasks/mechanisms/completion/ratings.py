@@ -1,13 +1,13 @@
-"""Shared parts of the completion mechanisms.
+"""Shared parts of the mechanisms that complete a matrix of ratings.
 
-*Ratings*: the public facts of ratings, and released totals of items.
+*Ratings*: the public facts of a request, and the release of item totals (the rating sum and the count of each item).
 
-*Item factors*: their public grid, and their solution from noisy statistics, which is post-processing of released
-numbers. Users compute on the grid, whose unit is the same in training and prediction for every mechanism.
+*Item factors*: the solution for item factors from noisy statistics, which is post-processing. Item factors are rounded
+to a public grid, with the same step for every mechanism, in training and in prediction.
 
-*Moments of rating rows*: the query, its noise, and item factors from the released moment.
+*Second moments of rating rows*: the query, its noise, and item factors from the released moment.
 
-*Starts*: alternating least squares starts with random item factors, or with the factors of one noisy moment.
+*Starts*: the item factors before the first round of alternating least squares, either random or from one noisy moment.
 """
 
 import dataclasses
@@ -35,7 +35,10 @@ from dpca_tasks.threads import one_thread
 COUNT_SHARE, NUMBER_SHARE = 0.25, 0.25
 FINEST_TOTALS = 16
 SPREAD = 0.25
-"""Assumed std of ratings without both offsets, over their range; the assumed std of items' offsets is half as large."""
+"""The assumed std of ratings without user and item offsets, divided by the range of ratings.
+
+The std of the item offsets is assumed to be half as large.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +48,11 @@ class RatingsProblem(Terms):
     Parameters
     ----------
     n_features : int
-        Declared items m.
+        The declared number m of items.
     low, high : float
         The range of ratings.
     ratings_per_user : int
-        The largest number of ratings that are counted of one user.
+        The largest number of ratings that are counted for one user.
     **others
         As for `Terms`.
     """
@@ -61,15 +64,16 @@ class RatingsProblem(Terms):
 
     @property
     def most(self) -> int:
-        """The number of ratings of one user that can be counted."""
+        """The largest number K of counted ratings of one user: ``ratings_per_user``, at most the number of items."""
         return min(self.ratings_per_user, self.n_features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Centring:
-    """Parameters for subtracting a user's own mean.
+    """Parameters for subtracting each user's mean rating from the user's ratings.
 
-    ``prior`` ratings at ``centre`` are added to the user's mean; an infinite ``prior`` means no own mean.
+    The mean is over the user's ratings and ``prior`` fictitious ratings equal to ``centre``. With an infinite
+    ``prior``, the centre is subtracted instead of a mean.
     """
 
     centre: float
@@ -77,7 +81,7 @@ class Centring:
 
     @property
     def facts(self) -> dict[str, float | None]:
-        """Centre and prior by name, in the form of ``user_step``: the prior is None if there is no own mean."""
+        """The centre and the prior by name, in the form in which a release stores them: an infinite prior is None."""
         return {"centre": self.centre, "prior": None if math.isinf(self.prior) else self.prior}
 
 
@@ -87,7 +91,8 @@ def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
     Raises
     ------
     InvalidInput
-        When the range is empty, no rating of a user is counted, or the rank is not below the number of items.
+        When the range of ratings is empty, ``ratings_per_user`` is below 1, or the rank is not from 1 to the number of
+        items minus 1.
     """
     if not (math.isfinite(problem.low) and math.isfinite(problem.high) and problem.low < problem.high):
         raise InvalidInput(
@@ -103,23 +108,24 @@ def check_ratings(problem: RatingsProblem, *, rank: int) -> None:
 
 
 def centring(problem: RatingsProblem, *, centre: float | None, user_means: bool, prior: float) -> Centring:
-    """Return the centring of ratings, by default around the middle of their range.
+    """Return the parameters for centring ratings; the default centre is the middle of the range of ratings.
 
     Raises
     ------
     InvalidInput
-        When the centre lies outside the range, or the prior is negative.
+        When the centre is outside the range, or the prior is negative or infinite.
     """
     middle = (problem.low + problem.high) / 2.0 if centre is None else centre
     if not (problem.low <= middle <= problem.high and 0 <= prior < math.inf):
         raise InvalidInput(
-            f"centre={middle!r} must lie in the range of ratings, user_prior={prior!r} be at least 0; correct them."
+            f"centre={middle!r} must be in the range of ratings, and user_prior={prior!r} must be at least 0; correct "
+            "them."
         )
     return Centring(centre=middle, prior=prior if user_means else math.inf)
 
 
 def user_options(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
-    """Return the parameters that all queries of ratings share, by name."""
+    """Return the constructor arguments that all queries on ratings have in common, by name."""
     return {
         "n_features": problem.n_features,
         "clip_norm": 1.0,
@@ -133,13 +139,13 @@ def user_options(problem: RatingsProblem, centred: Centring) -> dict[str, Any]:
 
 
 def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
-    """Return the noise of a step with a share of the target's squared loss."""
+    """Return the Gaussian noise of a step that gets the share ``share`` of the target's mu^2."""
     multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share)
     return JointGaussian(noise_multiplier=multiplier)
 
 
 def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussian) -> ItemTotals:
-    """Return the query for totals of items, on the finest grid that is safe for a given noise."""
+    """Return the query for rating sums and counts of all items, on the finest grid that is safe for the noise."""
     coarse = totals_on_grid(problem, centred, bits=1)
     scale = max(part.scale for part in coarse.parts.values()) * noise.noise_multiplier
     bits = min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree))
@@ -147,7 +153,7 @@ def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussia
 
 
 def totals_on_grid(problem: RatingsProblem, centred: Centring, *, bits: int) -> ItemTotals:
-    """Return the query for totals of items on a grid."""
+    """Return the query for rating sums and counts of all items, on a grid of ``bits`` bits."""
     return ItemTotals(
         **user_options(problem, centred),
         bits=bits,
@@ -160,15 +166,16 @@ def totals_on_grid(problem: RatingsProblem, centred: Centring, *, bits: int) -> 
 def release_totals(
     curator: Curator, problem: RatingsProblem, centred: Centring, noise: JointGaussian
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Release the totals of items; return their offsets and the numbers of their counted ratings.
+    """Release noisy rating sums and counts of all items; return the items' offsets and counts.
 
     Returns
     -------
     offsets : float64 array of shape (n_items,)
-        The noisy sum over the noisy count, shrunk toward the centre. The shrinkage uses public numbers: the std of the
-        noise of the sums, the noisy counts, and the stds of ratings and of offsets assumed from the range (`SPREAD`).
+        The noisy sum of an item's centred ratings divided by the noisy count, shrunk toward 0. The shrinkage uses
+        public numbers only: the std of the noise in the sums, the noisy counts, and the assumed stds of ratings and of
+        offsets (`SPREAD`).
     counts : float64 array of shape (n_items,)
-        The noisy counts, raised to at least the std of their noise.
+        The noisy numbers of counted ratings, raised to at least the std of their noise.
     """
     query = totals_query(problem, centred, noise)
     parts = curator.release_parts(query, noise)
@@ -180,7 +187,11 @@ def release_totals(
 def shrunk_offsets(
     sums: NDArray[np.float64], counts: NDArray[np.float64], problem: RatingsProblem, *, noise_std: float
 ) -> NDArray[np.float64]:
-    """Return ``sums / counts``, shrunk by the variance that sampling and the noise of the sums are expected to add."""
+    """Return item offsets: ``sums / counts``, shrunk toward 0 to minimise the expected squared error.
+
+    The expected error comes from the random choice of ratings and from the noise in the sums. Its variance is compared
+    with the assumed variance of exact offsets.
+    """
     rating = SPREAD * (problem.high - problem.low)
     offset = rating / 2.0
     blurred = rating**2 / counts + (noise_std / counts) ** 2
@@ -188,7 +199,7 @@ def shrunk_offsets(
 
 
 def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
-    """Return the query for an average rating, on the finest grid that is safe for a given noise."""
+    """Return the query for the mean of users' mean ratings, on the finest grid that is safe for the noise."""
     around = Centring(centre=(problem.low + problem.high) / 2.0, prior=math.inf)
 
     def query(bits: int) -> UserMeans:
@@ -204,7 +215,7 @@ def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
 
 
 def release_average(curator: Curator, problem: RatingsProblem, noise: JointGaussian) -> float:
-    """Release the mean of users' mean ratings: a noisy sum over a noisy number of users, clipped to the range."""
+    """Release the mean of users' mean ratings: a noisy sum divided by a noisy number of users, clipped to the range."""
     query = average_query(problem, noise)
     parts = curator.release_parts(query, noise)
     number = max(float(parts["number"][0]), query.parts["number"].scale * noise.noise_multiplier)
@@ -213,25 +224,25 @@ def release_average(curator: Curator, problem: RatingsProblem, noise: JointGauss
 
 
 UNIT = 2.0**-24
-"""The step of the grid of item factors, and of directions of ratings."""
+"""The step of the public grid to which item factors, and directions of rating rows, are rounded."""
 
 
 def in_steps(factors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return factors in steps of `UNIT`, rounded to the nearest."""
+    """Return item factors as integers, in steps of the public grid `UNIT`, rounded to the nearest step."""
     return np.rint(factors / UNIT).astype(np.int64)
 
 
 def on_grid(factors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return factors rounded to the grid."""
+    """Return item factors rounded to the public grid of step `UNIT`."""
     return np.rint(factors / UNIT) * UNIT
 
 
 type Statistics = tuple[float, NDArray[np.float64], NDArray[np.float64]]
-"""A weight, ``H`` of shape (m, r, r) and ``w`` of shape (m, r)."""
+"""The statistics of one round: a weight, the matrices H of shape (m, r, r), and the vectors w of shape (m, r)."""
 
 
 def pool(rounds: Sequence[Statistics]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the weighted means of H and of w over several rounds."""
+    """Return the weighted means of the matrices H and of the vectors w over several rounds of `Dpals`."""
     whole = sum(weight for weight, _, _ in rounds)
     outer = sum((weight / whole) * outer for weight, outer, _ in rounds)
     weighted = sum((weight / whole) * weighted for weight, _, weighted in rounds)
@@ -241,18 +252,22 @@ def pool(rounds: Sequence[Statistics]) -> tuple[NDArray[np.float64], NDArray[np.
 def solve_rounds(
     rounds: Sequence[tuple[float, TiledAnswer]], *, rank: int, ridge: float, unobserved: float = 0.0
 ) -> NDArray[np.float64]:
-    """Return the factors of all items from the last rounds, holding one tile in memory at a time.
+    """Return the factors of all items from the averaged statistics of the last rounds of `Dpals`.
+
+    The statistics are in tiles, each for a range of items. One tile is in memory at a time.
 
     Parameters
     ----------
     rounds : sequence of (float, TiledAnswer)
-        Weights, and answers in the same tiles with the parts ``outer`` and ``weighted``, and ``gram`` if it was
-        requested.
+        For each round, its weight and its noisy statistics. All rounds have the same tiles. The parts of a tile are
+        ``outer`` (matrices H), ``weighted`` (vectors w) and, if requested, ``gram``, the second moment of all users'
+        factors.
     rank : int
+        The rank r of the factors.
     ridge : float
-        The ridge of the items' regressions.
+        The ridge in the regressions of items.
     unobserved : float
-        The weight of ``gram``, the second moment of all users' factors, in every item's matrix.
+        The weight with which ``gram`` is added to the matrix H of every item.
     """
     solved, shared = [], None
     for at, tile in enumerate(rounds[-1][1].tiles):
@@ -275,9 +290,11 @@ def solve_items(
     ridge: float,
     shared: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    """Return ``(PSD(H_j) + K + ridge I)^-1 w_j`` for each item; the projection precedes the ridge.
+    """Return the factor ``(PSD(H_j) + G + ridge I)^-1 w_j`` of each item j.
 
-    K is ``shared``. If ``H_j`` has a Cholesky decomposition, the projection would change nothing and is skipped.
+    ``H_j`` and ``w_j`` are the noisy statistics ``outer`` and ``weighted`` of the item, and G is ``shared``. PSD is the
+    projection to the positive semidefinite matrices. It is skipped if ``H_j`` has a Cholesky decomposition, because it
+    would not change this matrix.
     """
     matrices = outer.copy()
     for matrix in matrices:
@@ -290,7 +307,7 @@ def solve_items(
 
 
 def orthonormal(factors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return ``V (V^T V)^(-1/2)``, the orthonormal matrix nearest to V; rows of 0 stay 0."""
+    """Return ``V (V^T V)^(-1/2)``, the matrix with orthonormal columns nearest to V; rows of zeros remain zero."""
     values, vectors = np.linalg.eigh(factors.T @ factors)
     roots = np.sqrt(np.maximum(values, 1e-12 * max(values[-1], 1e-300)))
     return np.asarray(factors @ (vectors / roots) @ vectors.T)
@@ -311,16 +328,16 @@ def _is_definite(matrix: NDArray[np.float64]) -> bool:
 
 FINEST = 12
 LARGEST = 1 << 27
-"""The largest number of coordinates of a moment, which is held in memory with 8 bytes each."""
+"""The largest number of coordinates of a second moment, which is kept in memory with 8 bytes per coordinate."""
 
 
 def spread_of(problem: RatingsProblem, declared: float | None) -> float:
-    """Return the public std of centred ratings: as declared, or a quarter of the range.
+    """Return the public std of centred ratings: as declared, or by default a quarter of the range of ratings.
 
     Raises
     ------
     InvalidInput
-        When the std is not positive and finite.
+        When the declared std is not positive and finite.
     """
     spread = SPREAD * (problem.high - problem.low) if declared is None else declared
     if not 0 < spread < math.inf:
@@ -329,12 +346,12 @@ def spread_of(problem: RatingsProblem, declared: float | None) -> float:
 
 
 def check_moment(problem: RatingsProblem) -> None:
-    """Refuse more items than the moment in memory allows."""
+    """Refuse a problem with so many items that their second moment does not fit in memory."""
     coordinates = problem.n_features * (problem.n_features + 1) // 2
     if coordinates > LARGEST:
         raise InvalidInput(
-            f"the moment of {problem.n_features} items has {coordinates} coordinates, and at most {LARGEST} are held "
-            "in memory; declare fewer items, or use dpals."
+            f"the second moment of {problem.n_features} items has {coordinates} coordinates, and at most {LARGEST} are "
+            "held in memory; declare fewer items, or use dpals."
         )
 
 
@@ -349,9 +366,10 @@ def moment_query(
     directions: NDArray[np.float64] | None = None,
     gains: NDArray[np.float64] | None = None,
 ) -> RatingMoment:
-    """Return the moment query of rating rows, reduced by a descent along given directions.
+    """Return the query for the second moment of the users' rating rows.
 
-    The directions are on the grid, one a row, each with its gain.
+    With ``directions``, the rows are residuals of a Frank-Wolfe descent along these directions. They are given as rows
+    on the public grid, with one gain for each direction.
     """
     columns = np.zeros((problem.n_features, 0)) if directions is None else directions.T
     return RatingMoment(
@@ -368,28 +386,37 @@ def moment_query(
 
 
 def moment_bits(query: RatingMoment, noise_multiplier: float) -> int:
-    """Return the finest safe grid of rows, limited to `FINEST`, up to which outer products are fast."""
+    """Return the bits of the finest grid of rating rows that is safe for the noise, at most `FINEST`.
+
+    Up to `FINEST` bits, outer products of rows are fast.
+    """
     (part,) = query.parts.values()
     return min(FINEST, grid_bits(noise_std=part.scale * noise_multiplier, degree=query.degree))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneMoment:
-    """A release of one moment of rating rows, after totals of items if ``totals_share`` is not None.
+    """A release of one noisy second moment of rating rows, which gives item factors; shared by two mechanisms.
+
+    If ``totals_share`` is not None, noisy item totals are released first.
 
     Parameters
     ----------
     rank : int
+        The rank of the item factors.
     centred : Centring
+        The parameters for centring ratings.
     scaling : {"clip", "normalise", "by_count"}
+        How rows are scaled: down to ``row_norm`` if they are longer, always to the same norm, or by the number of
+        ratings.
     row_norm : float
-        The bound on a row's norm, in ratings.
+        The bound on the norm of a row, in units of ratings.
     totals_share : float, optional
-        The share of the squared loss for totals.
+        The share of mu^2 for item totals.
     diagonal_passes : int
         As for `leading_factors`.
     ridge : float
-        The ridge of users' regressions.
+        The ridge in the regressions of users.
     """
 
     rank: int
@@ -401,7 +428,7 @@ class OneMoment:
     ridge: float
 
     def plan(self, name: str, problem: RatingsProblem, target: PrivacyTarget) -> Plan:
-        """Split the target exactly between the totals, if they are requested, and the moment."""
+        """Divide the target exactly between the item totals, if they are requested, and the second moment."""
         check_ratings(problem, rank=self.rank)
         check_target(problem, target)
         check_moment(problem)
@@ -426,7 +453,7 @@ class OneMoment:
         )
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the totals, if they are requested, and the moment; the rest is post-processing."""
+        """Release the item totals, if they are requested, and the second moment; the rest is post-processing."""
         problem, (totals, noise) = plan.problem, self._noises(plan.target)
         offsets = counts = None
         if totals is not None:
@@ -455,11 +482,12 @@ class OneMoment:
 
 
 def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> NDArray[np.float64]:
-    """Return the leading eigenvectors of the moment as columns, after replacing its diagonal in ``passes`` passes.
+    """Return item factors: the leading eigenvectors of a second moment of rating rows, as columns on the public grid.
 
-    An entry on the diagonal sums over single ratings, an entry off the diagonal over pairs of ratings. So the diagonal
-    is too large for the sought low rank by the ratio of ratings to pairs. Each pass replaces the diagonal with the
-    diagonal of the leading part found so far.
+    The diagonal of the moment is corrected in ``passes`` passes. An entry on the diagonal is a sum over single ratings
+    of one item. An entry off the diagonal is a sum over the fewer users who rated both items. So the diagonal is too
+    large for a low-rank model. Each pass replaces the diagonal with the diagonal of the low-rank approximation found so
+    far.
 
     References
     ----------
@@ -476,7 +504,7 @@ def leading_factors(moment: NDArray[np.float64], rank: int, *, passes: int) -> N
 
 
 def _leading(matrix: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the pairs of `leading_eigenpairs`, computed by Lanczos from a public start if the matrix is large."""
+    """Return the result of `leading_eigenpairs`; for a large matrix, compute it by Lanczos from a fixed vector."""
     order = len(matrix)
     if order >= LARGE and rank <= order // 20:
         with one_thread(), suppress(ArpackNoConvergence):
@@ -485,14 +513,14 @@ def _leading(matrix: NDArray[np.float64], rank: int) -> tuple[NDArray[np.float64
     return leading_eigenpairs(matrix, rank)
 
 
-START_SEED = 20210718  # the start is public; no guarantee depends on it
+START_SEED = 20210718  # seed of the public random item factors; no guarantee depends on it
 START_STD = 0.1
-"""The std of factors that are not orthonormal."""
+"""The std of random item factors before the first round, if factors are not made orthonormal."""
 _DIAGONAL_PASSES = 3
 
 
 def random_start(n_items: int, rank: int, *, is_orthonormal: bool) -> NDArray[np.float64]:
-    """Return random factors, which cost nothing."""
+    """Return random item factors from a public seed, which cost no privacy, to start alternating least squares."""
     normal = np.random.default_rng(START_SEED).standard_normal((n_items, rank))
     return orthonormal(normal) if is_orthonormal else START_STD * normal
 
@@ -504,10 +532,11 @@ def start_query(
     *,
     offsets: NDArray[np.float64] | None = None,
 ) -> RatingMoment:
-    """Return the query for the moment of users' rows of equal norm, on the finest grid that is safe for a given noise.
+    """Return the query for the second moment of the users' rows, for ``start=analyze_gauss`` of `Dpals`.
 
-    The sensitivity is the square of that norm, however many ratings are counted. The published remark states the
-    sensitivity to one rating.
+    All rows are scaled to the same norm, and the grid is the finest that is safe for the noise. The sensitivity to one
+    user is the square of this norm, for any number of counted ratings. The published remark about this start only
+    states the sensitivity to one rating.
     """
     row_norm = spread_of(problem, None) * math.sqrt(problem.most)
     coarse = moment_query(problem, centred, bits=1, row_norm=row_norm, scaling="normalise", offsets=offsets)
@@ -524,7 +553,10 @@ def release_start(
     rank: int,
     is_orthonormal: bool,
 ) -> NDArray[np.float64]:
-    """Release the moment; return its leading eigenvectors, or a multiple of them with the size of a random start."""
+    """Release the noisy second moment of the users' rows, and return item factors to start alternating least squares.
+
+    The factors are the leading eigenvectors, scaled to the size of random factors unless ``is_orthonormal``.
+    """
     query = curator.with_stored_inputs(start_query(problem, centred, noise, offsets=offsets))
     factors = leading_factors(curator.release_parts(query, noise)["moment"], rank, passes=_DIAGONAL_PASSES)
     return factors if is_orthonormal else factors * (START_STD * math.sqrt(problem.n_features))

@@ -1,15 +1,15 @@
 """Variance captured by a released subspace: a private estimate, and the curator's non-private diagnostics.
 
-*Private estimate*: three noisy sums, released as one event.
+*Private estimate*: three noisy sums of squares are released as one event, and the captured share is computed from them.
 
 >>> import numpy as np
 >>> found = estimated_share(np.array([6.0, 3.0, 3.0]), std=0.0, n_components=2)
 >>> found["share"], found["share_beyond_first"]
 (0.75, 0.5)
 
-*Diagnostics*: the quality of a subspace on given rows, computed without noise. These numbers are only for the curator
-and are never exported. They are not a release: nothing is stored, charged or published. A mechanism cannot request
-them, since only a `DisclosingCurator` answers without noise.
+*Diagnostics*: the quality of a subspace on given rows is computed without noise. These numbers are only for the person
+who holds the rows, and are never exported. They are not a release: nothing is stored, charged or published. A mechanism
+cannot request them, since only a `DisclosingCurator` answers without noise.
 """
 
 import math
@@ -40,13 +40,13 @@ from dpca_tasks.queries.second_moment import CONSTANT
 type Array = NDArray[np.float64]
 
 FINEST = 13
-"""The finest grid around a mean; rows around the origin use the same grid."""
-_VISIBLE = 2.0  # standard deviations by which a denominator must exceed 0
+"""The bits of the finest grid for records from which a mean was subtracted; other records use the same grid."""
+_VISIBLE = 2.0  # a share is stated only if its noisy denominator exceeds 0 by this many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubspaceTerms(Terms):
-    """Public facts of an evaluation of a subspace."""
+    """Public facts of a request to evaluate a subspace on the records of a dataset."""
 
     n_features: int
     clip_norm: float
@@ -56,9 +56,10 @@ class SubspaceTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CapturedShare:
-    """Release the records' squared norms along the first component, along the others, and off the subspace.
+    """Release three noisy sums, from which the variance captured by a subspace is estimated.
 
-    The noise is Gaussian, or Laplace if delta is 0.
+    The sums are over the records' squared norms along the first component, along the other components, and orthogonal
+    to the subspace. The noise is Gaussian, or Laplace if delta is 0.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class CapturedShare:
     name: ClassVar[str] = "captured_share"
 
     def plan(self, problem: SubspaceTerms, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the single step."""
+        """Calibrate the noise of the single step, which releases three sums."""
         check_target(problem, target, pure=True)
         noise = _noise(target)
         check_tail(noise, draws=PARTS, delta=target.delta)
@@ -90,13 +91,13 @@ class CapturedShare:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Estimate:
-        """Release the sums."""
+        """Release the three noisy sums, and estimate the captured share from them."""
         sums = curator.release(self._query(plan.problem, bits=plan.bits), _noise(plan.target))
         outcome = estimated_share(sums, std=self.noise_std(plan), n_components=len(self.components))
         return Estimate(sums=sums, outcome=outcome)
 
     def noise_std(self, plan: Plan) -> float:
-        """Return the std of the noise of each sum, in data units squared."""
+        """Return the std of the noise in each of the three sums, in data units squared."""
         noise, query = _noise(plan.target), self._query(plan.problem, bits=plan.bits)
         return noise.noise_multiplier * query.sensitivity(noise.norm) * _spread(noise) * query.unit
 
@@ -112,24 +113,26 @@ class CapturedShare:
 
 
 def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, Any]:
-    """Estimate parts of the variance from three noisy sums; this is post-processing.
+    """Estimate the share of the variance that a subspace captures, from three noisy sums; this is post-processing.
 
     Parameters
     ----------
     sums : array of shape (3,), data units squared
-        Sums of squares along the first component, along the others, and off all of them.
+        The sums of the records' squared norms along the first component, along the other components, and orthogonal to
+        all components.
     std : float, data units squared
-        The std of the noise of each sum.
+        The std of the noise in each sum.
     n_components : int
+        The number of components of the subspace.
 
     Returns
     -------
     dict
-        ``share`` is the share of all variance that the subspace captures. ``share_beyond_first`` is the share of the
-        variance off the first component that the other components capture. Each has a ``..._std``, to first order in
-        the noise. Both shares are from 0 to 1, and None if the denominator cannot be distinguished from noise.
-        ``reconstruction_error`` is the sum of squared distances to the subspace, and ``total_variance`` the sum of
-        squared distances to the origin or the mean, each with its std.
+        ``share`` is the part of all variance that the subspace captures. ``share_beyond_first`` is the part of the
+        variance orthogonal to the first component that the other components capture. Both are from 0 to 1, or None if
+        the denominator cannot be distinguished from noise. ``reconstruction_error`` is the sum of squared distances of
+        the records to the subspace. ``total_variance`` is the sum of squared distances to the origin, or to the mean if
+        a mean was subtracted. Each number has a std, to first order in the noise, under its name with ``_std``.
     """
     first, others, rest = (float(each) for each in sums)
     if n_components == 1:
@@ -150,7 +153,11 @@ def estimated_share(sums: Array, *, std: float, n_components: int) -> dict[str, 
 
 
 def _ratio(held: float, rest: float, *, std: float, draws: int) -> tuple[float | None, float | None]:
-    """Return ``held / (held + rest)`` and its std, where ``held`` contains the noise of ``draws`` sums."""
+    """Return ``held / (held + rest)`` and its std; both are None if the denominator may be noise.
+
+    ``held`` contains the noise of ``draws`` sums, and ``rest`` the noise of one sum, each of standard deviation
+    ``std``.
+    """
     whole = held + rest
     if not whole > _VISIBLE * std * math.sqrt(draws + 1.0):
         return None, None
@@ -166,7 +173,7 @@ def _noise(target: PrivacyTarget) -> Gaussian | Laplace:
 
 
 def _spread(noise: Gaussian | Laplace) -> float:
-    """Return the ratio of the noise's std to its scale."""
+    """Return the std of a noise distribution divided by its scale."""
     return math.sqrt(2.0) if noise.norm == "l1" else 1.0
 
 
@@ -178,25 +185,28 @@ BITS = 14
 def diagnose(
     curator: DisclosingCurator, problem: Problem, components: Matrix, *, mean: Matrix | None
 ) -> dict[str, Any]:
-    """Compare a subspace with the best subspace of the rows, without privacy.
+    """Compare a released subspace with the best subspace of the same dimension on the rows, without privacy.
 
     Parameters
     ----------
     curator : DisclosingCurator
+        Access to the exact second moment of the rows.
     problem : Problem
-        The facts of the release, including its clip norm. If the problem is centred, the rows are centred at their
-        exact mean.
+        The public facts of the release, including its clip norm. If the problem is centred, the exact mean of the rows
+        is subtracted from them.
     components : array of shape (k, d)
+        The released components, as orthonormal rows.
     mean : array of shape (d,), optional
-        The released mean, from which the reconstruction error is measured.
+        The released mean, which the reconstruction error uses in place of the exact mean.
 
     Returns
     -------
     dict
-        ``captured_variance`` and ``captured_beyond_first`` are relative to the best k directions, ``share`` and
-        ``share_beyond_first`` to all variance. ``principal_angles`` to the best k directions are in degrees,
-        ascending; ``subspace_distance`` is the distance from them. ``reconstruction_error`` is the sum of squared
-        distances of the records to the subspace. A number is None if it is undefined.
+        ``captured_variance`` and ``captured_beyond_first`` are relative to the variance captured by the best k
+        directions. ``share`` and ``share_beyond_first`` are relative to all variance. The names with ``beyond_first``
+        ignore the variance along the first direction. ``principal_angles`` are the angles to the best k directions, in
+        degrees, ascending. ``subspace_distance`` is the distance to the best subspace. ``reconstruction_error`` is the
+        sum of squared distances of the records to the subspace. A number is None if it is undefined.
     """
     exact = curator.disclose(moment_query(problem, bits=BITS))
     moment, away = exact, np.zeros(problem.n_features)

@@ -1,6 +1,8 @@
-"""Prediction quality of item embeddings on ratings that were held out.
+"""Prediction quality of released item factors and offsets, measured on hidden ratings.
 
-The estimate is exact for the curator, or private, from four noisy sums that are released as one event.
+A part of each user's ratings is hidden and predicted from the user's other ratings and the released factors. The
+quality is estimated privately, from four noisy sums that are released as one event. For the person who holds the
+ratings, the same numbers can be computed without noise.
 
 >>> import numpy as np
 >>> estimated_scores(np.array([4.0, 30.0, 20.0, 100.0]), std=0.0, width=5.0)["rmse"]
@@ -25,12 +27,12 @@ type Array = NDArray[np.float64]
 
 FINEST = 20
 _FACTOR_BITS = 24
-_VISIBLE = 2.0  # standard deviations by which the number of users must exceed 0
+_VISIBLE = 2.0  # means are stated only if the noisy number of users exceeds 0 by this many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionTerms(Terms):
-    """Public facts of an evaluation of item embeddings; ``count`` is the k of Recall@k and NDCG@k."""
+    """Public facts of a request to evaluate predictions of ratings; ``count`` is the k of Recall@k and NDCG@k."""
 
     n_features: int
     low: float
@@ -40,18 +42,19 @@ class PredictionTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PredictionError:
-    """Release four sums over users.
+    """Release four noisy sums over users, from which the quality of predicted ratings is estimated.
 
-    The sums are the users' mean squared errors, Recall, NDCG, and the number of users.
+    The first sum is over the users' mean squared errors, divided by the squared range of ratings. The second and third
+    sums are over the users' Recall and NDCG. The fourth is the number of users.
 
     Parameters
     ----------
     offsets : float64 array of shape (n_items,)
-        Released offsets.
+        The released offsets of the items.
     factors : float64 array of shape (n_items, rank), optional
-        Released factors.
+        The released factors of the items.
     user_step : dict
-        Public numbers with which a user computes a factor and an offset, as in the artifact.
+        The public numbers with which a user's own factor and offset are computed, as stored in the artifact.
     """
 
     offsets: Array
@@ -61,7 +64,7 @@ class PredictionError:
     name: ClassVar[str] = "prediction_error"
 
     def plan(self, problem: PredictionTerms, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise of the single step."""
+        """Calibrate the noise of the single step, which releases four sums over users."""
         check_target(problem, target)
         multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         check_tail(Gaussian(noise_multiplier=multiplier), draws=SCORES, delta=target.delta)
@@ -76,7 +79,7 @@ class PredictionError:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Estimate:
-        """Release the sums."""
+        """Release the four noisy sums over users, and estimate the scores from them."""
         noise = JointGaussian(noise_multiplier=plan.noise_multiplier)
         query = curator.with_stored_inputs(self._query(plan.problem, bits=plan.bits))
         sums = curator.release_parts(query, noise)["scores"]
@@ -84,11 +87,14 @@ class PredictionError:
         return Estimate(sums=sums, outcome=estimated_scores(sums, std=self.noise_std(plan), width=width))
 
     def noise_std(self, plan: Plan) -> float:
-        """Return the std of the noise of each sum, in users."""
+        """Return the std of the noise in each of the four sums; the unit is one user."""
         return plan.noise_multiplier * self._query(plan.problem, bits=plan.bits).parts["scores"].scale
 
     def diagnose(self, curator: DisclosingCurator, problem: PredictionTerms) -> dict[str, float | None]:
-        """Compute the same scores without noise; they are only for the curator and are never exported."""
+        """Compute RMSE, Recall and NDCG of the predictions without noise.
+
+        The numbers are not private. They are only for the person who holds the ratings, and are never exported.
+        """
         sums = curator.disclose_parts(self._query(problem, bits=FINEST))["scores"]
         found = estimated_scores(sums, std=0.0, width=problem.high - problem.low)
         return {name: value for name, value in found.items() if not name.endswith("_std")}
@@ -96,8 +102,8 @@ class PredictionError:
     def _query(self, problem: PredictionTerms, *, bits: int) -> PredictionScores:
         if problem.n_features != len(self.offsets):
             raise InvalidInput(
-                f"the prediction has {len(self.offsets)} items and the data {problem.n_features}; evaluate on the same "
-                "items."
+                f"the prediction has {len(self.offsets)} items and the data has {problem.n_features}; evaluate on data "
+                "with the items of the prediction."
             )
         step, factors = self.user_step, np.zeros((problem.n_features, 0)) if self.factors is None else self.factors
         largest = float(np.abs(factors).max(initial=0.0))
@@ -126,23 +132,25 @@ class PredictionError:
 
 
 def estimated_scores(sums: Array, *, std: float, width: float) -> dict[str, float | None]:
-    """Estimate the means over users from four noisy sums; this is post-processing.
+    """Estimate RMSE, Recall and NDCG from four noisy sums over users; this is post-processing.
 
     Parameters
     ----------
     sums : array of shape (4,)
+        The noisy sums of the users' mean squared errors (divided by ``width^2``), Recall and NDCG, and the noisy number
+        of users.
     std : float
-        The std of the noise of each sum.
+        The std of the noise in each sum.
     width : float
         The width of the range of ratings.
 
     Returns
     -------
     dict
-        ``rmse`` is the root of the mean over users of their mean squared errors. ``rmse``, ``recall`` and ``ndcg`` each
-        have a ``..._std`` to first order in the noise. They are None if the number of users cannot be distinguished
-        from noise. ``rmse_std`` is also None if the noisy mean squared error is not positive. ``users`` is the noisy
-        number of users, with ``users_std``.
+        ``rmse`` is the square root of the average of the users' mean squared errors. ``recall`` and ``ndcg`` are
+        averages over users. Each has a std to first order in the noise, ``rmse_std`` and so on. All six are None if the
+        number of users cannot be distinguished from noise. ``rmse_std`` is also None if the noisy mean squared error is
+        not positive. ``users`` is the noisy number of users, and ``users_std`` its std.
     """
     errors, recall, ndcg, users = (float(each) for each in sums)
     found: dict[str, float | None] = dict.fromkeys(("rmse", "rmse_std", "recall", "recall_std", "ndcg", "ndcg_std"))

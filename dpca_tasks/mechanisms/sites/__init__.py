@@ -1,4 +1,4 @@
-"""Mechanisms over several sites: each site holds its own rows, and sends only noised or masked sums."""
+"""Mechanisms over several sites: each site holds a part of the rows, and sends only noised or masked sums."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from dpca_tasks.mechanisms.sites.dps_pca import DpsPcaOfSites
 from dpca_tasks.mechanisms.sites.noised_moments import Conv, ConvAgn, DpDis, Local, LocalAgn
 
 METHODS: dict[str, type[Any]] = {method.name: method for method in (CapePca, Conv, DpDis, DpsPcaOfSites, Local)}
-"""The methods for a subspace by name."""
+"""The mechanisms over sites that release a subspace, by name."""
 
 TENSOR_METHODS: dict[str, type[Any]] = {method.name: method for method in (CapeAgn, ConvAgn, LocalAgn)}
-"""The methods for the components of a tensor model by name."""
+"""The mechanisms over sites that release the components of a tensor model, by name."""
 
 OVER_ROSTER: dict[str, type[Any]] = {**METHODS, CapeAgn.name: CapeAgn}
-"""The methods whose sites may be separate processes. The other tensor methods request noised sums from a site twice;
-they are baselines that run only over local datasets."""
+"""The mechanisms whose sites may be separate processes. The other tensor mechanisms request noised sums from each site
+twice; they are baselines, and run only over datasets in this process."""

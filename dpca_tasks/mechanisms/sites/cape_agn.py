@@ -1,10 +1,12 @@
-"""capeAGN: components of a model from two opened totals, a second moment and a core along its eigenvectors.
+"""capeAGN: components of a topic or mixture model from two sums over sites, a second moment and a core.
 
-Both rounds are sums under masks that cancel. They have the noise of a release by one data owner, plus additional noise
-for tolerated colluders. The public inputs of the second query, directions and perhaps a variance, follow from the first
-total alone and are sent to every site. A site only accepts orthonormal directions, the declared variance, if any, and
-the bound on scores that follows from the variance. So the noise of both rounds protects its records for any query, and
-no other statistic can be requested.
+The core is the third moment along the leading eigenvectors of the second moment. In both rounds each site sends its sum
+with a share of noise and under a mask. The masks cancel in the total, which alone becomes known. The total has the
+noise of a release by one data owner, plus additional noise for tolerated colluders. The public inputs of the second
+round are the eigenvectors and, for a mixture, a variance. They are computed from the first total and sent to every
+site. A site only accepts orthonormal directions, the declared variance, if any, and the bound on scores that follows
+from the variance. So no other statistic can be requested, and the noise protects a site's records for every accepted
+request.
 """
 
 import math
@@ -54,12 +56,15 @@ _NEAR = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapeAgn:
-    """Open the sites' second moment, then their core along its leading eigenvectors, and decompose it.
+    """Open the total second moment of all sites, then the total core along its leading eigenvectors.
+
+    To open a total is to sum the sites' masked messages, so that the masks cancel. The components are computed from the
+    core.
 
     Parameters
     ----------
     n_components : int
-        K, below the number of features.
+        The number K of components, below the number of features.
     point_factor, score_factor : float
         As of `dpca_tasks.mechanisms.tensors.tensor_releases.TensorReleases`.
     colluders, dropouts
@@ -67,14 +72,15 @@ class CapeAgn:
 
     Notes
     -----
-    Each round gets half of the squared mu that a site's budget allows: ``mu^2 / 2``. If a site of the first round is
-    missing from the second round, the second round continues with the same directions. No message of the first round is
-    used again.
+    Each round gets half of the squared mu that a site's budget permits, ``mu^2 / 2``. If a site of the first round is
+    missing in the second round, the second round continues without this site, along the same directions. No message of
+    the first round is used again.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, Algorithm 3, with
-    accounting for the joint view, seeds in place of masks of D x D x D, and a second query in K dimensions.
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, Algorithm 3. Here
+    the accounting covers all messages together, sites exchange seeds in place of masks of D x D x D numbers, and the
+    second round has K dimensions in place of D.
     """
 
     n_components: int
@@ -94,7 +100,7 @@ class CapeAgn:
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan a share of the noise of both rounds at each site."""
+        """Plan each site's share of the noise, in both rounds."""
         check_model(problems)
         together = pooled(problems)
         releases = self._of(together)
@@ -107,7 +113,7 @@ class CapeAgn:
         roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
-        core_bits(roster)  # refuses a core that has no grid before anything is charged
+        core_bits(roster)  # raises here if no grid fits the core, before anything is charged
         sites = [
             Plan(
                 mechanism=self.name,
@@ -128,9 +134,10 @@ class CapeAgn:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return the public arrays of a round.
+        """Return the public arrays that the query of a round may have, in their largest shapes.
 
-        The second moment has none. The core has the largest number of directions, and its bounds.
+        Round 0, the second moment, has no arrays. Round 1, the core, has directions, and for a mixture also a variance
+        and a bound on scores.
         """
         if index == 0:
             return {}
@@ -140,10 +147,13 @@ class CapeAgn:
         return self._of(problem).core_query(space, bits=core_bits(plan.roster)).public_inputs()
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
-        """Return the second moment, or the core along directions, with the variance and the bound of a mixture."""
+        """Return the query of a round: the second moment in round 0, the core along public directions in round 1.
+
+        For a mixture, the public arrays of round 1 also contain a variance and a bound on scores.
+        """
         releases, expected = self._of(plan.total.problem), dict(self.inputs(plan, index=index))
         given: dict[str, Any] = dict(public)
-        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer, if the noise hides some
+        if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer than K directions may exceed the noise
             expected["directions"] = expected["directions"][:, : max(given["directions"].shape[1], 1)]
         check_public(public, expected, index=index, rounds=self.rounds)
         if index == 0:
@@ -153,13 +163,13 @@ class CapeAgn:
         made = releases.core_query(self._space(given["directions"], variance), bits=core_bits(plan.roster))
         if isinstance(made, PointTriples) and not math.isclose(made.radius, given["score_norm"].item(), rel_tol=_NEAR):
             raise InvalidInput(
-                f"score_norm={given['score_norm'].item():.6g} is not the {made.radius:.6g} that follows from the "
+                f"score_norm={given['score_norm'].item():.6g} must be {made.radius:.6g}, which follows from the "
                 "mixture's variance; send the planned request."
             )
         return replace(made, **given)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
-        """Open both totals; the rest is post-processing."""
+        """Open the total second moment and the total core of all sites; the rest is post-processing."""
         assert plan.roster is not None
         first = parties.open(self.query(plan, index=0, public={}), roster=plan.roster, index=0)
         noise = noise_of(plan.total, planned=plan.roster, answered=first.roster)
@@ -183,7 +193,7 @@ class CapeAgn:
         )
 
     def _space(self, directions: NDArray[np.int64], noise_variance: float | None) -> Eigenspace:
-        """Return an eigenspace for a core query, with zeros as eigenvalues, which the query does not use."""
+        """Return an eigenspace with given directions for the query of a core; its eigenvalues are zeros, and unused."""
         return Eigenspace(
             values=np.zeros(directions.shape[1]),
             directions=directions / 2.0**DIRECTION_BITS,
@@ -194,17 +204,18 @@ class CapeAgn:
 
 
 def core_bits(roster: Roster | None) -> int:
-    """Return the grid of the core, which holds for any number of directions that the second moment may give."""
+    """Return the bits of the core's grid, which is valid for any number of directions."""
     assert roster is not None
     return share_bits(roster, sensitivity=CORE_SENSITIVITY, degree=1, layout="cube")
 
 
 def check_orthonormal(directions: NDArray[np.int64]) -> None:
-    """Refuse columns that are not orthonormal up to the rounding of their entries.
+    """Refuse directions that are not orthonormal columns, up to the rounding of their entries.
 
     Raises
     ------
     InvalidInput
+        When the columns deviate from orthonormal columns by more than rounding.
     """
     columns = directions / 2.0**DIRECTION_BITS
     with one_thread():
@@ -217,12 +228,13 @@ def check_orthonormal(directions: NDArray[np.int64]) -> None:
 
 
 def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
-    """Return the variance of a mixture's noise, if it is the declared one or possible for clipped points.
+    """Return the received variance of a mixture's noise as a float, after a check.
 
     Raises
     ------
     InvalidInput
-        When the variance differs from the declared one, or exceeds what clipped points can have.
+        When the variance differs from the declared variance. Without a declaration, when it is negative or larger than
+        clipped points can have.
     """
     value, declared = given.item(), problem.noise_variance
     most = problem.unit / problem.n_features
@@ -233,7 +245,7 @@ def check_variance(problem: TensorProblem, given: NDArray[np.float64]) -> float:
 
 
 def is_same(one: Eigenspace, other: Eigenspace) -> bool:
-    """Return whether two eigenspaces have the same directions up to rounding errors."""
+    """Return whether two eigenspaces have the same eigenvectors, up to rounding errors."""
     ours, theirs = one.directions, other.directions
     return ours.shape == theirs.shape and bool(np.abs(ours - theirs).max() <= _NEAR)
 
@@ -241,10 +253,11 @@ def is_same(one: Eigenspace, other: Eigenspace) -> bool:
 def turned(
     space: Eigenspace, core: NDArray[np.float64], matrix: NDArray[np.float64], *, n_records: float
 ) -> tuple[Eigenspace, NDArray[np.float64]]:
-    """Return eigenpairs of a moment within the span of a core's directions, and the core along these eigenvectors.
+    """Rotate a core so that it is along eigenvectors of the second moment ``matrix``; return both.
 
-    This is needed when a resumed release has lost a site of its first round after the second query was sent. The core's
-    directions are then not eigenvectors of the current total.
+    The eigenvectors are computed within the span of the core's directions. This is needed if a site of the first round
+    is lost when a release is resumed, after the query of the core was sent. Then the directions of the core are not
+    eigenvectors of the second moment that is now available.
     """
     directions = space.directions
     within = directions.T @ matrix @ directions - n_records * (space.noise_variance or 0.0) * np.eye(len(core))
@@ -260,7 +273,7 @@ def check_model(problems: Sequence[TensorProblem]) -> None:
     Raises
     ------
     InvalidInput
-        The message states the values, all of which are public.
+        When the sites differ; the message states their values, all of which are public.
     """
     check_sites(problems)
     for found in ("model", "words_at_most", "clip_norm", "noise_variance"):
@@ -268,10 +281,10 @@ def check_model(problems: Sequence[TensorProblem]) -> None:
         if len(set(values)) > 1:
             raise InvalidInput(
                 f"the sites have {', '.join(values)} as {found}, and a sum over sites needs one value; state the same "
-                "for all."
+                "value for all sites."
             )
 
 
 def counted(roster: Roster) -> int:
-    """Return the number of records in a total, each counted with its site's weight."""
+    """Return the declared number of records in a total over sites, each counted with the weight of its site."""
     return sum(member.weight * member.records for member in roster.members)

@@ -1,7 +1,8 @@
-"""capePCA: the leading eigenvectors of the sum of the sites' second moments, which are masked until summed.
+"""capePCA: the leading eigenvectors of the sum of the second moments of all sites.
 
-Only the sum is opened, in which the masks cancel. Without colluders and dropouts it has the noise of a release by one
-data owner, sqrt(S) times less than `conv`.
+Each site sends its second moment with a share of noise and under a mask. Only the sum becomes known, because the masks
+cancel in it. If no colluders and no dropouts are tolerated, the sum over S sites has the noise of a release by one data
+owner. This is sqrt(S) times less noise than with `conv`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,27 +36,27 @@ from dpca_tasks.sites.rounds import share_bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapePca:
-    """Open the sum of noised, masked second moments and keep its leading eigenpairs.
+    """Sum the sites' noised and masked second moments, and return the leading eigenpairs of the sum.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     colluders : int, optional
-        C, the sites that may collude with the aggregator; below a third of the others by default.
+        The number C of sites that may collude with the aggregator; by default below a third of the other sites.
     dropouts : int
-        D, the further sites whose noise may be missing.
+        The number D of further sites whose noise may be missing.
 
     Notes
     -----
-    A site's budget pays for the joint view of all messages by C colluders and the aggregator. This view is the sum with
-    the noise of ``S - C - D`` shares. It is accounted as Gaussian to the last bit, although the shares are integers.
-    Sites with different epsilons share one noise, the noise of the strictest site.
+    The budget of a site pays for everything that C colluding sites and the aggregator learn from all messages together.
+    This is the sum with the noise of the other ``S - C - D`` sites. It is accounted exactly as Gaussian noise, although
+    the shares are integers. If sites have different epsilons, the common noise satisfies the strictest site.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise, with accounting for
-    the joint view, and uniform masks in place of Gaussian masks.
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise. Here the accounting
+    covers all messages together, and masks are uniform instead of Gaussian.
     """
 
     n_components: int
@@ -73,7 +74,7 @@ class CapePca:
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan one share of the noise at each site."""
+        """Plan each site's share of the noise."""
         check_sites(problems)
         for problem, target in zip(problems, targets, strict=True):
             check_request(problem, target, n_components=self.n_components)
@@ -98,16 +99,16 @@ class CapePca:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return an empty mapping, since the single round has no public arrays."""
+        """Return an empty mapping: the query of the single round has no public arrays."""
         return {}
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
-        """Return the second moment, which has no public arrays."""
+        """Return the query of the single round, the second moment, which has no public arrays."""
         check_public(public, self.inputs(plan, index=index), index=index, rounds=self.rounds)
         return moment_query(plan.total.problem, bits=plan.total.bits)
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Open the sum; the rest is post-processing."""
+        """Sum the masked messages of all sites, so that the masks cancel; the rest is post-processing."""
         assert plan.roster is not None
         opened = parties.open(self.query(plan, index=0, public={}), roster=plan.roster, index=0)
         total = noise_of(plan.total, planned=plan.roster, answered=opened.roster)

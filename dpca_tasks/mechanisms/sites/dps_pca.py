@@ -1,7 +1,9 @@
-"""DPS-PCA over sites: noisy truncated orthogonal iteration whose products are opened sums of masked shares.
+"""DPS-PCA over sites: noisy truncated orthogonal iteration whose products are sums over all sites.
 
-In each round a site sends d k numbers instead of d (d + 1) / 2. The sum has the noise of a release by one data owner,
-plus additional noise for tolerated colluders. A round's directions depend on opened sums alone.
+In each round a site sends its part of a product, d k numbers, with a share of noise and under a mask. A second moment
+would have d (d + 1) / 2 numbers. Only the sum over all sites becomes known, because the masks cancel in it. The sum has
+the noise of a release by one data owner, plus additional noise for tolerated colluders. The directions of a round are
+computed from earlier sums alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,12 +49,14 @@ from dpca_tasks.sites.rounds import share_bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpsPcaOfSites:
-    """Iterate ``Q <- orth(truncate(orth(K + noise)))``, K the sum of all sites' clipped messages ``x clip(Q^T x)^T``.
+    """Iterate ``Q <- orth(truncate(orth(K + noise)))`` over all sites' records.
+
+    K is the sum of the clipped messages ``x clip(Q^T x)^T`` of all records x of all sites.
 
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of components.
     rows_kept, iterations, burn_in, message_clip
         As of `dpca_tasks.mechanisms.subspace.dps_pca.DpsPca`.
     colluders, dropouts
@@ -61,8 +65,8 @@ class DpsPcaOfSites:
     References
     ----------
     Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems. In the paper
-    all providers add the same draw, so the server can compute differences of their data without noise. Here each site
-    draws independent noise, under a mask.
+    all data providers add the same random noise, so the server can compute differences of their data without noise.
+    Here each site draws independent noise, and its messages are masked.
     """
 
     n_components: int
@@ -83,7 +87,7 @@ class DpsPcaOfSites:
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan a share of each round's noise at each site."""
+        """Plan each site's share of the noise, in every round."""
         check_sites(problems)
         for problem, target in zip(problems, targets, strict=True):
             check_request(problem, target, n_components=self.n_components)
@@ -129,21 +133,21 @@ class DpsPcaOfSites:
 
     @property
     def rounds(self) -> int:
-        """The number of opened totals."""
+        """The number of rounds, each of which opens one total over all sites."""
         return self.iterations
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return the start directions, whose shape every round's directions have."""
+        """Return the start directions as a public array; the directions of every round have the same shape."""
         return self._product(plan, start_directions(plan.total.problem.n_features, self.n_components)).public_inputs()
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
-        """Return the clipped product with a round's directions."""
+        """Return the query for the clipped product with the directions of a round, which are its public array."""
         start = self._product(plan, start_directions(plan.total.problem.n_features, self.n_components))
         check_public(public, self.inputs(plan, index=index), index=index, rounds=self.rounds)
         return replace(start, directions=public["directions"])
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Open the planned rounds; the rest is post-processing."""
+        """Open the total product of each planned round; the rest is post-processing."""
         assert plan.roster is not None
         problem, rounds, rosters = plan.total.problem, iter(range(self.iterations)), [plan.roster]
 
@@ -169,9 +173,9 @@ class DpsPcaOfSites:
         )
 
     def _bits(self, roster: Roster, problem: Problem) -> int:
-        """Return the finest grid on which the shares of all rounds can be drawn.
+        """Return the bits of the finest grid on which all sites can draw their shares of the noise.
 
-        The sensitivity depends on the grid, so the grid is found by iteration.
+        The sensitivity of a clipped product depends on the grid, so the grid is found by iteration.
         """
         start = start_directions(problem.n_features, self.n_components)
         bits = FINEST

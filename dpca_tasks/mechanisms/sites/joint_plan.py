@@ -1,24 +1,26 @@
-"""The plan of a release over sites, and the noise of sums whose masks cancel.
+"""The plan of a release over several sites, and the noise of their sum.
 
-*Noise (CAPE)*. A site sends its weighted sum, a share of noise, and a mask; all masks sum to 0. The accounting covers
-the joint view of all messages. Of S sites, C may collude with the aggregator and D may drop out. So the shares of the
-remaining ``H = S - C - D`` sites alone must provide the guarantee.
+*Noise (CAPE)*. A site sends the total of three terms: the weighted sum over its records, a share of noise, and a mask.
+All masks sum to 0, so the sum of all messages has noise but no mask. The accounting covers everything that is visible
+in all messages together. Of S sites, C may collude with the aggregator, and D may drop out. So the shares of noise of
+the remaining ``H = S - C - D`` sites alone must provide the guarantee.
 
 >>> [round(Cape(sites=10, colluders=colluders).noise(scale=1.0).total_std, 3) for colluders in (None, 0)]
 [1.195, 1.0]
 >>> printed = Cape(sites=10, masks="gaussian", calibration="paper", colluders=0).noise(scale=1.0)
->>> round(printed.view_mu(), 3)  # one message alone has a mu of 1
+>>> round(printed.view_mu(), 3)  # with the published noise, all messages have mu 1.348, although one alone has mu 1
 1.348
 
 `masked_messages` computes the messages of one round with Gaussian masks, as published, in floating point and from one
-key. It is only for reproductions and claims no bit-level guarantee. Real messages are integers under masks of a ring,
-and no one has all the keys.
+key. It is only for reproductions, and claims no guarantee at the level of bits. Real messages are integers with uniform
+masks modulo 2^64, and no one has the keys of all sites.
 
-*Plan*. A `JointPlan` has one plan for each charged site, and a roster if the sites share noise.
+*Plan*. A `JointPlan` contains one plan for each charged site. If the sites share noise, it also contains a roster, the
+list of these sites.
 
-*Sites in this process*. Each site has a curator and masks. Sites are named by position, 0000, 0001 and so on, unless
-their `Membership` name them. A dealer in this process distributes new seeds of the masks in each run. The noise, which
-provides the guarantee, does not depend on these seeds.
+*Sites in this process*. `LocalParties` runs all sites in this process, each with a curator and masks. Sites are named
+by position, 0000, 0001 and so on, unless a `Membership` names them. In each run, new seeds of the masks are
+distributed. The noise, which provides the guarantee, does not depend on these seeds.
 """
 
 import math
@@ -47,15 +49,16 @@ type Floats = NDArray[np.float64]
 Masks = Literal["uniform", "gaussian"]
 
 LARGEST_RATIO = 1e12
-"""The ratio of the variances of Gaussian masks and shares beyond which the masks' sum in float64 is no longer 0."""
+"""The largest ratio of the variances of Gaussian masks and shares; beyond it, float64 masks no longer sum to 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNoise:
-    """The variances of a round of messages, in the weighted units of the sum.
+    """The variances of noise and masks in one round of messages from all sites, in the weighted units of the sum.
 
-    ``share_variance`` is the variance of each site's share of noise. ``mask_variance`` is u for masks of covariance
-    ``u (I - 1 1^T / S)``, and infinite for uniform masks of a ring. ``silent`` sites may be missing from the sum.
+    ``share_variance`` is the variance of each site's share of noise. ``mask_variance`` is u for Gaussian masks, whose
+    covariance between S sites is ``u (I - 1 1^T / S)``, and infinite for uniform masks. ``colluders`` is the number of
+    sites that may collude with the aggregator, and ``silent`` the number of sites that may be missing from the sum.
     """
 
     sites: int
@@ -70,14 +73,14 @@ class SharedNoise:
         return math.sqrt(self.sites * self.share_variance)
 
     def view_mu(self, *, distance: float = 1.0, colluders: int | None = None) -> float:
-        """Return the mu of all messages together, for a record that changes its site's weighted sum by a distance.
+        """Return the privacy parameter mu (Gaussian DP) for an observer of all messages together.
 
         Parameters
         ----------
         distance : float
+            How far one record changes the weighted sum of its site.
         colluders : int, optional
-            The number of sites that reveal their masks and noise to the observer of the messages; by default the
-            tolerated number.
+            The number of sites that reveal their masks and noise to the observer; by default the tolerated number.
         """
         known = self.colluders if colluders is None else colluders
         honest = self.sites - self.silent - known
@@ -86,37 +89,38 @@ class SharedNoise:
         )
 
     def view_epsilon(self, delta: float, *, distance: float = 1.0, colluders: int | None = None) -> float:
-        """Return the true epsilon of all messages together at a delta."""
+        """Return the true epsilon at a delta for an observer of all messages together, as for `view_mu`."""
         mu = self.view_mu(distance=distance, colluders=colluders)
         return gaussian_epsilon(noise_multiplier=1 / mu, delta=delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cape:
-    """Correlated noise for a sum over sites.
+    """Noise and masks for a sum over sites: correlated over the sites, so that the sum has little noise (CAPE).
 
     Parameters
     ----------
     sites : int
-        S.
+        The number S of sites.
     colluders : int, optional
-        C, the sites that may collude with the aggregator; below a third of the others by default.
+        The number C of sites that may collude with the aggregator; by default below a third of the other sites.
     dropouts : int
-        D, the sites that may be missing from the opened sum.
+        The number D of sites that may be missing from the sum.
     masks : {"uniform", "gaussian"}
-        ``uniform``: masks of a ring, which hide perfectly. ``gaussian``: as published, in floating point, for
-        reproductions.
+        ``uniform``: uniform integers modulo 2^64, which hide a message perfectly. ``gaussian``: as published, in
+        floating point, for reproductions.
     mask_ratio : float
-        The variance of Gaussian masks over the variance of a share.
+        The variance of Gaussian masks divided by the variance of a share of noise.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise with which all messages together keep the guarantee. ``paper``: share ``t^2 / S`` and
-        mask ``(1 - 1/S) t^2``, where one message alone would keep the guarantee with std t. All messages together have
-        a larger epsilon, which `SharedNoise.view_epsilon` returns.
+        ``tight``: the least noise with which all messages together keep the guarantee. ``paper``: the published
+        variances, ``t^2 / S`` for a share and ``(1 - 1/S) t^2`` for a mask. Here t is the std with which one message
+        alone keeps the guarantee. All messages together have a larger epsilon, which `SharedNoise.view_epsilon`
+        returns.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise. The aggregator's
-    masks of the paper only protect a message in transit. Here messages are encrypted, so there are no such masks.
+    Imtiaz and Sarwate (2018), Distributed differentially private algorithms using correlated noise. In the paper the
+    aggregator also sends masks, which only protect a message in transit. Here messages are encrypted instead.
     """
 
     sites: int
@@ -127,16 +131,16 @@ class Cape:
     calibration: Calibration = "tight"
 
     def __post_init__(self) -> None:
-        """Refuse parameters that leave no honest site, and a calibration that does not fit the masks."""
+        """Refuse parameters that leave no honest site, a calibration that does not fit the masks, or a bad ratio."""
         if self.sites < 2:
             raise InvalidInput(f"sites={self.sites} must be at least 2; use a mechanism for one owner instead.")
         if self.dropouts < 0 or self.tolerated < 0 or self.honest < 1:
             raise InvalidInput(
-                f"colluders={self.tolerated} and dropouts={self.dropouts} must be at least 0 and leave one of "
-                f"{self.sites} sites, whose noise must remain unknown; tolerate fewer."
+                f"colluders={self.tolerated} and dropouts={self.dropouts} must be at least 0, and at least one of the "
+                f"{self.sites} sites must be neither, so that its noise remains unknown; tolerate fewer."
             )
         if self.calibration == "paper" and self.masks != "gaussian":
-            raise InvalidInput("calibration=paper is printed for Gaussian masks; use masks=gaussian with it.")
+            raise InvalidInput("calibration=paper is published for Gaussian masks; use masks=gaussian with it.")
         if not 1.0 <= self.mask_ratio <= LARGEST_RATIO:
             raise InvalidInput(
                 f"mask_ratio={self.mask_ratio!r} must be from 1 to {LARGEST_RATIO:g}, so that masks hide and cancel; "
@@ -145,21 +149,22 @@ class Cape:
 
     @property
     def tolerated(self) -> int:
-        """C, the number of tolerated colluders."""
+        """The number C of tolerated colluders: as set, or the default for the number of sites."""
         return usual_colluders(self.sites) if self.colluders is None else self.colluders
 
     @property
     def honest(self) -> int:
-        """H, the number of sites whose shares provide the guarantee."""
+        """The number H of sites that neither collude nor drop out; their shares of noise provide the guarantee."""
         return self.sites - self.tolerated - self.dropouts
 
     def noise(self, *, scale: float) -> SharedNoise:
-        """Return variances that give every site at least its required noise ``distance / mu``.
+        """Return the variances of shares and masks with which the sum protects the records of every site.
 
         Parameters
         ----------
         scale : float
-            The std of pooled noise: ``distance / mu``, or its largest value if the sites differ (`least_scale`).
+            The required std of the noise in the sum: ``distance / mu``, if one record changes the sum by ``distance``.
+            If the sites have different distances or mus, the scale is the largest such ratio (`least_scale`).
         """
         if self.calibration == "paper":
             return self._shared(scale**2 / self.sites, scale**2)
@@ -179,27 +184,31 @@ class Cape:
 
 
 def mu_of(*, epsilon: float, delta: float) -> float:
-    """Return the largest mu whose Gaussian mechanism is (epsilon, delta)-DP."""
+    """Return the largest mu for which the Gaussian mechanism of std ``sensitivity / mu`` is (epsilon, delta)-DP."""
     return 1 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta)
 
 
 def least_scale(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:
-    """Return the least std of pooled noise that gives every site its mu, set by the strictest site."""
+    """Return the least std of the noise in a weighted sum over sites that protects every site with its mu.
+
+    The strictest site determines the std.
+    """
     return math.sqrt(least_noise(weights=weights, sensitivities=sensitivities, mus=mus))
 
 
 def masked_messages(sums: Floats, noise: SharedNoise, weights: Floats, *, key: bytes) -> Floats:
-    """Return the messages of all sites, each the sum of a weighted sum, a share of noise, and a mask.
+    """Return the messages of all sites in one round, for reproductions: sum plus share of noise plus Gaussian mask.
 
     Parameters
     ----------
     sums : float64 array of shape (sites, size)
-        Packed statistics, each already multiplied by its site's weight.
+        The packed statistic of each site, already multiplied by the weight of the site.
     noise : SharedNoise
-        With Gaussian masks.
+        The variances of the shares and of the Gaussian masks.
     weights : float64 array of shape (size,)
-        The std of each packed coordinate of isometric noise of std 1.
+        For each packed coordinate, the std that isotropic noise of std 1 has in this coordinate.
     key : bytes of length 32
+        The key of all random numbers.
     """
     sites, size = sums.shape
     masks = subkey(key, label="masks", info=b"")
@@ -212,21 +221,22 @@ def masked_messages(sums: Floats, noise: SharedNoise, weights: Floats, *, key: b
 
 
 type NoisedPart = Callable[[Curator, Plan], NDArray[np.float64]]
-"""Function that computes the array that a site sends, from the release that the site noised itself."""
+"""A function that computes the array that a site sends, from a release with noise of this site alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """Public facts of a roster that do not depend on any dataset.
+    """Public facts about the participating sites of a joint release, which do not depend on any dataset.
 
     Parameters
     ----------
     names : tuple of str
-        One for each site, in the order of the plan.
+        The names of the sites, in the order of the plan.
     weights : tuple of int, optional
-        The factor by which each site multiplies its sum in opened totals; 1 by default.
+        The factors by which the sites multiply their sums before these are added; 1 by default.
     attempts : int
-        The charged steps of each round: one for each roster that is tried in the round.
+        The number of charged attempts of each round. If a site drops out, the attempt without this site needs another
+        charged step.
     """
 
     names: tuple[str, ...]
@@ -235,7 +245,7 @@ class Membership:
 
     @property
     def all_weights(self) -> tuple[int, ...]:
-        """The weight of each site."""
+        """The weight of each site in the total: as set, or 1."""
         return self.weights or (1,) * len(self.names)
 
 
@@ -246,12 +256,11 @@ class JointPlan:
     Parameters
     ----------
     sites : tuple of Plan
-        One plan for each participating site, in order; the site's ledger is charged its event.
+        One plan for each participating site, in order. The event of the plan is charged to the ledger of the site.
     total : Plan
-        The noise of the joint result, in the form of a plan by one data owner. Its warnings are the warnings of the
-        release.
+        The noise and the warnings of the joint result, in the form of the plan of a release by one data owner.
     roster : Roster, optional
-        The sites that share noise and masks, if they do.
+        The list of the sites that share noise and masks; None if each site adds its noise independently.
     """
 
     sites: tuple[Plan, ...]
@@ -260,17 +269,20 @@ class JointPlan:
 
 
 class Parties(Protocol):
-    """The interface of all sites of a joint release together, in this process or behind connections."""
+    """The interface through which a mechanism requests answers from all sites, in this process or over a network."""
 
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
-        """Open the total of a round over a roster, or over a smaller one; see `dpca_tasks.sites.rounds.open_round`."""
+        """Return the total of a round over all sites of the roster, or over fewer sites if some drop out.
+
+        See `dpca_tasks.sites.rounds.open_round`.
+        """
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the array that each planned site sends from its own noised release, in the order of the plans."""
+        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
 
 
 class SitesMechanism(Protocol):
-    """The interface of mechanisms over sites."""
+    """The interface of all mechanisms over several sites."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -283,38 +295,41 @@ class SitesMechanism(Protocol):
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Compute noise and events from the public facts of all sites; ``session`` is unique to this joint release."""
+        """Compute the noise and the privacy events from the public facts of all sites.
+
+        ``session`` is a name that no other joint release has.
+        """
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace | Components:
-        """Make the planned releases at all planned sites, then post-process the answers."""
+        """Request the planned releases from all planned sites, then post-process the answers."""
 
 
 class SharedSum(SitesMechanism, Protocol):
-    """The interface of mechanisms whose sites share noise and masks."""
+    """The interface of mechanisms whose sites share noise and masks, so that only totals become known."""
 
     @property
     def rounds(self) -> int:
-        """The number of opened totals."""
+        """The number of rounds, each of which opens one total over all sites."""
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
-        """Return the public arrays that a round may have, in their largest shapes."""
+        """Return the public arrays that the query of a round may have, in their largest shapes."""
 
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
-        """Return the query of a round, computed only from the plan and the round's public arrays.
+        """Return the query of a round, from the plan and the public arrays of the round alone.
 
-        Each site calls this itself. ``public`` are the `RowSum.public_inputs` of the query. Raises `InvalidInput` if
-        they are not as planned.
+        Each site calls this method itself, so it answers only planned queries. ``public`` are the
+        `RowSum.public_inputs` of the query. Raises `InvalidInput` if the arrays are not as planned.
         """
 
 
 class SeparateSums(SitesMechanism, Protocol):
-    """The interface of mechanisms whose sites add noise independently to what they send."""
+    """The interface of mechanisms whose sites add noise independently, each to the array that it sends."""
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return the array that a site sends from its own noised release."""
+        """Return the array that a site sends, computed from a release with noise of this site alone."""
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Return whether an array has a form that a site may send."""
+        """Return whether a received array has the shape that a site may send, and finite entries."""
 
 
 def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
@@ -323,12 +338,12 @@ def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
     Raises
     ------
     InvalidInput
-        The message states the values, all of which are public.
+        When the sites do not fit together; the message states their values, all of which are public.
     """
     if len(problems) < 2:
         raise InvalidInput(
-            f"a sum over sites needs at least 2 sites (got {len(problems)}); name more, or fit one site with dpca "
-            "subspace."
+            f"a sum over sites needs at least 2 sites (got {len(problems)}); name more sites, or fit one site with "
+            "dpca subspace."
         )
     for found, each in (
         ("columns", [str(problem.n_features) for problem in problems]),
@@ -341,32 +356,35 @@ def check_sites(problems: Sequence[Problem | TensorProblem]) -> None:
             )
     if any(isinstance(problem, Problem) and problem.center != "none" for problem in problems):
         raise InvalidInput(
-            "center=private is for one owner's rows, and sites release moments around the origin; use center=none."
+            "center=private is only for the rows of one owner, because sites release uncentred moments; use "
+            "center=none."
         )
 
 
 def check_public(
     public: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], *, index: int, rounds: int
 ) -> None:
-    """Refuse public arrays of an unplanned round, and arrays with unplanned names, shapes or types.
+    """Refuse public arrays for a round that is not planned, and arrays with other names, shapes or types than planned.
 
     Raises
     ------
     InvalidInput
-        The message states only the names.
+        When the arrays are refused; the message states only the names of the arrays.
     """
     forms = {name: (array.shape, array.dtype) for name, array in public.items()}
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
         raise InvalidInput(
-            f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned, "
-            f"which take {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned request."
+            f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned "
+            f"rounds, whose arrays are {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned "
+            "request."
         )
 
 
 def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> Moment:
-    """Return a total in data units as a released moment, which can be refined since its noise is isometric.
+    """Return the total second moment over sites as a `Moment`, with the facts about its noise.
 
-    ``bits`` is the grid of the coarsest site.
+    The noise is isotropic, so refinements can use the moment. ``matrix`` is in data units, and ``bits`` sets the
+    coarsest grid of all sites.
     """
     assert total.moment_std is not None
     unit = total.problem.clip_norm**2
@@ -375,7 +393,7 @@ def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> M
 
 
 def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
-    """Return the plan of a total with the noise of the answering roster, which may be smaller than planned."""
+    """Return the plan of a total with the actual noise, if fewer sites have answered than planned."""
     if answered.size == planned.size:
         return total
     ratio = math.sqrt(answered.size / answered.honest * planned.honest / planned.size)
@@ -387,7 +405,7 @@ def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
 
 
 def pooled[P: Problem | TensorProblem](problems: Sequence[P]) -> P:
-    """Return the public facts of all sites' rows combined."""
+    """Return the public facts of the combined rows of all sites, with the sum of the bounds on the record numbers."""
     return replace(
         problems[0],
         records_at_most=sum(problem.records_at_most for problem in problems),
@@ -397,21 +415,21 @@ def pooled[P: Problem | TensorProblem](problems: Sequence[P]) -> P:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalParties:
-    """All sites in this process; see `dpca_tasks.mechanisms.sites.joint_plan.Parties`.
+    """The sites of a joint release that all run in this process; an implementation of `Parties`.
 
     Parameters
     ----------
     curators : sequence of Curator
-        One for each planned site, in the order of the plan.
+        One curator for each planned site, in the order of the plan.
     roster : Roster, optional
-        The sites that share noise, as members in the same order.
+        The list of the sites that share noise, in the same order.
     """
 
     curators: Sequence[Curator] = field(repr=False)
     roster: Roster | None = None
 
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
-        """Open the total of a round, under newly dealt masks."""
+        """Return the total of a round over all sites; the masks come from newly distributed seeds."""
         assert self.roster is not None
         dealt = deal_masks(self.roster)
         sites = [
@@ -421,17 +439,17 @@ class LocalParties:
         return open_round(sites, query, roster=roster, index=index)
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the array that each site sends from its own noised release."""
+        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 
 def membership_of(problems: Sequence[Terms], membership: Membership | None) -> Membership:
-    """Return the seats of the sites, named by position if none are given.
+    """Return the given membership, or by default one in which the sites are named 0000, 0001 and so on.
 
     Raises
     ------
     InvalidInput
-        When there is not one seat for each site.
+        When the given membership does not have one name for each site.
     """
     if membership is None:
         return Membership(names=tuple(f"{at:04d}" for at in range(len(problems))))
@@ -451,7 +469,10 @@ def shared_roster(
     cape: Cape,
     steps: int,
 ) -> Roster:
-    """Return the roster of sites that share noise; each site has its own target over all charged steps."""
+    """Return the roster of the sites that share noise, with the noise multiplier that each site requires.
+
+    The noise multiplier of a site follows from the site's privacy target and the number ``steps`` of charged steps.
+    """
     members = [
         Member(
             name=name,
@@ -473,11 +494,11 @@ def shared_roster(
 
 
 def charged(noise_multiplier: float, *, steps: int) -> events.Event:
-    """Return the event of ``steps`` steps of a noise multiplier; one step is not wrapped in a composition."""
+    """Return the event of ``steps`` Gaussian steps of equal noise multiplier; for one step it is a plain Gaussian."""
     event = events.gaussian(noise_multiplier)
     return event if steps == 1 else events.self_composed(event, steps)
 
 
 def weighted_scale(roster: Roster) -> float:
-    """Return the std of pooled noise that gives every site its mu, over the sensitivity."""
+    """Return the std of the noise in a total that protects every site of a roster, divided by the sensitivity."""
     return max(member.weight * member.noise_multiplier for member in roster.members)

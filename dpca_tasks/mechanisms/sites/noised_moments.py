@@ -1,8 +1,9 @@
-"""Results from moments that each site noised by itself, without a shared roster.
+"""Baselines over several sites, each of which adds noise independently to the moments that it sends.
 
-For a subspace: the sum of the second moments, the sum of their leading parts, or the moment of one site. For
-components: the sums of the moments, or the moments of one site. The records of two sites belong to different people. So
-each site keeps the whole guarantee with the noise of a release by one data owner.
+Three mechanisms release a subspace. `Conv` sums the second moments of all sites, `DpDis` sums their leading parts, and
+`Local` uses the moment of one site. Two mechanisms release components. `ConvAgn` sums the moments of all sites, and
+`LocalAgn` uses the moments of one site. The records of different sites belong to different people. So each site keeps
+its whole guarantee with the noise of a release by one data owner.
 """
 
 import math
@@ -41,16 +42,18 @@ from dpca_tasks.queries.base import RowSum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conv:
-    """Sum the noised second moments: conventional distributed PCA, with sqrt(S) times the std of pooled noise.
+    """Sum second moments with independent noise of each site: conventional distributed PCA.
+
+    The sum over S sites has sqrt(S) times the noise of a release by one data owner.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), whose baseline divides epsilon by the number of sites, which is unnecessary.
+    Imtiaz and Sarwate (2018). Their baseline divides epsilon by the number of sites, which is unnecessary.
     """
 
     n_components: int
@@ -65,20 +68,20 @@ class Conv:
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan one release at each site; the sites need no common session."""
+        """Plan one release of the second moment at each site; ``session`` and ``membership`` are not used."""
         return _plan(self.name, problems, targets, n_components=self.n_components)
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return a site's moment in packed form."""
+        """Return the noisy second moment of a site, packed as the upper triangle."""
         return pack_symmetric(_released(curator, plan))
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Return whether an array has the form of a packed moment."""
+        """Return whether a received array has the shape of a packed second moment, and finite entries."""
         order = plan.problem.n_features
         return part.shape == (order * (order + 1) // 2,) and bool(np.isfinite(part).all())
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Release each site's moment; the rest is post-processing."""
+        """Release the second moment of each site, and decompose their sum; the rest is post-processing."""
         order = plan.total.problem.n_features
         matrix = np.zeros((order, order))
         for part in parties.noised_parts(self.noised_part, plan.sites):
@@ -89,38 +92,42 @@ class Conv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpDis(Conv):
-    """Sum the leading parts of the noised second moments, each of rank at most ``2 k``.
+    """Sum the leading parts of the sites' noisy second moments, each of rank at most ``2 k``.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
 
     Notes
     -----
-    A site sends ``U sqrt(L)``, d by R numbers instead of d (d + 1) / 2. Each site keeps only positive eigenvalues, so
-    the eigenvalues of noise accumulate and the sum is biased upward. So only directions are returned.
+    A site sends ``U sqrt(L)``, where L are the leading positive eigenvalues of its noisy moment, at most ``R = 2 k``,
+    and U the eigenvectors. These are d R numbers instead of d (d + 1) / 2. Negative eigenvalues are omitted, so the
+    eigenvalues of noise do not cancel, and the sum is biased upward. Therefore only directions are returned.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), the baseline of earlier work; R = 2 k is taken from their code.
+    Imtiaz and Sarwate (2018), who compare with this baseline of earlier work; R = 2 k is taken from their code.
     """
 
     name: ClassVar[str] = "dp_dis"
 
     def noised_part(self, curator: Curator, plan: Plan) -> NDArray[np.float64]:
-        """Return the leading part of a site's moment, as the rows of ``sqrt(L) U^T``."""
+        """Return the leading part of a site's noisy second moment.
+
+        Each row of the result is an eigenvector times the square root of a positive eigenvalue.
+        """
         values, rows = leading_eigenpairs(_released(curator, plan), min(2 * self.n_components, plan.problem.n_features))
         return np.asarray(rows[values > 0] * np.sqrt(values[values > 0])[:, None])
 
     def is_part(self, part: NDArray[np.float64], plan: Plan) -> bool:
-        """Return whether an array has the form of the leading part of a moment."""
+        """Return whether a received array can be the leading part of a second moment, with finite entries."""
         order = plan.problem.n_features
         most = min(2 * self.n_components, order)
         return part.ndim == 2 and part.shape[0] <= most and part.shape[1] == order and bool(np.isfinite(part).all())
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Release each site's moment; the rest is post-processing."""
+        """Release the second moment of each site, and sum the leading parts; the rest is post-processing."""
         order = plan.total.problem.n_features
         total = np.zeros((order, order))
         for sent in parties.noised_parts(self.noised_part, plan.sites):
@@ -130,12 +137,12 @@ class DpDis(Conv):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local(Conv):
-    """Use the first site's noised second moment alone; no other site is read or charged.
+    """Use the noisy second moment of the first site alone; no other site is read or charged.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     """
 
     name: ClassVar[str] = "local"
@@ -148,12 +155,12 @@ class Local(Conv):
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan one release at the first site, which needs no session."""
+        """Plan one release of the second moment at the first site; ``session`` and ``membership`` are not used."""
         check_sites(problems)
         return _plan(self.name, problems[:1], targets[:1], n_components=self.n_components)
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Release the site's moment; the rest is post-processing."""
+        """Release the second moment of the first site, and decompose it; the rest is post-processing."""
         (site,) = plan.sites
         (part,) = parties.noised_parts(self.noised_part, plan.sites)
         facts = noise_facts(moment_query(site.problem, bits=site.bits), _noise(site), site.problem)
@@ -186,18 +193,20 @@ def _noise(plan: Plan) -> Symmetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvAgn:
-    """Sum the sites' noised moments: conventional, with sqrt(S) times the std of pooled noise in both rounds.
+    """Sum the second moments and then the cores of all sites, with independent noise of each site.
+
+    In both rounds, the sum over S sites has sqrt(S) times the noise of a release by one data owner.
 
     Parameters
     ----------
     n_components : int
-        K, below the number of features.
+        The number K of components, below the number of features.
     point_factor, score_factor : float
         As of `dpca_tasks.mechanisms.tensors.tensor_releases.TensorReleases`.
 
     References
     ----------
-    Imtiaz and Sarwate (2018), the baseline of conventional distributed noise.
+    Imtiaz and Sarwate (2018), their baseline of conventional distributed noise.
     """
 
     n_components: int
@@ -215,7 +224,7 @@ class ConvAgn:
         session: str,
         membership: Membership | None = None,
     ) -> JointPlan:
-        """Plan both releases at each used site; the sites need no common session."""
+        """Plan the release of a second moment and of a core at each used site; ``session`` is not used."""
         check_model(problems)
         used = problems[: self.sites_used]
         sites = []
@@ -235,7 +244,7 @@ class ConvAgn:
         return JointPlan(sites=tuple(sites), total=total)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
-        """Release each site's moment, then its core along the eigenvectors of the summed moment.
+        """Release the second moment of each site, then each site's core along the eigenvectors of the summed moments.
 
         The rest is post-processing.
         """
@@ -269,7 +278,7 @@ class ConvAgn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAgn(ConvAgn):
-    """Use the first site's noised moments alone; no other site is read or charged.
+    """Use the noisy second moment and core of the first site alone; no other site is read or charged.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Streams: releases over time whose noise covers all ticks together, and estimates from the released answers."""
+"""Streams, with one noisy answer per tick (period) and one guarantee for all ticks, and estimates from the answers."""

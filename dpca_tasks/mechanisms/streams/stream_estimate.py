@@ -1,12 +1,14 @@
 r"""Post-processing of a stream's stored answers into estimates, a drift test, and aligned versions.
 
-*Estimates* cover all arrivals, the arrivals of a window, or all arrivals with weights that halve. Every estimate is a
-public linear map of answers that are already charged. An answer weights the arrivals of s ticks ago by ``c_s``, with
-``c_0 = 1``. So the arrivals of tick t are ``x_t = y_t - sum_{s<t} c_{t-s} x_s`` plus noise, and an estimate is a sum of
-these. Written as one sum over answers, it needs one answer in memory at a time.
+*Answers.* In each tick t, records with the second moment ``x_t`` arrive, and the stream releases one noisy answer
+``y_t``. The answer is the weighted sum of all arrivals so far, ``sum_{s<=t} c_{t-s} x_s`` with ``c_0 = 1``, plus noise.
 
-If the answer of a tick was lost, or an operator closed the tick, the tick is left out. Its arrivals still appear, in
-part, in later answers.
+*Estimates* are the second moment of all arrivals, of the arrivals of a window, or of all arrivals with weights that
+decay with a half-life. Up to noise, the arrivals of tick t are ``x_t = y_t - sum_{s<t} c_{t-s} x_s``. So every estimate
+is a public linear combination of answers that are already charged. It is computed with one answer in memory at a time.
+
+If the answer of a tick was lost, or an operator closed the tick without an answer, estimates use the other answers. The
+arrivals of this tick still enter the estimates in part, through later answers.
 
 >>> from dpca_tasks.accounting.factorisation import choose_weights
 >>> year = choose_weights("sqrt", ticks=365)
@@ -15,24 +17,27 @@ part, in later answers.
 >>> coefficients(year, kept=[1, 3]).tolist()
 [0.625, 1.0]
 
-*Drift* is a test with a known null that uses only the answers of a stream. Its directions V come from an estimate at
-tick t_0; the noise of later answers is independent of that estimate. Suppose that arrivals up to tick tau have the
-moment M_1 per record, and later arrivals M_2. Then the answers from ``t_0 + 1`` on are ``m1_t M_1 + m2_t M_2 + noise``,
-with ``m1_t = sum_{j<=tau} c_{t-j} n_j`` and ``m2_t`` likewise over later ticks. Least squares give ``D = M_2 - M_1`` as
-``sum_t a_t y_t``. If the two moments are equal, the block of D between V and its orthogonal complement is noise alone.
-The sum of its squares over its variance is then chi-squared with ``k (d - k)`` degrees.
+*Drift test.* The test uses only the answers of a stream, and its null distribution is known. The tested directions V
+come from an estimate at tick t_0. The noise of later answers is independent of this estimate. Suppose that each record
+up to tick tau has the mean second moment M_1, and each later record M_2. Let ``n_j`` be the number of records that
+arrive in tick j. Then an answer after t_0 is ``y_t = m1_t M_1 + m2_t M_2 + noise``. The number ``m1_t`` is the sum of
+``c_{t-j} n_j`` over the ticks ``j <= tau``, and ``m2_t`` is the sum over the later ticks. Least squares estimate the
+change ``D = M_2 - M_1`` as a sum ``sum_t a_t y_t`` over answers. The test considers the block of D between V and its
+orthogonal complement. If M_1 and M_2 are equal, this block is noise alone. Then the sum of its squared entries, divided
+by their variance, is chi-squared with ``k (d - k)`` degrees of freedom.
 
-Newly drawn records also differ by chance. In the mean this adds at most a part rho to the sum, since ``|V^T x|^2
-|V_perp^T x|^2 <= 1/4`` for clipped rows of one record. So the p-value is computed from the sum over ``1 + rho``. The
-null of equal realised moments is exact; the correction for the tail is a heuristic.
+Records of different ticks also differ by chance. This increases the mean of the sum by at most a part rho, because
+``|V^T x|^2 |V_perp^T x|^2 <= 1/4`` for the clipped rows x of one record. So the p-value is computed from the sum
+divided by ``1 + rho``. The null distribution is exact if the moments of the arrived records are equal. The correction
+by rho is a heuristic for the tail of the distribution.
 
-The test detects a rotation of the directions. A change that only moves variance among the directions, or from them to
-directions orthogonal to them, leaves the block unchanged.
+The test detects a rotation of the directions V. It does not detect a change of variance within the span of V, or a
+transfer of variance from this span to orthogonal directions, because neither changes the block.
 
-*Alignment* with the previous version keeps coordinates of rows from jumping between versions. A subspace has many
-bases. The basis of the new subspace nearest to the previous aligned basis is the orthogonal Procrustes solution. It
-spans the same subspace and captures the same variance, but its rows are no longer principal axes. Only published
-directions are used.
+*Alignment* keeps the coordinates of rows stable from one version of a subspace to the next. A subspace has many bases.
+The aligned basis of the new subspace is the basis nearest to the previous aligned basis (the orthogonal Procrustes
+solution). The aligned basis spans the same subspace and captures the same variance, but its vectors are not principal
+axes. Alignment uses published directions only.
 
 >>> turned = align(np.eye(2, 3)[::-1], np.eye(2, 3), method="procrustes")
 >>> turned.components.tolist(), turned.cosines.tolist(), turned.broke
@@ -64,23 +69,28 @@ def coefficients(
     window: int | None = None,
     half_life: float | None = None,
 ) -> Matrix:
-    """Return the multiplier of each kept answer in the estimate at the last kept tick.
+    """Return the multipliers with which a stream's stored answers sum to an estimate at the last tick.
+
+    A stream releases one noisy answer per tick (period). Each answer is a weighted sum of the second moments of the
+    records that arrived in all ticks so far, the arrivals.
 
     Parameters
     ----------
     weights : Weights
+        The weights of arrivals in the answers of the stream.
     kept : sequence of int
-        The ticks with answers, from 1, rising; the estimate is for the last one.
+        The ticks with a stored answer, rising, from 1 on. The estimate is for the last of these ticks.
     answer : {"prefix", "window", "decay"}, optional
-        The estimated quantity: the sum over all arrivals, over the arrivals of the last ticks, or over all arrivals
-        with weights that halve. By default the one for which the strategy is designed.
+        The estimated quantity: the sum over all arrivals, the sum over the arrivals of the last ticks, or the sum over
+        all arrivals with weights that decay. By default the quantity for which ``weights`` are designed.
     window, half_life
-        Length of the window or the half-life, in ticks; by default the strategy's value.
+        The length of the window, or the half-life of the decay, in ticks. By default the value of ``weights``.
 
     Returns
     -------
     float64 array of shape (len(kept),)
-        The multipliers. Their norm is the std of the estimate over the std of one answer.
+        One multiplier for each answer. The norm of this array is the std of the estimate's noise divided by the std of
+        one answer's noise.
     """
     check_kept(kept)
     tick, ticks = kept[-1], np.asarray(kept)
@@ -94,18 +104,20 @@ def coefficients(
 
 
 def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Matrix) -> Matrix:
-    """Sum answers times multipliers, reading one answer at a time.
+    """Return the sum of a stream's answers times multipliers, with one answer in memory at a time.
 
     Parameters
     ----------
     answers : iterable of array
-        Answers in the order of the multipliers, all in one form: full matrices in data units, or packed ones.
+        The answers in the order of the multipliers. All are full matrices, or all are packed upper triangles, in the
+        same units.
     multipliers : sequence of float
+        One multiplier for each answer, such as the result of `coefficients`.
 
     Returns
     -------
     float64 array
-        The sum, in the form of the answers. Memory: three arrays of the size of one answer.
+        The sum, in the form and units of the answers. The memory is three arrays of the size of one answer.
     """
     total: Matrix | None = None
     for answer, multiplier in zip(answers, multipliers, strict=True):
@@ -121,42 +133,47 @@ def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Mat
 def streamed_subspace(
     estimate: Matrix, problem: Problem, *, noise: Mapping[str, Any], multipliers: Matrix, n_components: int
 ) -> Subspace:
-    """Return the leading directions of an estimate, with the facts about its noise for refinement and assessment.
+    """Return the leading directions of an estimate from a stream's answers, with the facts about the estimate's noise.
 
     Parameters
     ----------
     estimate : float64 array of shape (d, d), data units
-        The result of `combined`, of order ``d + 1`` if the problem is centred.
+        The noisy second moment, as returned by `combined`. Its order is ``d + 1`` if the problem is centred.
     problem : Problem
+        The public facts of the stream.
     noise : mapping
         The public facts about the noise of one answer.
     multipliers : float64 array
-        The multipliers of the estimate.
+        The multipliers of the answers in the estimate, from which the std of the estimate's noise follows.
     n_components : int
-        k.
+        The number of directions.
     """
     facts = {**noise, "std": noise["std"] * math.sqrt(float(multipliers @ multipliers))}
     return decompose(moment_from(estimate, problem, noise=facts), n_components=n_components)
 
 
 def check_kept(kept: Sequence[int]) -> None:
-    """Refuse ticks that are not unique, rising numbers from 1."""
+    """Refuse a sequence of ticks that is empty, not strictly rising, or starts below 1."""
     if not len(kept) or kept[0] < 1 or any(np.diff(np.asarray(kept)) < 1):
         raise InvalidInput("kept must be ticks from 1, each once and in order; pass the ticks that have answers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contrast:
-    """Ticks and multipliers of a comparison of answers: ``D = sum_t multipliers_t y_t``.
+    """A weighted sum of a stream's answers that estimates a change of the records' second moment.
+
+    The estimate of the change is ``D = sum_t multipliers_t y_t``, where ``y_t`` is the answer of tick t.
 
     Parameters
     ----------
     ticks : tuple of int
         The ticks of the answers.
     multipliers : float64 array of shape (len(ticks),)
+        One multiplier for each answer.
     drawn : float
-        The sum over arrivals of ``n_j (sum_t a_t c_{t-j})^2``. This is what newly drawn records add to the square of D,
-        for records of norm 1.
+        The sum of ``n_j (sum_t multipliers_t c_{t-j})^2`` over all ticks j, where ``n_j`` records arrive in tick j and
+        have the weight ``c_{t-j}`` in the answer of tick t. Random differences between records add at most this number
+        to the mean square of D, for records of norm 1.
     """
 
     ticks: tuple[int, ...]
@@ -166,18 +183,18 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """The outcome of a test for drift.
+    """The outcome of a test whether the directions of a stream's subspace have changed.
 
     Parameters
     ----------
     statistic : float
-        Chi-squared if nothing changed.
+        The test statistic, which is chi-squared distributed if the records' second moment has not changed.
     degrees : int
-        ``k (d - k)``.
+        The degrees of freedom, ``k (d - k)``.
     rho : float
-        The part that newly drawn records may add to the statistic in the mean.
+        The largest relative increase of the statistic's mean by random differences between records.
     p : float
-        The probability of at least this statistic over ``1 + rho`` if nothing changed.
+        The p-value: the probability that a chi-squared variable is at least ``statistic / (1 + rho)``.
     """
 
     statistic: float
@@ -189,34 +206,37 @@ class Drift:
 def contrast_of(
     weights: Weights, *, kept: Sequence[int], before: int, change: int, counts: Sequence[float]
 ) -> Contrast:
-    """Return the multipliers that estimate the change of moments at a tick.
+    """Return the multipliers of a stream's answers that estimate the change of the second moment at a tick.
 
     Parameters
     ----------
     weights : Weights
+        The weights with which each answer sums the second moments of all records that have arrived so far.
     kept : sequence of int
-        The ticks with answers, rising.
+        The ticks (periods) with a stored answer, rising.
     before : int
-        t_0, the tick of the estimate that the directions come from; only later answers are used.
+        The tick t_0 of the estimate whose directions are tested. Only answers after this tick are used.
     change : int
-        tau, the last tick before the tested change, beyond t_0. Both ticks are chosen before the answers are seen.
+        The last tick before the tested change; it must be after ``before``. For a valid test, both ticks are chosen
+        before anyone has seen the answers.
     counts : sequence of float
-        The number of records that arrived at each tick from 1 to the last: public, or noisy. Negative numbers count as
-        0.
+        The number of records that arrived in each tick, from tick 1 to the last tick of ``kept``. The numbers are
+        public or noisy. Negative numbers count as 0.
 
     Raises
     ------
     InvalidInput
-        When the ticks are out of order or the counts incomplete, or when the answers do not distinguish the two
-        moments.
+        When the ticks are out of order, when counts are missing, or when the answers cannot separate the records before
+        the change from the records after it.
     """
     check_kept(kept)
     ticks = np.array([tick for tick in kept if tick > before])
     arrived = np.maximum(np.asarray(counts, np.float64), 0.0)
     if not before < change < kept[-1] or len(arrived) < kept[-1]:
         raise InvalidInput(
-            f"before={before}, change={change} must be ticks with answers after both, and counts={len(arrived)} must "
-            f"be of every tick up to {kept[-1]}; choose earlier ticks."
+            f"before={before} must be below change={change}, and change below the last tick with an answer, "
+            f"{kept[-1]}; counts of every tick up to {kept[-1]} are required (got {len(arrived)}); choose earlier "
+            "ticks."
         )
     arrived = arrived[: kept[-1]]
     series = np.zeros(kept[-1])
@@ -226,8 +246,8 @@ def contrast_of(
     design = np.stack([reach[:, :change] @ arrived[:change], reach[:, change:] @ arrived[change:]], axis=1)
     if len(ticks) < 2 or np.linalg.matrix_rank(design) < 2:
         raise InvalidInput(
-            f"the {len(ticks)} answers after tick {before} do not separate arrivals before tick {change} from those "
-            "after it; choose an earlier tick, or wait for more answers."
+            f"the {len(ticks)} answers after tick {before} cannot separate arrivals up to tick {change} from later "
+            "arrivals; choose an earlier tick, or wait for more answers."
         )
     inverse = np.linalg.pinv(design)
     multipliers = inverse[1] - inverse[0]
@@ -238,18 +258,21 @@ def contrast_of(
 def measure_drift(
     difference: Matrix, components: Matrix, contrast: Contrast, *, noise_std: float, clip_norm: float
 ) -> Drift:
-    """Test a difference of moments for drift of the directions.
+    """Test whether the directions of a stream's subspace have changed, from an estimated difference of moments.
 
     Parameters
     ----------
     difference : float64 array of shape (d, d), data units
-        The result of `combined` for the contrast's answers, without the last row and column if rows were extended.
+        The estimated change of the second moment: the result of `combined` for the ticks and multipliers of
+        ``contrast``. If a constant was appended to the rows, the last row and column are omitted.
     components : float64 array of shape (k, d)
-        Orthonormal rows, from the estimate at tick t_0.
+        The tested directions as orthonormal rows, from an estimate before all ticks of ``contrast``.
     contrast : Contrast
+        The ticks and multipliers of the difference.
     noise_std : float, data units
-        The std of the noise of one answer off the diagonal.
+        The std of the noise of one answer, off the diagonal.
     clip_norm : float, data units
+        The bound on the norm of each record.
     """
     k, d = components.shape
     crossed = components @ difference
@@ -265,22 +288,23 @@ def measure_drift(
 Alignment = Literal["procrustes", "signs", "none"]
 
 BROKEN = 0.5
-"""The cosine between two subspaces below which some coordinate of one has no counterpart in the other."""
+"""If the smallest cosine of the principal angles between two versions of a subspace is below this number, some
+direction of one version has no counterpart in the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Aligned:
-    """A version of a subspace in coordinates near the coordinates of the previous version.
+    """A new version of a subspace, in the basis nearest to the basis of the previous version.
 
     Parameters
     ----------
     components : float64 array of shape (k, d)
-        Orthonormal rows: ``rotation`` times the given components.
+        The aligned basis as orthonormal rows: ``rotation`` times the original components of the new version.
     rotation : float64 array of shape (k, k)
-        Orthogonal. A row's coordinates in the given components, times the transpose of ``rotation``, are its
-        coordinates in the aligned components.
+        An orthogonal matrix. The coordinates of a data row in the original components, times the transpose of
+        ``rotation``, are its coordinates in the aligned components.
     cosines : float64 array of shape (k,)
-        The cosines of the principal angles between the two subspaces, falling.
+        The cosines of the principal angles between the new and the previous subspace, falling.
     """
 
     components: Matrix
@@ -289,29 +313,31 @@ class Aligned:
 
     @property
     def broke(self) -> bool:
-        """True if some direction has no counterpart in the previous version."""
+        """True if some direction of the new version has no counterpart in the previous version (see `BROKEN`)."""
         return bool(self.cosines[-1] < BROKEN)
 
 
 def align(components: Matrix, before: Matrix, *, method: Alignment) -> Aligned:
-    """Align components with the components of the previous version.
+    """Align the components of a new version of a subspace with the components of the previous version.
 
     Parameters
     ----------
     components : float64 array of shape (k, d)
-        Orthonormal rows.
+        The components of the new version, as orthonormal rows.
     before : float64 array of shape (k, d)
-        The published rows of the previous version.
+        The published components of the previous version, as orthonormal rows.
     method : {"procrustes", "signs", "none"}
-        ``procrustes``: the nearest basis. ``signs``: components stay principal axes, and only their signs are chosen.
-        ``none``: components stay unchanged; cosines are still computed.
+        ``procrustes``: use the basis of the new subspace nearest to ``before``. ``signs``: keep the components as
+        principal axes, and choose only their signs. ``none``: leave the components unchanged; cosines are still
+        computed.
     """
     if method not in get_args(Alignment):
         raise InvalidInput(f"align={method!r} must be one of {', '.join(get_args(Alignment))}; choose one.")
     if components.shape != before.shape:
         raise InvalidInput(
-            f"components of shape {components.shape} cannot be aligned with ones of shape {before.shape}; both "
-            "versions must have the same components and columns: align with another version, or not at all."
+            f"components of shape {components.shape} cannot be aligned with a previous version of shape "
+            f"{before.shape}; both versions must have equal numbers of components and of columns: align with another "
+            "version, or not at all."
         )
     crossed = before @ components.T
     left, cosines, right = np.linalg.svd(crossed)

@@ -1,7 +1,9 @@
-"""The plan of a stream and the releases of its ticks, whose noise covers all ticks together.
+"""The plan of a stream, and the noisy release of each tick.
 
-A stream is one Gaussian event, charged once. Its std is z times the joint sensitivity of all ticks, so every tick is
-one `release` step of the event ``gaussian(z)``. Each tick has a separate key, which is erased with the tick.
+A tick is a period, such as a day, after which the stream releases one noisy answer. The whole stream is one Gaussian
+event, charged once. The std of the noise is z times the joint sensitivity of all ticks, so the sequence of all answers
+has the cost of the event ``gaussian(z)``. Each tick is a `Curator.release` step of this event. Each tick has a separate
+key, which is deleted when the tick is erased.
 
 >>> from dpca_tasks.accounting.factorisation import choose_weights
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -32,27 +34,27 @@ NAME = "stream"
 
 
 def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int) -> Plan:
-    """Plan a stream.
-
-    The plan holds its noise, its single event, its grid, and the noise level of the estimate at its last tick.
+    """Plan the noise, the privacy event and the grid of a stream, which releases one noisy answer per tick (period).
 
     Parameters
     ----------
     problem : Problem
-        With ``center="private"``, mean and count are estimated from the same answers.
+        The public facts. With ``center="private"``, mean and count are estimated from the same answers.
     target : PrivacyTarget
         The guarantee of all ticks together.
     weights : Weights
+        The weights with which each answer sums the second moments of all records that have arrived so far.
     ticks : int
-        The number of charged ticks, which is the horizon of the noise. If one charge covers an endless stream, the
-        number only serves the forecast.
+        The number of ticks that the charge covers. If one charge covers an endless stream, the number is used only for
+        the forecast.
     n_components : int
-        The k of the estimates.
+        The number k of directions in each estimate.
 
     Returns
     -------
     Plan
-        ``moment_std`` belongs to one answer; ``noise_edge`` and ``level`` belong to the last estimate.
+        ``moment_std`` describes the noise of one answer. ``noise_edge`` and ``level`` describe the estimate at the last
+        tick.
     """
     check_request(problem, target, n_components=n_components)
     noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
@@ -84,23 +86,27 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
 
 
 def tick_query(plan: Plan, *, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
-    """Return the query of one tick of a planned stream; ``horizon`` is the planned number of ticks."""
+    """Return the query of one tick of a planned stream.
+
+    ``horizon`` is the planned number of ticks. ``arrivals`` are the numbers of the snapshots of ticks 1 to ``tick``, as
+    in `dpca_tasks.queries.streamed_moment.StreamedMoment`.
+    """
     return _tick(plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
 
 
 def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray[np.float64]:
-    """Release a tick: one step of the plan's event.
+    """Release the noisy answer of one tick of a stream, as a step of the plan's event.
 
     Returns
     -------
     float64 array, data units
-        The noisy weighted moment, as a full matrix.
+        The noisy weighted second moment of all arrivals so far, as a full matrix.
     """
     return curator.release(query, Symmetric(noise_multiplier=plan.noise_multiplier))
 
 
 def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
-    """Return the public facts about the noise of every answer, as named in `dpca_tasks.mechanisms.base.Subspace`."""
+    """Return the public facts about the noise of a stream's answer, with the keys of ``noise`` in a `Subspace`."""
     return noise_facts(query, Symmetric(noise_multiplier=plan.noise_multiplier), plan.problem)
 
 

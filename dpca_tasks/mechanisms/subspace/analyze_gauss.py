@@ -1,14 +1,16 @@
-"""Analyze Gauss: the leading eigenvectors of a noised second moment, formed in one or several rounds or as an operator.
+"""Analyze Gauss: the leading eigenvectors of a second moment with Gaussian noise.
 
-The default for (epsilon, delta). The noise is isometric on symmetric matrices: standard deviation s on the
-diagonal and ``s / sqrt 2`` off it. In the orthonormal basis of symmetric matrices an off-diagonal coordinate
-counts ``sqrt 2`` times, so this noise is isotropic for the Frobenius sensitivity. The published upper-triangle draw
-adds ``sqrt 2`` too much off the diagonal.
+This is the default mechanism for (epsilon, delta)-DP. The noise is isotropic on symmetric matrices with the Frobenius
+norm: standard deviation s on the diagonal, and ``s / sqrt 2`` off the diagonal, because each entry off the diagonal
+occurs twice. The published mechanism draws the upper triangle with one standard deviation, which is ``sqrt 2`` times
+more noise off the diagonal than necessary.
 
-*Matrix-free form*: for large d, the same release without forming the matrix. The client holds only a few blocks of
-directions, and the noise stays on the workers. With ``center=private`` the rows are extended by a public constant, as
-in `dpca_tasks.mechanisms.released_moment`. The matrix's last column gives mean and count, and centring is
-post-processing of every product.
+*Dense form*: the noisy matrix is formed, in one release or in several rounds.
+
+*Operator form*: for large d, the same release is used only through products with directions, and the matrix is never
+formed. The client holds only a few blocks of directions, and the noise matrix stays on the workers. With
+``center=private``, a public constant is appended to the rows, as in `dpca_tasks.mechanisms.released_moment`. The last
+column of the matrix then gives mean and count, and each product is centred by post-processing.
 """
 
 import dataclasses
@@ -37,10 +39,10 @@ from dpca_tasks.refinement.rounds import WIDEST
 
 
 def decompose_unformed(curator: Curator, plan: Plan, noise: Symmetric, *, n_components: int) -> Subspace:
-    """Release the planned second moment as an operator, and return its k leading eigenpairs.
+    """Release the planned noisy second moment as an operator, and return its k leading eigenpairs.
 
-    The eigenvectors of the additional columns of the products become ``further``: a refinement by ``eb`` shrinks all
-    of them together.
+    Block Lanczos computes a few more eigenvectors than k. They are returned as ``further``, because the refinement
+    method ``eb`` uses them too.
     """
     problem = plan.problem
     query = moment_query(problem, bits=plan.bits)
@@ -73,7 +75,7 @@ def _pairs(
 
 
 class _CentredOperator:
-    """The operator of the rows around their mean; the first product also computes the mean."""
+    """The noisy second moment as an operator, around the released mean; the first product also computes the mean."""
 
     centre: Centre
 
@@ -95,38 +97,39 @@ class _CentredOperator:
 
 
 WIDE = 5_000
-"""The number of features beyond which ``form="auto"`` does not form the matrix."""
+"""The largest number of features for which ``form="auto"`` forms the matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzeGauss:
-    """Release ``X^T X`` with isometric Gaussian noise and keep its leading eigenpairs.
+    """Release ``X^T X`` with isotropic Gaussian noise, and return the leading eigenpairs of the noisy matrix.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the upper-triangle draw with std
-        ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one added or removed row; the charged
-        event is the exact event of this Gaussian.
+        ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: noise on the upper triangle with the
+        published std ``sqrt(2 ln(1.25 / delta)) / epsilon``, proved for epsilon below 1 and one added or removed row,
+        but charged by its exact privacy loss.
     form : {"auto", "dense", "operator"}
-        Whether ``X^T X`` plus noise is formed (d^2 numbers, all eigenpairs) or only applied to directions (d k numbers,
-        k eigenpairs, accurate to about 1e-3). Both are one release of the same noisy matrix. ``auto`` forms the matrix
-        up to `WIDE` features.
+        Whether ``X^T X`` plus noise is formed (d^2 numbers, all eigenpairs) or only multiplied with directions (d k
+        numbers, k eigenpairs, accurate to about 1e-3). Both are one release of the same noisy matrix. ``auto`` forms
+        the matrix up to `WIDE` features.
     rounds : {"auto", 1, 2, 3}
-        The number of rounds of the dense form, which share one budget exactly. The first rounds find large directions
-        and the mean, so that later rounds need less noise (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends
-        on public facts alone: three rounds, or two around a mean at a small epsilon for few components
-        (`dpca_tasks.refinement.rounds.best_rounds`), and one for ``calibration=paper``, for the
-        operator form, and for rows that are too large to be made dense.
+        The number of rounds of the dense form, which together cost as much as one release. The first rounds find the
+        strongest directions and the mean, so that later rounds need less noise
+        (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends on public facts alone. It means three rounds, or two
+        rounds for few components around a mean at a small epsilon (`dpca_tasks.refinement.rounds.best_rounds`). It
+        means one round for ``calibration=paper``, for the operator form, and for rows too large to be made dense.
     serves_all : bool
-        Whether rounds are designed for all visible directions instead of k, because k is chosen from the release.
+        Whether the rounds are designed for all directions above the noise instead of k, because k is chosen after the
+        release.
 
     References
     ----------
-    Dwork, Talwar, Thakurta, Zhang (2014), Analyze Gauss, Algorithm 1. Noise by Balle and Wang
-    (2018), Theorem 8, exact for every epsilon, in place of the printed ``sqrt(2 ln(1.25/delta)) / epsilon``.
+    Dwork, Talwar, Thakurta, Zhang (2014), Analyze Gauss, Algorithm 1. With ``calibration=tight`` the noise follows
+    Balle and Wang (2018), Theorem 8, which is exact for every epsilon.
     """
 
     n_components: int
@@ -138,7 +141,7 @@ class AnalyzeGauss:
     name: ClassVar[str] = "analyze_gauss"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one Gaussian release to the target, exactly or as printed."""
+        """Calibrate the noise of the release, or of its rounds, to the target or by the published formula."""
         check_request(problem, target, n_components=self.n_components)
         rounds = self._rounds(problem, target)
         if rounds > 1:
@@ -173,11 +176,11 @@ class AnalyzeGauss:
 
     @property
     def _served(self) -> int:
-        """The number of components for which rounds are designed."""
+        """The number of components for which the maps of the rounds are designed."""
         return WIDEST if self.serves_all else self.n_components
 
     def _rounds(self, problem: Problem, target: PrivacyTarget) -> int:
-        """Return the number of rounds, from public facts alone."""
+        """Return the number of rounds of a release, from the setting ``rounds`` and public facts alone."""
         allowed = self.calibration == "tight" and self._forms(problem)
         if self.rounds == "auto":
             return planned_rounds(problem, target, n_components=self._served) if allowed else 1

@@ -1,7 +1,8 @@
-"""Shared parts of mechanisms that add noise to computed directions.
+"""Shared parts of the mechanisms that compute the exact leading directions and then add noise to them.
 
-These parts are the eigensolver, its certificate, the plan and the release. With ``center=private`` a mean is released
-first and subtracted from the records (`dpca_tasks.mechanisms.noisy_products`).
+These parts are the settings of the eigensolver, the check that it is certain to converge, the plan and the release.
+With ``center=private``, a mean is released first and subtracted from the records
+(`dpca_tasks.mechanisms.noisy_products`).
 """
 
 from dataclasses import dataclass, field
@@ -23,18 +24,18 @@ from dpca_tasks.queries.operator_product import BITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnEigenpairs:
-    """Parameters of a mechanism on computed directions.
+    """Base class of the mechanisms that add noise to computed leading directions.
 
     Parameters
     ----------
     n_components : int
         The number k of components, below the number of features.
     passes : int
-        The number of passes over the rows, fixed before any row is read; see `Eigensolver`.
+        The number of passes of the eigensolver over the rows, fixed before any row is read.
     oversampling : int
-        The number of columns of a block beyond k + 1, fixed before any row is read.
+        The number of columns in a block of the eigensolver beyond k + 1, fixed before any row is read.
     allow_uncertified : bool
-        Accept an eigensolver that may not converge, so that the guarantee is conditional; see
+        Accept an eigensolver that may not converge, so that the guarantee holds only if it converges. See
         `dpca_tasks.privacy.eigensolver`.
     """
 
@@ -44,7 +45,10 @@ class OnEigenpairs:
     allow_uncertified: bool = False
 
     def solver(self, problem: Problem, shift: NDArray[np.int64] | None = None) -> Eigensolver:
-        """Return the solver for a problem; a plan of a centred problem uses zeros in place of the mean."""
+        """Return the eigensolver for the problem's records, from which the mean ``shift`` is subtracted.
+
+        Before the mean is released, ``shift`` is None; zeros then replace the mean of a centred problem.
+        """
         if shift is None and problem.center == "private":
             shift = np.zeros(problem.n_features, np.int64)
         return Eigensolver(
@@ -58,20 +62,20 @@ class OnEigenpairs:
         )
 
     def check(self, problem: Problem, target: PrivacyTarget, *, pure: bool = False) -> Eigensolver:
-        """Check a request, and return its solver.
+        """Refuse an invalid request, and return the eigensolver for a valid request.
 
         Raises
         ------
         InvalidInput, Refused
-            As for `check_request`, and when the solver may fail to converge, unless the user accepts this.
+            As for `check_request`. Also when the eigensolver may fail to converge and ``allow_uncertified`` is false.
         """
         check_request(problem, target, n_components=self.n_components, pure=pure)
         solver = self.solver(problem)
         if not (solver.is_complete or self.allow_uncertified):
             raise Refused(
-                f"passes={self.passes} of {solver.width} directions do not span n_features={problem.n_features}, so "
-                "the guarantee would depend on the convergence of the eigensolver; use analyze_gauss or "
-                "noisy_power, or accept that with allow_uncertified=true."
+                f"passes={self.passes} with {solver.width} directions each give fewer than "
+                f"n_features={problem.n_features} directions, so the guarantee would depend on the convergence of the "
+                "eigensolver; use analyze_gauss or noisy_power, or accept this with allow_uncertified=true."
             )
         return solver
 
@@ -87,9 +91,9 @@ class OnEigenpairs:
         needs: float,
         printed: bool = False,
     ) -> Plan:
-        """Plan one release of noised directions, after a mean if there is one.
+        """Plan one release of noised directions, after the release of a mean if the problem is centred.
 
-        ``needs`` is the required eigengap, in records at the clip norm.
+        ``needs`` is the eigengap below which the directions are mostly noise, in records at the clip norm.
         """
         solver = self.solver(problem)
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
@@ -115,7 +119,10 @@ class OnEigenpairs:
     def release(
         self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
-        """Release the mean, if planned, then noised directions around it; return the solver used and the directions."""
+        """Release the mean, if planned, and then the noised directions of the records around the mean.
+
+        Returns the eigensolver with the released mean, and the noised directions.
+        """
         shift = release_shift(curator, problem, first.noise)
         solver = curator.with_stored_inputs(self.solver(problem, shift))
         return solver, curator.perturb(solver, noise)
@@ -128,5 +135,8 @@ UNCERTIFIED = (
 
 
 def as_components(noised: NDArray[np.float64], n_components: int) -> NDArray[np.float64]:
-    """Return noised directions, given as a matrix row by row, as orthonormal signed rows in no particular order."""
+    """Return noised directions as orthonormal rows with fixed signs, in no particular order.
+
+    ``noised`` holds the d x k matrix of directions as a vector, row by row.
+    """
     return signed(orthonormal(noised.reshape(-1, n_components)).T)

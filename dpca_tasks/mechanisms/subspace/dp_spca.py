@@ -1,8 +1,9 @@
-"""DP-SPCA: noisy stochastic gradient ascent on Poisson mini-batches, with averaged projectors.
+"""DP-SPCA: noisy stochastic gradient ascent on Poisson-sampled mini-batches, with averaged projectors.
 
-Sampling saves computation, not privacy noise: Analyze Gauss is more accurate on the same budget whenever d^2 numbers
-fit in memory. Each batch step is one durable step of the release. The one-row form is a single durable step, which
-returns only the averaged iterates.
+Sampling saves computation, not privacy noise. If d^2 numbers fit in memory, Analyze Gauss is more accurate on the same
+budget. With ``form=batches``, the noisy product of every batch is released and stored, so an interrupted release can be
+resumed. With ``form=one_row``, thousands of steps run as one computation, which releases only the iterates that enter
+the average.
 """
 
 import math
@@ -48,46 +49,49 @@ class DpSpca:
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of components.
     rate : float
-        q, the probability with which a record is in a batch.
+        The probability q with which a record is in a batch.
     steps : int
-        The total number of batches, T.
+        The total number T of batches.
     integrated_time : float
-        The number of steps times the step size, ``T eta``, on the second moment over n_ref squared clip norms; ``inf``
-        replaces V by the product in every step. Times the relative gap, it should exceed ``ln d`` by a few units.
+        The number of steps times the step size, ``T eta``, for a second moment divided by n_ref squared clip norms. The
+        bound n_ref is ``records_at_most``. With ``inf``, each step replaces V by the noisy product. Otherwise the
+        integrated time multiplied by the relative eigengap should exceed ``ln d`` by a few units.
     form : {"batches", "one_row"}
         ``one_row`` is the published form: ``q = 1 / n_ref`` and ``T = n_ref`` replace `rate` and `steps`, so that a
         batch has one row on average, sometimes none or several.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise whose loss distribution keeps the guarantee; ``paper``: the printed noise, for
-        ``form=one_row``, if its lemma covers the request and its loss distribution agrees; see the notes.
+        ``tight``: the least noise that keeps the guarantee, by numerical accounting; ``paper``: the published noise,
+        for ``form=one_row``, if its lemma covers the request and numerical accounting confirms the guarantee.
     mu : float, optional
-        The free mu of the printed noise, in (0, 1); by default, the mu of least noise. For ``calibration=paper``.
+        The free parameter mu of the published noise, in (0, 1), for ``calibration=paper``. The default is the mu with
+        the least noise.
 
     Notes
     -----
-    The gradient of half the squared projection is ``-x (x^T V)``, and V is orthonormal before each step. So one record
-    changes a batch's sum by at most 1, however large V is elsewhere. The multiplier is calibrated on the privacy loss
-    distribution of ``T`` sampled Gaussians; for replaced records, through the empty record.
+    The gradient of a record x is ``-x (x^T V)``, and V is orthonormal before each step. So one record of norm at most 1
+    changes a batch's sum by at most 1. The noise multiplier is calibrated on the privacy loss distribution of T sampled
+    Gaussian steps. For replace_one, the replacement of a record is accounted as two changes, through an empty record.
 
-    *Noise.* Let a direction have the strength of v records at the clip norm. The iteration forgets its error after
-    ``n_ref T / (integrated_time v)`` steps. So the squared angle that remains is half the averaged squared noise of
-    that many steps, over ``v^2``. The noise level is the v at which this squared angle is 1. It is at least the
-    averaged noise of all steps, and at most the noise of one step.
+    *Noise level.* Let a direction have the strength of v records at the clip norm. The error of earlier steps decays
+    within ``n_ref T / (integrated_time v)`` steps. So the noise of that many steps is averaged, and the squared angle
+    to the direction is half of this averaged squared noise divided by ``v^2``. The noise level is the strength v for
+    which the squared angle is 1. It is at least the noise averaged over all steps, and at most the noise of one step.
 
-    *As published.* The printed variance is ``20 T alpha G^2 / (n^2 epsilon mu)`` with ``alpha = ln(1/delta) /
-    ((1 - mu) epsilon) + 1`` and here ``G = 1``. The paper does not state the free mu in (0, 1). The printed noise is
-    refused unless all of the following hold:
+    *Published noise.* The published variance is ``20 T alpha G^2 / (n^2 epsilon mu)``, with ``G = 1`` here and
+    ``alpha = ln(1/delta) / ((1 - mu) epsilon) + 1``. The paper does not state the free parameter mu in (0, 1). The
+    published noise is refused unless all of the following conditions hold:
 
     - (b) a fourth of the variance, ``s``, is at least 1.5;
     - (c) the order alpha satisfies a condition of the underlying subsampling lemma, which the paper omits: ``alpha <=
       ln(n / (1 + s))`` or ``alpha - 1 <= 2/3 s ln(n / (alpha (1 + s)))``;
-    - the loss distribution of the executed Poisson steps gives at most epsilon.
+    - the privacy loss distribution of the executed Poisson-sampled steps gives at most epsilon.
 
-    Unless a mu is stated, the one of least noise is chosen from all on a public grid that satisfy (b) and (c). The
-    theorem's own condition (a) ``epsilon <= T / n^2``, about 1e-5 at ``T = n``, fails for every usable epsilon. Its
-    failure is only a warning, since the guarantee rests on the loss distribution.
+    Unless mu is set, it is chosen from a public grid: the value with the least noise of those that satisfy (b) and (c).
+    The theorem itself requires the condition (a) ``epsilon <= T / n^2``, which is about 1e-5 for ``T = n`` and fails
+    for every usable epsilon. A violation of (a) is only a warning, because the guarantee is proved by the privacy loss
+    distribution.
 
     References
     ----------
@@ -106,7 +110,7 @@ class DpSpca:
     audited_with: ClassVar[Mapping[str, Any]] = {"steps": 2, "rate": 0.5}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate all steps together."""
+        """Calibrate the noise of all steps together, to the target or by the published formula."""
         check_request(problem, target, n_components=self.n_components)
         rate, steps = self._schedule(problem)
         if steps < 1 or not self.integrated_time > 0:
@@ -115,14 +119,16 @@ class DpSpca:
             )
         if self.form == "one_row" and problem.center != "none":
             raise Refused(
-                f"center={problem.center} subtracts a mean from released products, and form=one_row releases none: its "
-                "steps are one fused loop; use form=batches, or center=none."
+                f"center={problem.center} subtracts a mean from released products, and form=one_row releases no "
+                "products; use form=batches, or center=none."
             )
         if self.form == "one_row" and math.isinf(self.integrated_time):
-            raise InvalidInput("integrated_time=inf needs whole batches; state a finite one for form=one_row.")
+            raise InvalidInput(
+                "integrated_time=inf needs form=batches; state a finite integrated_time for form=one_row."
+            )
         if self.mu is not None and not (self.calibration == "paper" and 0 < self.mu < 1):
             raise InvalidInput(
-                f"mu={self.mu} must be between 0 and 1 and is a setting of the printed noise; omit it, or use "
+                f"mu={self.mu} must be between 0 and 1, and is used only with calibration=paper; omit mu, or use "
                 "calibration=paper."
             )
         inner = inner_target(problem, target, rate=rate)
@@ -150,14 +156,14 @@ class DpSpca:
             event=events.self_composed(step, steps),
             n_components=self.n_components,
             level=level,
-            edge=max(level / 2.0, edge / math.sqrt(steps / 2.0)),  # half of the steps are averaged
+            edge=max(level / 2.0, edge / math.sqrt(steps / 2.0)),  # the result averages the second half of the steps
             inner=inner,
             notes=notes,
             printed=self.calibration == "paper",
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Run the steps; all but the planned releases is post-processing."""
+        """Run all steps, and average their directions; everything except the planned releases is post-processing."""
         return self._run_batches(curator, plan) if self.form == "batches" else self._run_one_row(curator, plan)
 
     def _run_batches(self, curator: Curator, plan: Plan) -> Subspace:
@@ -200,9 +206,14 @@ class DpSpca:
         return averaged(iterates, self.n_components)
 
     def _published_multiplier(self, target: PrivacyTarget, steps: int) -> float:
-        """Return the least printed noise whose lemma covers ``steps`` steps of one row on as many records."""
+        """Return the least published noise multiplier whose lemma covers the request.
+
+        The request has ``steps`` steps of one sampled row each, on ``steps`` records.
+        """
         if self.form != "one_row":
-            raise Refused("calibration=paper is stated for one row a step; set form=one_row, or use calibration=tight.")
+            raise Refused(
+                "calibration=paper is stated for one row per step; set form=one_row, or use calibration=tight."
+            )
         requested = Settings(epsilon=target.epsilon, delta=target.delta, n_records=steps, steps=steps, mix=self.mu)
         return published_noise(self.name, requested)
 
@@ -212,7 +223,7 @@ class DpSpca:
         return 1.0 / problem.records_at_most, problem.records_at_most
 
     def _averaged_level(self, problem: Problem, edge: float, steps: int) -> float:
-        """Return the noise level of all steps together, each with noise of norm ``edge``."""
+        """Return the noise level of the averaged result, from noise of spectral norm ``edge`` in each step."""
         forgetting = edge**2 * self.integrated_time / (2.0 * steps * problem.records_at_most)
         return max(edge / math.sqrt(steps), min(forgetting, edge))
 
@@ -226,16 +237,16 @@ class DpSpca:
 
 
 def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarget, steps: int) -> tuple[str, ...]:
-    """Return the notes on printed noise; refuse noise whose true epsilon exceeds the requested one."""
+    """Return warnings about noise by the published formula; refuse it if its true epsilon exceeds the requested one."""
     step = events.poisson_sampled(events.gaussian(multiplier), 1 / steps)
     found = epsilon_bracket(events.self_composed(step, steps), delta=inner.delta).upper
     if found > inner.epsilon and not sampled_gaussian_is_private(
         multiplier, epsilon=inner.epsilon, delta=inner.delta, rate=1 / steps, steps=steps
     ):
-        halves = round(target.epsilon / inner.epsilon)  # 2 through the empty record
+        halves = round(target.epsilon / inner.epsilon)  # 2 for replace_one, which is accounted as two changes; else 1
         raise Refused(
             f"calibration=paper: its noise multiplier {multiplier:.4g} really gives up to epsilon {halves * found:.4g} "
-            f"at delta={target.delta:g}, more than the epsilon={target.epsilon:g} of its steps; use calibration=tight."
+            f"at delta={target.delta:g}, more than the requested epsilon={target.epsilon:g}; use calibration=tight."
         )
     bound = dp_spca_bound(Settings(epsilon=target.epsilon, n_records=steps, steps=steps))
     if target.epsilon <= bound:

@@ -1,8 +1,10 @@
-"""DP-VRPCA in a valid design: one full product an epoch, and sampled corrections within the epoch.
+"""DP-VRPCA, repaired: variance-reduced noisy gradient ascent, with one full product per epoch and sampled corrections.
 
-The published algorithm uses the full product without noise in every inner step. Here the full product is released once
-an epoch, and the noise of a sampled correction is scaled to the public distance that the directions moved since.
-DP-SPCA is more accurate on the same budget: sampling error is small next to the noise, and DP-VRPCA splits the budget.
+The published algorithm uses the full product without noise in every inner step, so it is not private. Here the full
+product is released with noise once per epoch. Sampled products correct it for the movement of the directions within the
+epoch. The noise of a correction is proportional to the public distance that the directions have moved since the start
+of the epoch. DP-SPCA is more accurate on the same budget, because the sampling error is small compared with the noise,
+and DP-VRPCA divides the budget between full products and corrections.
 """
 
 import math
@@ -46,48 +48,52 @@ from dpca_tasks.threads import one_thread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpVrpca:
-    """Correct a released full product by sampled products for the moved directions, and average the last epoch.
+    """Release one noisy full product per epoch, correct it by noisy sampled products, and average the last epoch.
 
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of components.
     epochs : int
-        m, the number of epochs, each with one full release.
+        The number of epochs, each with one noisy full product.
     inner_steps : int
-        The number of steps in an epoch. The first step of every later epoch needs no correction, since nothing has
-        moved yet.
+        The number of steps in an epoch. Except in the first epoch, the first step needs no correction, because the
+        directions have not yet moved.
     rate : float
-        q, the probability with which a record is in a correction.
+        The probability q with which a record is sampled for a correction.
     share : float
-        The full releases' share of the mu^2 that the mean leaves, in (0, 1).
+        The share of the full products in the mu^2 that remains after the release of the mean, in (0, 1).
     integrated_time : float
-        The total number of inner steps times the step size eta, on the second moment over n_ref squared clip norms.
+        The total number of inner steps times the step size, for a second moment divided by n_ref squared clip norms,
+        where n_ref is ``records_at_most``.
     calibration : {"tight", "paper"}
-        ``paper`` is refused.
+        Only ``tight``; ``paper`` is refused, because the published mechanism is not private.
 
     Notes
     -----
-    *Sensitivity.* Let Q be the rotation that brings the epoch's start ``V~`` nearest to V, and ``D`` the spectral norm
-    of ``V - V~ Q``. One record changes the sum of ``x x^T (V - V~ Q)`` by at most D. The query requests the product
-    with ``(V - V~ Q) / D``, whose sensitivity is 1, and the answer is multiplied by the public D.
+    *Sensitivity.* Let ``V~`` be the directions at the start of the epoch, V the current directions, and Q the rotation
+    that brings ``V~`` nearest to V. Let D be the spectral norm of ``V - V~ Q``. One record changes the sum of
+    ``x x^T (V - V~ Q)`` by at most D. The query requests the product with ``(V - V~ Q) / D``, which has sensitivity 1,
+    and the answer is multiplied by the public number D.
 
-    *Replaced records.* The whole release is calibrated through the empty record: the corrections, the full products and
-    the mean. All of them have the noise of an emptied record, and events that state this.
+    *Replaced records.* Under replace_one, a replacement is accounted as two changes, through an empty record. The mean,
+    the full products and the corrections all have noise that is calibrated to one of these changes, and their events
+    state this.
 
-    *Centring.* ``s s^T / n`` times the directions is subtracted from both products. It is linear in the directions, and
-    public.
+    *Centring.* With the released sum s and count n of the rows, the product of ``s s^T / n`` with the directions is
+    subtracted from full products and from corrections. This is linear in the directions, and public.
 
-    *Noise.* The steps of an epoch share the noise of its full product. The directions move by at most the integrated
-    time of an epoch times that noise, and by at most the distance of two orthogonal subspaces. The corrections, noised
-    for that distance, average out over half of the steps.
+    *Noise level.* All steps of an epoch use the noise of the same full product. In an epoch the directions move by at
+    most the epoch's integrated time multiplied by that noise, and by at most the distance of two orthogonal subspaces.
+    The corrections have noise for this distance, and it is averaged over half of the steps.
 
-    The published noise for an inner step contains neither D nor the sampling condition of its lemma, and the published
-    full product has no noise at all. The published guarantee holds only if the directions never move.
+    The published noise for an inner step neither contains D nor satisfies the sampling condition of its lemma, and the
+    published full product has no noise at all. The published guarantee holds only if the directions never move.
 
     References
     ----------
-    Shang et al., DP-VRPCA, Algorithm 2, repaired: the full product is released, the correction's noise follows D.
+    Shang et al., DP-VRPCA, Algorithm 2, repaired: the full product has noise, and the noise of a correction is
+    proportional to D.
     """
 
     n_components: int
@@ -102,7 +108,11 @@ class DpVrpca:
     audited_with: ClassVar[Mapping[str, Any]] = {"epochs": 1, "inner_steps": 2, "rate": 0.5}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Give the full releases their exact share, and calibrate the corrections to the rest by their privacy loss."""
+        """Calibrate the noise of the full products and of the sampled corrections.
+
+        The full products get their exact share of mu^2. The corrections get the rest, by their privacy loss
+        distribution.
+        """
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))
@@ -142,7 +152,7 @@ class DpVrpca:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Run the epochs; all but the planned releases is post-processing."""
+        """Run all epochs, and average the last; everything except the planned releases is post-processing."""
         problem = plan.problem
         full, noise = self.noises(plan)
         halved = is_halved(problem, rate=self.rate)
@@ -165,7 +175,7 @@ class DpVrpca:
         return averaged(iterates, self.n_components, mean=None if centre is None else centre.mean)
 
     def noises(self, plan: Plan) -> tuple[Gaussian, Gaussian]:
-        """Return the planned noise of a full product and of a correction."""
+        """Return the planned noise of a full product, and the planned noise of a sampled correction."""
         inner = inner_target(plan.problem, plan.target, rate=self.rate)
         return self._full_noise(plan.problem, inner), Gaussian(noise_multiplier=plan.noise_multiplier)
 
@@ -177,13 +187,14 @@ class DpVrpca:
         full: Callable[[NDArray[np.float64]], NDArray[np.float64]],
         correction: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     ) -> list[Iterate]:
-        """Run the epochs from a public start, and return the iterates to average.
+        """Run all epochs from public start directions, and return the iterates that are averaged.
 
         Parameters
         ----------
         directions : array of shape (d, k)
+            The start directions.
         size : float, in the units of the products
-            n_ref squared clip norms, in which the integrated time is measured.
+            ``records_at_most`` squared clip norms. The integrated time is for a second moment divided by this number.
         full : callable
             Returns the noisy product of the second moment with an epoch's first directions.
         correction : callable
@@ -207,7 +218,7 @@ class DpVrpca:
         return found
 
     def _noise_level(self, problem: Problem, full: Gaussian, correction: Gaussian) -> float:
-        """Return the noise level of an epoch, from its full product and its corrections."""
+        """Return the noise level of an epoch's directions, from the noise of its full product and its corrections."""
         width, halved = self.n_components, is_halved(problem, rate=self.rate)
         stds = (
             product_noise(problem, noise, width=width, rate=rate, halved=halved)
@@ -230,7 +241,11 @@ class DpVrpca:
 def _moved(
     start: NDArray[np.float64], directions: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the rotation of the start nearest to the directions, the normalized difference, and its spectral norm."""
+    """Compare the current directions with the directions at the start of the epoch.
+
+    Returns the rotation Q that brings ``start @ Q`` nearest to ``directions``, the difference divided by its spectral
+    norm, and this norm.
+    """
     with one_thread():
         left, _, right = np.linalg.svd(start.T @ directions)
         rotation = left @ right

@@ -1,7 +1,8 @@
 """DPS-PCA: noisy truncated orthogonal iteration, for leading directions that involve few features.
 
-Each round releases the product of clipped messages with row-sparse public directions: d k numbers instead of d^2. The
-one-round form releases the second moment once, and truncates without further noise.
+Each round releases a noisy product of the second moment with public directions in which few features are nonzero. The
+product has d k numbers instead of the d^2 numbers of the moment. The form ``one_round`` instead releases the noisy
+second moment once, and truncates its leading directions to few features without further noise.
 """
 
 import dataclasses
@@ -38,47 +39,54 @@ from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.privacy.curator import Curator
 
 FREE_STEPS = 10
-"""The number of truncated steps on a released matrix; they cost nothing."""
+"""The number of truncated iterations on a released moment in ``form=one_round``; they cost no privacy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DpsPca:
-    """Iterate ``Q <- orth(truncate(orth(K + noise)))``, K the sum of clipped messages ``x clip(Q^T x)^T``.
+    """Iterate ``Q <- orth(truncate(orth(K + noise)))``, where K sums the clipped messages ``x clip(Q^T x)^T``.
+
+    A message is the contribution of one record x to the product ``X^T X Q``. Truncation sets all rows of a matrix to
+    zero except the ``rows_kept`` longest.
 
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of components.
     rows_kept : int
-        The public number of features that the components may use; at most all features.
+        The public number of features that may be nonzero in the components; at most the number of all features.
     form : {"rounds", "one_round"}
-        Noisy products of d k numbers, or sparse Analyze Gauss: one noisy second moment of d^2 numbers, its leading
-        directions, and `FREE_STEPS` truncated steps without noise.
+        ``rounds``: a noisy product of d k numbers in each round; ``one_round``: sparse Analyze Gauss, which releases
+        one noisy second moment of d^2 numbers, and truncates its leading directions by `FREE_STEPS` iterations without
+        noise.
     iterations : int
-        T, the number of noisy products.
+        The number T of noisy products.
     burn_in : int
-        The number of initial products that do not enter the average of directions. From T - 1 on, only the last one
-        enters, as published.
+        The number of initial products that do not enter the average of directions. With T - 1 or more, only the last
+        product is used, as published.
     message_clip : float
-        The bound on the norm of a record's message in squared clip norms; 1 clips nothing. With centring it is 1, since
-        centring afterwards needs unclipped messages.
+        The bound on the norm of a record's message, in squared clip norms; 1 clips nothing. With ``center=private`` the
+        bound is always 1, because messages are centred afterwards and must not be clipped.
     calibration : {"tight", "paper"}
-        ``tight``: T Gaussians composed exactly; ``paper``: std ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of
-        norm 1, proved for epsilon below T; the charged event is the exact event of these Gaussians.
+        ``tight``: the least noise for the exact composition of T Gaussian steps; ``paper``: the published std
+        ``2 T sqrt(2 ln(2 T / delta)) / epsilon`` for rows of norm 1, proved for epsilon below T, but charged by its
+        exact privacy loss.
 
     Notes
     -----
-    The T noisy products are the only access to the data. The start is public and not truncated, since a random start
-    truncated to few rows misses the right ones. Truncation, orthonormalisation, the pattern of zeros and the average
-    are post-processing. Clipping changes a Gaussian row's expected product from ``Sigma Q`` to ``Sigma Q M`` with M
-    positive definite, so it changes no direction. Clipping works best if all rows have the same norm:
-    ``row_policy=normalise`` preserves the eigenvectors of elliptical rows. The components are in the order of the
-    released products, without eigenvalues.
+    The T noisy products are the only access to the data. The start directions are public, and use all features: random
+    directions truncated to few features would miss the right features. Truncation, orthonormalisation and the average
+    are post-processing, so the set of features with nonzero entries is public. For Gaussian rows of covariance
+    ``Sigma``, clipping changes the expected product from ``Sigma Q`` to ``Sigma Q M`` with a positive definite M. So
+    clipping does not change the span of the product. Clipping works best if all rows have the same norm. The option
+    ``row_policy=normalise`` achieves this, and preserves the eigenvectors of elliptical distributions. The components
+    are ordered by the released products, and have no eigenvalues.
 
     References
     ----------
     Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA in distributed systems, Algorithm 1.
-    Exact composition by Dong, Roth and Su (2022), Corollary 3.3; the clipping, the average and the start are ours.
+    Exact composition by Dong, Roth and Su (2022), Corollary 3.3. The clipping, the average over rounds and the start
+    directions differ from the paper.
     """
 
     n_components: int
@@ -93,13 +101,13 @@ class DpsPca:
     audited_with: ClassVar[Mapping[str, Any]] = {"iterations": 2}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate the rounds, or the one release, to the target."""
+        """Calibrate the noise of all rounds, or of the single release of ``form=one_round``, to the target."""
         check_request(problem, target, n_components=self.n_components)
         self._check(problem)
         return self._plan_rounds(problem, target) if self.form == "rounds" else self._plan_one(problem, target)
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release the planned products, or the moment; the rest is post-processing."""
+        """Release the planned products, or the second moment for ``form=one_round``; the rest is post-processing."""
         return self._run_rounds(curator, plan) if self.form == "rounds" else self._run_one(curator, plan)
 
     def _check(self, problem: Problem) -> None:
@@ -114,7 +122,7 @@ class DpsPca:
             self.form != "rounds" or self.message_clip != 1 or problem.center != "none"
         ):
             raise InvalidInput(
-                "calibration=paper is printed for whole messages of rows around the origin, one product a round; "
+                "calibration=paper is published for unclipped messages of uncentred rows, with one product per round; "
                 "use form=rounds, message_clip=1 and center=none with it."
             )
 

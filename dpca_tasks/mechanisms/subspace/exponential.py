@@ -1,7 +1,8 @@
-"""The exponential mechanism of PCA: directions drawn by the variance they capture, without noise on a matrix.
+"""The exponential mechanism of PCA: random directions, drawn with a probability that grows with the captured variance.
 
-Without a delta, use it if few components are requested and eigenvalues differ by less than ``(d + 1) / epsilon``.
-Otherwise the symmetrised Wishart matrix captures more. No eigenvalue is released, so nothing can be refitted.
+No noise is added to a matrix, and no eigenvalue is released, so a released subspace cannot be refined later. For pure
+epsilon-DP (delta = 0), use this mechanism if few components are requested and eigenvalues differ by less than
+``(d + 1) / epsilon``. Otherwise the symmetrised Wishart mechanism captures more variance.
 """
 
 from dataclasses import dataclass
@@ -22,52 +23,57 @@ from dpca_tasks.queries.recentred_moment import ShiftedMoment, moment_around
 from dpca_tasks.queries.second_moment import SecondMoment
 
 BITS = 14
-"""The records' grid: the finest one, since no noise limits it; around a mean it has half as many steps."""
+"""The bits of the records' grid: the largest permitted number, because no noise limits the grid.
+
+Around a mean the grid has one bit less.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exponential:
-    """Draw k directions V with density growing like ``exp(tr(V^T X^T X V))`` over a scale.
+    """Draw k orthonormal directions V with density proportional to ``exp(r tr(V^T X^T X V))`` for a slope r.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     sampler : {"peeling", "gibbs"}
-        ``peeling``: one direction after the other, each an exact draw among those orthogonal to the earlier ones;
-        ``gibbs``: all at once by a Markov chain, at k times the slope, without a certified guarantee.
+        ``peeling``: exact draws of one direction after the other, each orthogonal to the earlier directions; ``gibbs``:
+        one draw of all directions by a Markov chain, with k times the slope, but without a certified guarantee.
     allow_uncertified : bool
-        Accept ``gibbs``, whose guarantee is not certified.
+        Accept ``sampler=gibbs``, whose guarantee is not certified.
     calibration : {"tight", "paper"}
-        ``tight``: the largest slope that keeps the guarantee; ``paper``: the printed slope of ``epsilon / 2``, for one
-        draw of all directions, which costs and is charged half of epsilon unless records are replaced.
+        ``tight``: the largest slope that keeps the guarantee; ``paper``: the published slope ``epsilon / 2`` for one
+        draw of all directions, whose true cost, half of epsilon except for replace_one, is charged.
 
     Notes
     -----
-    *Score.* The score is ``tr(V^T S V)`` with ``S = X^T X`` of records of norm at most 1. One additional record changes
-    it by ``||X_u V||_F^2``, within [0, 1] for every orthonormal V at once. A replaced record changes it by the
-    difference of two such terms, within [-1, 1]. A draw has density proportional to ``exp(r tr(V^T S V))`` (``r / 2``
-    for replace_one). So its privacy loss lies in an interval of length r that contains 0. This holds on all orthonormal
-    V, and on the orthonormal V of a public subspace.
+    *Score.* The score of directions V is ``tr(V^T S V)``, where ``S = X^T X`` and records have norm at most 1. One
+    additional record with rows ``X_u`` increases the score by ``||X_u V||_F^2``, a number in [0, 1] for every
+    orthonormal V. A replaced record changes the score by the difference of two such numbers, which is in [-1, 1]. A
+    draw has density proportional to ``exp(r tr(V^T S V))``, or with ``r / 2`` for replace_one. So the privacy loss of a
+    draw is in an interval of length r that contains 0. This holds for a draw from all orthonormal V, and for a draw
+    from the orthonormal V in a public subspace.
 
-    *Cost.* Without a delta, r is epsilon divided among the k draws of peeling. With a delta, r is the largest value
-    that `dpca_tasks.accounting.calibration` proves. It is exact for one draw; for several it is the better of an equal
-    split and of zCDP. The requested guarantee is charged.
+    *Slope.* For delta = 0, the slope r is epsilon divided by the number of draws of peeling. For a positive delta, r is
+    the largest value that `dpca_tasks.accounting.calibration` proves. For one draw it is exact; for several draws it is
+    the better of an equal split of the budget and of a bound by zCDP. The requested guarantee is charged.
 
-    *Gibbs.* The chain converges to one draw from the whole distribution, which costs epsilon once. A chain of finite
-    length has no pure guarantee, and no guarantee is known for its 40 sweeps. So it is refused unless explicitly
-    allowed, and marked in plan and artifact.
+    *Gibbs.* The Markov chain converges to one draw of all directions, which costs epsilon once. A chain of finite
+    length is not pure epsilon-DP, and no guarantee is known for its 40 sweeps. So ``sampler=gibbs`` is refused unless
+    ``allow_uncertified`` is set, and the plan and the artifact are marked as uncertified.
 
-    *Centring.* The mean is released first (`dpca_tasks.mechanisms.noisy_products`), with Laplace noise if there is no
-    delta. Then directions are scored by records from which the mean was subtracted and which were clipped again. So the
-    slope is still the one that the rest of the target allows. For zero_out it is the slope of replace_one
-    (`dpca_tasks.queries.recentred_moment`).
+    *Centring.* With ``center=private`` the mean is released first (`dpca_tasks.mechanisms.noisy_products`), with
+    Laplace noise for delta = 0. Then the mean is subtracted from the records, the records are clipped again, and the
+    directions are drawn by the score of these records. The slope follows from the rest of the target. For zero_out the
+    slope is the one of replace_one (`dpca_tasks.queries.recentred_moment`).
 
-    *Noise.* Consider a draw of scale s, with one eigenvalue v above d equal others. It captures ``1 - d s / 2v`` of
-    that direction, and nothing if v is below ``d s / 2``, where the entropy of directions outweighs the score. This
-    value is the noise level. At twice this level, half of a direction is still noise.
+    *Noise level.* Let the density be ``exp(v^T S v / s)`` for a scale s, and let S have one eigenvalue that exceeds d
+    equal eigenvalues by v. Then a draw captures the part ``1 - d s / 2v`` of the leading direction. If v is below
+    ``d s / 2``, a draw captures nothing, because random directions are too numerous. So ``d s / 2`` is the noise level.
+    At twice this level, half of a drawn direction is still noise.
 
-    The components are in the order of their draws; a draw has no eigenvalue.
+    The components are in the order of the draws, and have no eigenvalues.
 
     References
     ----------
@@ -93,18 +99,18 @@ class Exponential:
             )
         if self.calibration == "paper" and certified and self.n_components > 1:
             raise Refused(
-                f"calibration=paper prints one draw of all directions, and sampler=peeling makes {self.n_components}; "
-                "use n_components=1, or use calibration=tight."
+                f"calibration=paper is published for one draw of all directions, and sampler=peeling makes "
+                f"{self.n_components} draws; use n_components=1, or use calibration=tight."
             )
         if self.calibration == "paper" and problem.center != "none":
             raise Refused(
-                f"center={problem.center} releases a mean first, for which calibration=paper prints no noise; "
-                "use calibration=tight, or center=none."
+                f"center={problem.center} releases a mean first, for which no noise is published; use "
+                "calibration=tight, or center=none."
             )
         first = mean_first(problem, target)
         noise = self._noise(first.rest, problem)
         bits = BITS if problem.center == "none" else BITS - 1
-        query = _query(problem, None, bits=bits)  # checks the problem's public facts
+        query = _query(problem, None, bits=bits)  # raises if the problem's public facts are invalid
         level = problem.n_features * noise.noise_multiplier * query.sensitivity(noise.norm) / 2.0
         return Plan(
             mechanism=self.name,
@@ -122,7 +128,10 @@ class Exponential:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Draw the directions, around a mean if centred; removing the rounding of the grid is post-processing."""
+        """Release the mean if the problem is centred, then draw the directions.
+
+        Directions are drawn on a grid. Their orthonormalisation is post-processing.
+        """
         first = mean_first(plan.problem, plan.target)
         shift = release_shift(curator, plan.problem, first.noise)
         query = curator.with_stored_inputs(_query(plan.problem, shift, bits=plan.bits))

@@ -1,7 +1,7 @@
-"""Laplace noise on the second moment: the simplest pure mechanism, a baseline.
+"""Laplace noise on the second moment: the simplest mechanism with pure epsilon-DP, as a baseline.
 
 The l1 sensitivity of the upper triangle is ``(d + 1) / 2``, so the noise is about ``sqrt d`` times the noise of the
-symmetrised Wishart mechanism. Without a delta, use the symmetrised Wishart mechanism instead.
+symmetrised Wishart mechanism. For delta = 0, use the symmetrised Wishart mechanism instead.
 """
 
 import math
@@ -17,17 +17,18 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaplaceMoment:
-    """Release ``X^T X`` with Laplace noise on its upper triangle and keep its leading eigenpairs.
+    """Release ``X^T X`` with Laplace noise on its upper triangle, and return the noisy matrix's leading eigenpairs.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
 
     Notes
     -----
-    Pure epsilon-DP for any requested delta, which may be 0. The sampler has finitely many bits: its distribution is
-    within `dpca_tasks.noise.distributions.PURE_TAIL` of the ideal one in total variation.
+    The mechanism is pure epsilon-DP for any requested delta, which may be 0. The sampler uses finitely many random
+    bits. Its distribution differs from the Laplace distribution by at most
+    `dpca_tasks.noise.distributions.PURE_TAIL` in total variation.
 
     References
     ----------

@@ -1,7 +1,7 @@
-"""Local Gaussian: every record gets noise before it leaves its block, without a trusted aggregator.
+"""Local Gaussian: noise is added to the second moment of each single record, as in local differential privacy.
 
-The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze Gauss. Use this mechanism only if there is no trusted
-aggregator.
+The noisy moment of a record is called a report. The sum of n reports has ``sqrt(2 n)`` times the noise of Analyze
+Gauss. Use this mechanism only if there is no trusted aggregator.
 """
 
 import math
@@ -21,31 +21,31 @@ from dpca_tasks.queries.base import SQRT_2_UP
 from dpca_tasks.queries.locally_noised import LocallyNoised
 
 CAPACITY = 1 << 33
-"""The capacity of exact sums, in records: no dataset has more, so a bound on this many draws holds for every one."""
+"""The largest number of records that exact sums can add, so a bound for this number of reports holds for all data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGaussian:
-    """Sum locally noised second moments and keep their leading eigenpairs.
+    """Sum the records' noisy second moments (reports), and return the leading eigenpairs of the sum.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise that is (epsilon, delta)-DP; ``paper``: the printed std ``sqrt(2 ln(1.25 / delta)) /
-        epsilon`` on the diagonal, proved for epsilon below 1, and that std over ``sqrt 2`` off the diagonal, which
-        gives the same privacy; the charged event is the exact event of this Gaussian.
+        ``tight``: the least noise for which a report is (epsilon, delta)-DP; ``paper``: the published std
+        ``sqrt(2 ln(1.25 / delta)) / epsilon`` on the diagonal, proved for epsilon below 1, and this std divided by
+        ``sqrt 2`` off the diagonal, which gives the same privacy, but charged by its exact privacy loss.
 
     Notes
     -----
-    Each report is (epsilon, delta)-DP for any two inputs of one person: its std is ``sqrt 2`` times the exact
-    multiplier, whatever the relation. The released sum has more noise than that event states. With centring, a report
-    is the moment of a record that is extended by a public constant, and centring is post-processing of the sum
-    (`dpca_tasks.mechanisms.released_moment`).
+    Each report is (epsilon, delta)-DP for any two possible records of one person. For every relation, its std is
+    ``sqrt 2`` times the exact noise multiplier. The released sum of all reports has more noise than the charged event
+    states. With ``center=private``, a public constant is appended to each record, and the sum of the reports is centred
+    by post-processing (`dpca_tasks.mechanisms.released_moment`).
 
-    The guarantee does not use the declared bound on the number of records, which a dataset may exceed: delta covers the
-    draws of `CAPACITY` reports. The bound only selects the grid and the forecast.
+    The guarantee does not depend on ``records_at_most``, which a dataset may exceed: delta is large enough for the
+    noise draws of `CAPACITY` reports. The bound ``records_at_most`` only determines the grid and the forecast.
 
     References
     ----------
@@ -59,7 +59,10 @@ class LocalGaussian:
     name: ClassVar[str] = "local_gaussian"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one report to the target; the grid fits the noise of the public number of records."""
+        """Calibrate the noise of each record's report to the target.
+
+        The grid fits the noise in a sum of ``records_at_most`` reports.
+        """
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
@@ -70,8 +73,8 @@ class LocalGaussian:
             if real > target.epsilon:
                 raise Refused(
                     f"calibration=paper really gives epsilon {real:.4g} at delta={target.delta:g}, more than the "
-                    f"epsilon={target.epsilon:g} of its reports: two reports differ by up to sqrt 2; use "
-                    "calibration=tight."
+                    f"requested epsilon={target.epsilon:g}, because the moments of two records differ by up to sqrt 2; "
+                    "use calibration=tight."
                 )
         noise = Symmetric(noise_multiplier=multiplier)
         coarse = _query(problem, bits=1)
@@ -95,10 +98,10 @@ class LocalGaussian:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Collect the reports; the rest is post-processing."""
+        """Release the sum of the noisy second moments of all records; the rest is post-processing."""
         noise = Symmetric(noise_multiplier=plan.noise_multiplier)
         reports = curator.release(_query(plan.problem, bits=plan.bits), noise)
-        # The std of the summed noise would reveal the number of records, so the noise is not stated.
+        # The result omits the facts about its noise, because the std of the summed noise reveals the number of records.
         return decompose(moment_from(reports, plan.problem), n_components=self.n_components)
 
 

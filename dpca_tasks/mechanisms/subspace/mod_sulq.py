@@ -1,7 +1,7 @@
-"""MOD-SULQ: independent noise on the upper triangle of the second moment, a baseline.
+"""MOD-SULQ: a baseline with independent Gaussian noise on the upper triangle of the second moment.
 
-The noise off the diagonal is ``sqrt 2`` times the noise of Analyze Gauss. The printed std is about d times the std that
-privacy requires, since it comes from a union bound over the entries.
+The noise off the diagonal is ``sqrt 2`` times the noise of Analyze Gauss. The published std is about d times the std
+that privacy requires, since its proof uses a union bound over the entries.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,21 @@ from dpca_tasks.queries.base import SQRT_2_UP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModSulq:
-    """Release ``X^T X`` with independent Gaussian noise on its upper triangle and keep its leading eigenpairs.
+    """Release ``X^T X`` with independent Gaussian noise on its upper triangle, and return its leading eigenpairs.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     calibration : {"tight", "paper"}
-        ``tight``: the least std that is (epsilon, delta)-DP; ``paper``: the printed std, for replace_one.
+        ``tight``: the least std that is (epsilon, delta)-DP; ``paper``: the published std, for replace_one.
 
     Notes
     -----
-    The printed std applies to ``X^T X / n`` with n public. Times n it is ``(d + 1) / epsilon * sqrt(2 ln((d^2 + d) /
-    (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``. The logarithm is positive for every d of at least 2. A printed std
-    below the exact one is refused.
+    The published std is for ``X^T X / n`` with a public number n of records. For ``X^T X`` the std is multiplied by n:
+    ``(d + 1) / epsilon * sqrt(2 ln((d^2 + d) / (2 delta sqrt(2 pi)))) + 1 / sqrt(epsilon)``. The logarithm is positive
+    for every d of at least 2. If the published std is smaller than the least std that privacy requires, the request is
+    refused.
 
     References
     ----------
@@ -46,7 +47,7 @@ class ModSulq:
     name: ClassVar[str] = "mod_sulq"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one Gaussian release to the target, exactly or as printed."""
+        """Calibrate the noise of one Gaussian release, to the target or by the published formula."""
         check_request(problem, target, n_components=self.n_components)
         exact = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
         if self.calibration == "tight":
@@ -54,8 +55,8 @@ class ModSulq:
         multiplier = _paper_std(problem, target) / SQRT_2_UP
         if multiplier < exact:
             raise Refused(
-                f"calibration=paper prints a std of {multiplier * SQRT_2_UP:.4g} where "
-                f"{exact * SQRT_2_UP:.4g} is needed at these parameters; use calibration=tight."
+                f"calibration=paper has the published std {multiplier * SQRT_2_UP:.4g}, and this epsilon and delta "
+                f"require at least {exact * SQRT_2_UP:.4g}; use calibration=tight."
             )
         return self._plan(problem, target, multiplier)
 
@@ -76,11 +77,11 @@ class ModSulq:
 
 
 def _paper_std(problem: Problem, target: PrivacyTarget) -> float:
-    """Return the printed std, for ``X^T X`` in squared clip norms."""
+    """Return the published std of the noise on ``X^T X``, in squared clip norms."""
     if problem.center != "none":
         raise Refused(
-            f"center={problem.center} releases mean and count too, for which calibration=paper prints no noise; "
-            "use calibration=tight, or center=none."
+            f"center={problem.center} releases mean and count too, for which no noise is published; use "
+            "calibration=tight, or center=none."
         )
     requested = Settings(
         epsilon=target.epsilon, delta=target.delta, relation=problem.relation, n_features=problem.n_features

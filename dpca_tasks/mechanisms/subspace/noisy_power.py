@@ -1,7 +1,8 @@
-"""The noisy power method: a fixed number of noised products, without ever forming a d x d matrix.
+"""The noisy power method: a fixed number of noisy products with directions, without ever forming a d x d matrix.
 
-Analyze Gauss is at least as accurate, since a power method can post-process its one symmetric release. Use the noisy
-power method when d^2 is unaffordable. Each iteration is one durable step of the release.
+Analyze Gauss is at least as accurate, since a power method can be applied to its single noisy matrix without further
+noise. Use the noisy power method if d^2 numbers do not fit in memory. The noisy product of each iteration is stored as
+one step of the release, so an interrupted release can be resumed.
 """
 
 from collections.abc import Mapping
@@ -35,27 +36,30 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyPower:
-    """Iterate ``V <- orth(X^T X V + noise)`` and average the projectors of the second half.
+    """Iterate ``V <- orth(X^T X V + noise)``, and average the directions of the second half of the iterations.
 
     Parameters
     ----------
     n_components : int
-        k.
+        The number k of components.
     iterations : int
-        L, the number of noisy products, fixed before any row is read; the noise multiplier grows like its square root.
+        The number L of noisy products, fixed before any row is read; the noise multiplier grows with the square root of
+        L.
     oversampling : int
-        The number of extra directions in the iteration, ``p = k + oversampling``.
+        The number of directions in the iteration beyond k, ``p = k + oversampling``.
     averaging : {"projectors", "last"}
-        The result: leading directions of the second half's projectors, or of the last product alone, as published.
+        ``projectors``: the leading directions of the averaged projectors of the second half of the iterations;
+        ``last``: the directions of the last product alone, as published.
     calibration : {"tight", "paper"}
-        ``paper`` is refused: the published formula protects one entry of the matrix, not a record.
+        Only ``tight``; ``paper`` is refused, because the published formula protects one entry of the matrix instead of
+        a record.
 
     Notes
     -----
-    Row-level privacy: noise is calibrated to a whole record's ``||X_u^T X_u V||_F <= 1``. The published
-    noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` covers a change of 1 in one entry of ``X^T X``. One row
-    changes the product by up to 1, while ``||V||_max`` may be about ``sqrt(ln(d) / d)``. The rotation to leading
-    directions uses released matrices only.
+    The noise protects a whole record: one record with rows ``X_u`` changes the product by ``||X_u^T X_u V||_F <= 1``.
+    The published noise ``||V||_max sqrt(4 p L ln(1/delta)) / epsilon`` only covers a change of 1 in one entry of
+    ``X^T X``. It is too small for a record: one row changes the product by up to 1, while ``||V||_max`` may be about
+    ``sqrt(ln(d) / d)``. The final ranking of the directions uses released numbers only.
 
     References
     ----------
@@ -73,11 +77,12 @@ class NoisyPower:
     audited_with: ClassVar[Mapping[str, Any]] = {"iterations": 2}
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Split the target over the iterations, exactly."""
+        """Calibrate the noise of all iterations together, and of the mean if the problem is centred."""
         check_request(problem, target, n_components=self.n_components)
         if self.iterations < 1 or self.oversampling < 0:
             raise InvalidInput(
-                f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0."
+                f"iterations={self.iterations} must be at least 1, oversampling={self.oversampling} at least 0; "
+                "correct them."
             )
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon, delta=target.delta))
@@ -97,11 +102,11 @@ class NoisyPower:
             event=events.self_composed(noise.event, self.iterations),
             n_components=self.n_components,
             level=level,
-            edge=level / 2.0,  # directions averaged over iterations contain little of one iteration's noise
+            edge=level / 2.0,  # the average over iterations contains little noise of each single iteration
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release L noisy products, around a noisy mean if centred; the rest is post-processing."""
+        """Release the mean if the problem is centred, then the planned noisy products; the rest is post-processing."""
         noise, problem = Gaussian(noise_multiplier=plan.noise_multiplier), plan.problem
         centre = release_centre(curator, problem, mean_noise(problem, plan.target))
         directions = start_directions(problem.n_features, self._width(problem))

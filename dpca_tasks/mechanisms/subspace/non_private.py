@@ -1,8 +1,8 @@
-"""The leading directions without privacy, as a reference for private mechanisms.
+"""The exact leading directions without privacy, as a reference for private mechanisms.
 
-This reference is not in the table of mechanisms. It claims no guarantee, so it is not audited, and every check before
-its release requires an acknowledgement. Records are clipped as in the private mechanisms, so that only the noise
-differs.
+This reference is not in the table of private mechanisms. It claims no guarantee and is not audited. A release requires
+the option ``--i-know-this-is-not-private``. Records are clipped as in the private mechanisms, so that results differ
+only by the noise.
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ BITS = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonPrivate:
-    """Disclose ``X^T X`` without noise and keep its leading eigenpairs.
+    """Disclose ``X^T X`` without noise, and return its leading eigenpairs.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
 
     Notes
     -----
-    The event is ``non_private``, whose epsilon is infinite: no budget covers it. If a ledger grants it with an explicit
-    override, it records the event as such and the budget is void from then on. No finite epsilon can be guaranteed to
-    these individuals any more, so no private release is admitted afterwards. Compare mechanisms on data of another
-    population, or make the private releases first.
+    The event is ``non_private``, whose epsilon is infinite, so no budget covers the event. If a user overrides this
+    explicitly, the ledger records the event, and the budget is void from then on. No finite epsilon can be guaranteed
+    to the individuals of this population any more, so the ledger admits no further private release. To compare
+    mechanisms, use data of another population, or make the private releases first.
     """
 
     n_components: int
@@ -39,12 +39,13 @@ class NonPrivate:
     name: ClassVar[str] = "non_private"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Plan one answer without noise.
+        """Plan the disclosure of the exact second moment, without noise.
 
         Raises
         ------
         Refused
-            When the target is anything but `NO_GUARANTEE`.
+            When the target differs from `NO_GUARANTEE`, so the user has not acknowledged that the result is not
+            private.
         """
         check_shape(problem, n_components=self.n_components)
         if target != NO_GUARANTEE:
@@ -65,7 +66,7 @@ class NonPrivate:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Disclose the second moment and decompose it.
+        """Disclose the exact second moment, and compute its leading eigenpairs.
 
         Raises
         ------

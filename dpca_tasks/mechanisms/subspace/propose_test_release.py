@@ -1,8 +1,8 @@
-"""Propose, test, release: the leading directions with noise for an eigengap that was tested privately.
+"""Propose-test-release: the leading directions, with noise that fits a privately tested lower bound on the eigengap.
 
-For wide sparse rows where d^2 is unaffordable: it needs O(d k) memory, and a threshold that does not grow with d. A
-fifth of epsilon pays for a released bound of the eigengap. If the bound is too small, the test fails: the budget is
-spent and the components are random, as the artifact states.
+Use this mechanism for wide sparse rows for which d^2 numbers do not fit in memory. It needs O(d k) memory, and the
+threshold of its test does not grow with d. A fifth of epsilon pays for the released lower bound on the eigengap. If the
+bound is too small, the test fails: the budget is spent, the components are random, and the artifact states the failure.
 """
 
 import math
@@ -18,12 +18,12 @@ from dpca_tasks.privacy.eigensolver import Eigensolver
 from dpca_tasks.privacy.noised_directions import ProposedGap
 
 GAP_SHARE = 0.2
-"""The share of epsilon that the test takes; it takes half of delta."""
+"""The share of epsilon for the test of the eigengap, which also takes half of delta."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeTestRelease(OnEigenpairs):
-    """Test the eigengap, then add Gaussian noise to the leading directions, scaled to the released bound.
+    """Release a lower bound on the eigengap, then the leading directions with Gaussian noise that fits this bound.
 
     Parameters
     ----------
@@ -32,10 +32,12 @@ class ProposeTestRelease(OnEigenpairs):
 
     Notes
     -----
-    The proof is given in `dpca_tasks.privacy.noised_directions.ProposedGap`. The charge is (epsilon, delta) as a whole:
-    the noised directions are private because the bound holds, except with a probability of half of delta.
+    The proof is in the notes of `dpca_tasks.privacy.noised_directions.ProposedGap`. The bound and the directions are
+    charged together, as one (epsilon, delta). The reason is that the noise on the directions is sufficient only if the
+    bound is below the true eigengap. The bound exceeds the eigengap with a probability of at most half of delta.
 
-    The artifact publishes whether the test failed, the bound, and the std of the noise that follows from the bound.
+    The artifact publishes whether the test failed, the bound on the eigengap, and the std of the noise that follows
+    from the bound.
 
     References
     ----------
@@ -46,7 +48,7 @@ class ProposeTestRelease(OnEigenpairs):
     needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Divide the target between the test and the noise."""
+        """Divide the target between the bound on the eigengap and the noise on the directions."""
         solver = self.check(problem, target)
         first = mean_first(problem, target)
         noise = _noise(first.rest)
@@ -61,7 +63,10 @@ class ProposeTestRelease(OnEigenpairs):
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release a bound and noised directions, around a mean if centred; conclusions from the bound are public."""
+        """Release the bound on the eigengap and the noised directions, after a mean if the problem is centred.
+
+        Whether the test failed, and the std of the noise, follow from the released bound.
+        """
         first = mean_first(plan.problem, plan.target)
         noise = _noise(first.rest)
         solver, answer = self.release(curator, plan.problem, noise, first=first)
@@ -74,10 +79,10 @@ class ProposeTestRelease(OnEigenpairs):
         return Subspace(components=components, mean=mean_of(solver), outcome=outcome)
 
     def kept_lengths(self, plan: Plan, *, gap: float) -> list[float]:
-        """Return the share of a noised direction's squared length that is the direction itself, at two bounds.
+        """Return the share of the exact direction in a noised direction's squared length, for two possible bounds.
 
-        The bounds of the eigengap are the tenth and the ninetieth percentile of the released one. Below the threshold
-        there is noise alone.
+        For an eigengap ``gap``, the released bound on the eigengap is random. The two results are for its tenth and its
+        ninetieth percentile. If the bound is at or below the threshold of the test, the result is 0: noise alone.
         """
         noise, solver = _noise(mean_first(plan.problem, plan.target).rest), self.solver(plan.problem)
         middle, spread = gap - noise.margin(solver), math.log(5.0) * noise.gap_scale(solver)
@@ -90,10 +95,10 @@ class ProposeTestRelease(OnEigenpairs):
 
 
 def _needed(noise: ProposedGap, solver: Eigensolver) -> float:
-    """Return the bound up to which the test fails.
+    """Return the largest bound on the eigengap for which the test fails.
 
-    Up to this bound no directions are added to the noise, or the noise is at least as strong as they are. Directions
-    have length 1, and noise of std s has length ``s sqrt d``, where s falls with the bound.
+    For smaller bounds the release contains noise alone, or noise that is at least as long as the directions. Directions
+    have length 1. Noise of std s has length ``s sqrt d`` for d features, and s falls as the bound grows.
     """
     least = noise.threshold(solver)
     strength = math.sqrt(solver.n_features)

@@ -1,8 +1,8 @@
-"""Smooth sensitivity: the leading directions themselves, with as little noise as their eigengap allows.
+"""Smooth sensitivity: the exact leading directions, with as little noise as their eigengap permits.
 
-If the gap is large, one record hardly rotates the directions and little noise is added. The mechanism is then as
-accurate as Analyze Gauss in O(d k) memory, without ever forming a d x d matrix. If the gap is small, the output is
-noise, without a warning.
+If the eigengap is large, one record hardly rotates the directions, so little noise is added. The mechanism is then as
+accurate as Analyze Gauss, needs O(d k) memory, and never forms a d x d matrix. If the eigengap is small, the output is
+noise, and nothing in the release indicates this.
 """
 
 import math
@@ -34,30 +34,31 @@ from dpca_tasks.privacy.noised_directions import Shape, SmoothNoise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothSensitivity(OnEigenpairs):
-    """Add noise to the leading directions, scaled to a smooth bound of their rotation by one record.
+    """Add noise to the leading directions, scaled to a smooth bound on their rotation by one record.
 
     Parameters
     ----------
     noise : {"gaussian", "spherical_t", "cauchy"}
-        Gaussian noise is (epsilon, delta)-DP; the others are pure for any requested delta, which may be 0.
+        The shape of the noise: ``gaussian`` is (epsilon, delta)-DP; ``spherical_t`` and ``cauchy`` are pure epsilon-DP
+        for any requested delta, which may be 0.
     calibration : {"tight", "paper"}
-        For Gaussian noise: the exact hockey-stick of two normals, or the constants of Nissim et al., for epsilon < 1,
-        which are charged the epsilon of that hockey-stick. For Cauchy noise: the exact constants, or the printed ones,
-        which cost and are charged a third of epsilon. For spherical t noise none are printed.
+        ``tight``: the exact privacy loss of the noise's shape; ``paper``: the constants of Nissim et al., which exist
+        for ``gaussian`` (with epsilon below 1) and for ``cauchy``. The published constants are charged by their true
+        epsilon, which for ``cauchy`` is a third of the requested epsilon.
     n_components, passes, oversampling, allow_uncertified
         As of `OnEigenpairs`.
 
     Notes
     -----
-    Let g be the eigengap. One record rotates exact directions by at most L(g). The largest of ``e^{-beta j} L(g - j)``
-    over all j bounds L(g) and changes by a factor of at most ``e^beta`` (`dpca_tasks.accounting.smooth_sensitivity`).
-    Directions are multiplied by a random rotation on the right before noise is added
-    (`dpca_tasks.privacy.noised_directions`). Neither the gap nor the scale is ever published, so the quality of the
-    components only shows in their use.
+    Let g be the eigengap. One record rotates the exact directions by at most L(g). The noise is proportional to the
+    maximum of ``e^{-beta j} L(g - j)`` over all j. This maximum is at least L(g), and one record changes it by a factor
+    of at most ``e^beta`` (`dpca_tasks.accounting.smooth_sensitivity`). Before noise is added, the matrix of directions
+    is multiplied on the right by a random rotation (`dpca_tasks.privacy.noised_directions`). Neither the eigengap nor
+    the scale of the noise is ever published. So the release does not show how accurate the components are.
 
-    Gonen and Gilad-Bachrach take C / g without naming C or its range, and without the minimum with the largest distance
-    of two subspaces. They also rotate on the left. Their bound is not smooth and is not offered. ``paper`` here is the
-    published noise for the bound above.
+    Gonen and Gilad-Bachrach use the bound C / g, and state neither C nor the range in which it holds. They do not limit
+    the bound to the largest distance between two subspaces, and they rotate on the left. Their bound is not smooth, so
+    it is not available here. ``calibration=paper`` is the published noise of Nissim et al. for the bound above.
 
     References
     ----------
@@ -71,12 +72,13 @@ class SmoothSensitivity(OnEigenpairs):
     needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate shift and smoothness to the target."""
+        """Calibrate the noise to the target: the shift that it hides, and the smoothness beta of its scale."""
         solver = self.check(problem, target, pure=self.noise != "gaussian")
         if self.calibration == "paper":
             if self.noise == "spherical_t":
                 raise InvalidInput(
-                    "calibration=paper is for noise=gaussian or cauchy; spherical_t has one calibration, tight."
+                    "calibration=paper exists for noise=gaussian and noise=cauchy only; use calibration=tight with "
+                    "noise=spherical_t."
                 )
             requested, printed = Settings(epsilon=target.epsilon, delta=target.delta), f"smooth_{self.noise}"
             if FORMULAS[printed].broken(requested):
@@ -103,25 +105,27 @@ class SmoothSensitivity(OnEigenpairs):
         )
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
-        """Release noised directions, around a mean if centred; orthonormalisation is post-processing."""
+        """Release the noised directions, after a mean if the problem is centred; the rest is post-processing."""
         first = self._first(plan.problem, plan.target)
         solver, noised = self.release(curator, plan.problem, self._noise(plan.problem, first.rest), first=first)
         return Subspace(components=as_components(noised, self.n_components), mean=mean_of(solver))
 
     def kept_lengths(self, plan: Plan, *, gap: float) -> list[float]:
-        """Return the mean share of a noised direction's squared length that is the direction itself.
+        """Return the mean share of the exact direction in a noised direction's squared length, as a list of one number.
 
         Parameters
         ----------
         plan : Plan
+            The plan of the release.
         gap : float, records at the clip norm
-            The eigengap after the components, from a declaration.
+            The assumed eigengap after the components, from a declared spectrum.
 
         Notes
         -----
-        A noised direction is ``v + s z`` with ``s = U(gap) / shift``. Normals and spherical t noise of d coordinates
-        have the squared length ``s^2 d``. Cauchy noise has ``s^2 d^2 L`` in the limit, L a Levy variate of scale
-        ``2 / pi``; ``E 1 / (1 + s^2 d^2 L)`` is the closed form below.
+        A noised direction is ``v + s z`` with the exact direction v, noise z of d coordinates, and ``s = U(gap) /
+        shift`` for the smooth bound U. For Gaussian and spherical t noise, ``s z`` has about the squared length
+        ``s^2 d``. For Cauchy noise and large d, the squared length is distributed as ``s^2 d^2 L``, where L has the
+        Levy distribution of scale ``2 / pi``. The code uses a closed form of the mean of ``1 / (1 + s^2 d^2 L)``.
         """
         problem = plan.problem
         noise, size = self._noise(problem, self._first(problem, plan.target).rest), problem.n_features
@@ -141,7 +145,7 @@ class SmoothSensitivity(OnEigenpairs):
         if self.noise == "cauchy" and self.calibration == "paper":
             shift, smoothness = smooth_cauchy_shift(epsilon=epsilon, size=size)
             epsilon = FORMULAS["smooth_cauchy"].event(Settings(epsilon=epsilon))["epsilon"]
-            shift /= math.sqrt(size) * UP  # the l1 norm of a shift is at most as many times its l2 norm
+            shift /= math.sqrt(size) * UP  # the l1 norm of a vector is at most sqrt(size) times its l2 norm
         elif self.noise != "gaussian":
             shift, smoothness = tailed_shift(epsilon=target.epsilon, size=size)
         else:

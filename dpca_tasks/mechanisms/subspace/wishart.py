@@ -1,7 +1,8 @@
-"""The symmetrised Wishart mechanism: the default without a delta.
+"""The symmetrised Wishart mechanism: the default for pure epsilon-DP (delta = 0).
 
-A difference of two independent Wishart matrices has a density whose logarithm changes by at most ``t / 2c`` when
-the sum changes by nuclear norm t. The proof is in `dpca_tasks.noise.pure_matrices`.
+The noise is the difference of two independent Wishart matrices of scale c. If the sum of the records changes by nuclear
+norm t, the logarithm of the output's density changes by at most ``t / 2c``. The proof is in
+`dpca_tasks.noise.pure_matrices`.
 """
 
 import math
@@ -17,24 +18,27 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishart:
-    """Release ``X^T X`` with a symmetrised Wishart matrix and keep its leading eigenpairs.
+    """Release ``X^T X`` plus the difference of two Wishart matrices, and return the leading eigenpairs.
 
     Parameters
     ----------
     n_components : int
-        k, below the number of features.
+        The number k of components, below the number of features.
     calibration : {"tight", "paper"}
-        ``paper`` is refused: the published mechanism is not private.
+        Only ``tight``; ``paper`` is refused, because the published mechanism is not private.
 
     Notes
     -----
-    Pure epsilon-DP for any requested delta, which may be 0. The noise is sampled in floating point;
-    `dpca_tasks.noise.pure_matrices` describes the remaining gap. `laplace` has an exact sampler.
+    The mechanism is pure epsilon-DP for any requested delta, which may be 0. The noise is sampled in floating point;
+    `dpca_tasks.noise.pure_matrices` describes how this differs from the proof. The mechanism `laplace` has an exact
+    sampler.
 
-    The published mechanism adds one Wishart matrix W, which is positive semi-definite. So an output Y with ``Y - S``
-    semi-definite but ``Y - S - x x^T`` not has density zero for one of two neighbours. At ``d + 1`` degrees of freedom
-    and scale ``3 / 2 epsilon`` this happens with probability ``1 - exp(-epsilon / 3)``, which no epsilon covers.
-    Subtracting an independent copy of W fixes this with less noise.
+    The published mechanism adds one Wishart matrix W to the second moment S. W is positive semi-definite, so every
+    output Y has a positive semi-definite ``Y - S``. For a neighbour with the additional record x, every output has a
+    positive semi-definite ``Y - S - x x^T``. An output that satisfies only the first condition is impossible for the
+    neighbour. With ``d + 1`` degrees of freedom and scale ``3 / 2 epsilon``, the probability of such outputs is
+    ``1 - exp(-epsilon / 3)``, so the mechanism is not epsilon-DP for any epsilon. Subtracting an independent copy of W
+    repairs the mechanism, and needs less noise.
 
     References
     ----------
@@ -48,7 +52,7 @@ class Wishart:
     name: ClassVar[str] = "wishart"
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate one release to epsilon."""
+        """Calibrate the noise of the single release to epsilon."""
         check_request(problem, target, n_components=self.n_components, pure=True)
         if self.calibration == "paper":
             raise refusal(self.name, Settings(epsilon=target.epsilon))

@@ -1,4 +1,4 @@
-"""Tensor mechanisms by name, one file each, with a common interface."""
+"""Mechanisms that decompose moment tensors (topics, mixtures): one file each, and a table of their classes by name."""
 
 from dpca_tasks.mechanisms.registered import Mechanisms
 

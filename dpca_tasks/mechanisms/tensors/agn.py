@@ -1,7 +1,8 @@
 """AGN: topics or the means of a mixture, from a second and a third moment with Gaussian noise.
 
-The second moment is released in full, the third moment only along the leading eigenvectors of the first answer. These
-``K^3`` numbers have the same noise law as noise on all ``D^3`` numbers, projected on these directions.
+The second moment is released in full. The third moment is released only along the K leading eigenvectors of the noisy
+second moment: its core, of ``K^3`` numbers. The noise of the core has the same distribution as noise on all ``D^3``
+numbers of the third moment that is projected on the eigenvectors.
 """
 
 from dataclasses import dataclass, field
@@ -28,31 +29,34 @@ _FORMULA = {"topics": "agn_of_topics", "mixture": "agn_of_mixtures"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agn:
-    """Release the second moment and the core of the third with isometric Gaussian noise, and decompose the core.
+    """Release the second moment and the core of the third moment with isotropic Gaussian noise, and decompose the core.
 
     Parameters
     ----------
     components : int
-        K, below the number of features. If noise hides some components, fewer are found, as the result states.
+        The number K of components, below the number of features. If noise hides some components, the result has fewer
+        components and states this.
     split : float
-        The share of the squared loss for the second moment.
+        The share of the budget mu^2 for the second moment.
     point_factor : float
-        For a mixture: ``clip_norm`` over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m and
-        noise of variance s2. It determines m publicly.
+        For a mixture: ``clip_norm`` divided by the root mean square norm of points. This norm is ``sqrt(m^2 + D s2)``
+        for means of norm m and noise of variance s2. So the factor determines m from public numbers.
     score_factor : float
-        For a mixture: the bound of a point's K scores over their root mean square, ``sqrt(m^2 + K s2)``. A smaller
-        value clips points, a larger value adds noise.
+        For a mixture: the bound on the norm of a point's K scores (coordinates along the eigenvectors), divided by the
+        root mean square of this norm, ``sqrt(m^2 + K s2)``. A smaller factor clips more points, and a larger factor
+        adds more noise.
     calibration : {"tight", "paper"}
-        ``tight``: the least noise for the target; ``paper``: ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` in each
-        release, on the upper triangle of the second moment as printed; the plan states its true epsilon, which is
-        charged, and a violated condition of its theorem.
+        ``tight``: the least noise for the target; ``paper``: the published noise multiplier
+        ``sqrt(2 ln(1.25 / (delta / 2))) / (epsilon / 2)`` for each of the two releases. The published noise has equal
+        std in the whole upper triangle of the second moment. The plan states and charges its true epsilon, and states
+        if a condition of the published theorem is violated.
 
     Notes
     -----
-    The paper adds noise of one std to all ``D^3`` numbers of the third moment and projects them. Here the printed std
-    applies to the core, which gives the same law. The paper clips points to norm 1; here they are clipped to
-    ``clip_norm``. Noise is added to the third moment before whitening, since whitening may scale a record without
-    bound.
+    The paper adds noise of equal std to all ``D^3`` numbers of the third moment, and then projects them. Here noise of
+    the published std is added to the core, which gives the same distribution. The paper clips points to norm 1; here
+    points are clipped to ``clip_norm``. Noise is added to the third moment before whitening, because whitening may
+    magnify the contribution of a record without bound.
 
     References
     ----------
@@ -69,7 +73,7 @@ class Agn:
     name: ClassVar[str] = "agn"
 
     def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
-        """Split the target over both releases, exactly or as printed."""
+        """Calibrate the noise of the second moment and of the core, to the target or by the published formula."""
         releases = self._releases(problem)
         releases.check()
         check_target(problem, target)
@@ -81,7 +85,7 @@ class Agn:
         return plan_releases(self.name, releases, target, noises, notes=notes, printed=True)
 
     def run(self, curator: Curator, plan: Plan) -> Components:
-        """Release both moments; the rest is post-processing."""
+        """Release the second moment and the core of the third moment; the rest is post-processing."""
         return run_releases(curator, plan, self._releases(plan.problem), self._noises(plan.problem, plan.target))
 
     def _releases(self, problem: TensorProblem) -> TensorReleases:

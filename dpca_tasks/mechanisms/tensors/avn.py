@@ -1,4 +1,4 @@
-"""AVN: topics or the means of a mixture without a delta, from moments with pure noise of random length."""
+"""AVN: topics or the means of a mixture with pure epsilon-DP, from moments with noise of random length."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,12 +21,13 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Avn:
-    """Release the second moment and the core of the third with pure noise, and decompose the core.
+    """Release the second moment and the core of the third moment with pure epsilon-DP, and decompose the core.
 
     Parameters
     ----------
     components : int
-        K, below the number of features. If noise hides some components, fewer are found, as the result states.
+        The number K of components, below the number of features. If noise hides some components, the result has fewer
+        components and states this.
     split : float
         The share of epsilon for the second moment.
     point_factor, score_factor : float
@@ -34,9 +35,10 @@ class Avn:
 
     Notes
     -----
-    Pure epsilon-DP for any requested delta, which may be 0. The l2 sensitivities are the same as for `Agn`. The noise
-    has density ``exp(-|b| / s)``; for p coordinates it is about ``sqrt(p)`` times as long as Gaussian noise. The notes
-    of `dpca_tasks.noise.pure_matrices` state the limits of the sampler's floating point.
+    The mechanism is pure epsilon-DP for any requested delta, which may be 0. The l2 sensitivities are the same as for
+    `dpca_tasks.mechanisms.tensors.agn.Agn`. The noise b has a density proportional to ``exp(-|b| / s)``. For p
+    coordinates it is about ``sqrt(p)`` times as long as Gaussian noise. The notes of `dpca_tasks.noise.pure_matrices`
+    state the limits of a sampler in floating point.
 
     References
     ----------
@@ -51,14 +53,14 @@ class Avn:
     name: ClassVar[str] = "avn"
 
     def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
-        """Split epsilon over both releases, exactly."""
+        """Divide epsilon exactly between the second moment and the core."""
         releases = self._releases(problem)
         releases.check()
         check_target(problem, target, pure=True)
         return plan_releases(self.name, releases, target, self._noises(target))
 
     def run(self, curator: Curator, plan: Plan) -> Components:
-        """Release both moments; the rest is post-processing."""
+        """Release the second moment and the core of the third moment; the rest is post-processing."""
         return run_releases(curator, plan, self._releases(plan.problem), self._noises(plan.target))
 
     def _releases(self, problem: TensorProblem) -> TensorReleases:

@@ -1,8 +1,8 @@
-"""Orthogonal tensor decomposition without privacy, otd: a reference for private components.
+"""Orthogonal tensor decomposition without privacy (``otd``), a reference for the private tensor mechanisms.
 
-This reference is not in the table of mechanisms. It claims no guarantee, so it is not audited, and every check before
-its release requires an acknowledgement. Words are counted and points are clipped as in the private mechanisms, so that
-only the noise differs.
+This reference is not in the table of private mechanisms. It claims no guarantee and is not audited. A release requires
+the option ``--i-know-this-is-not-private``. Words are counted and points are clipped as in the private mechanisms, so
+that results differ only by the noise.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ MOMENT_BITS, CORE_BITS = {"topics": 28, "mixture": 14}, 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonPrivate:
-    """Disclose the second moment and the core of the third without noise, and decompose the core.
+    """Disclose the second moment and the core of the third moment without noise, and decompose the core.
 
     Parameters
     ----------
@@ -34,8 +34,8 @@ class NonPrivate:
 
     Notes
     -----
-    The event of both steps is ``non_private``: see `dpca_tasks.mechanisms.subspace.non_private.NonPrivate` for its
-    effect on a budget.
+    The event of both steps is ``non_private``. The notes of `dpca_tasks.mechanisms.subspace.non_private.NonPrivate`
+    describe its effect on a budget.
     """
 
     components: int
@@ -45,12 +45,13 @@ class NonPrivate:
     name: ClassVar[str] = "otd"
 
     def plan(self, problem: TensorProblem, target: PrivacyTarget) -> Plan:
-        """Plan two answers without noise.
+        """Plan the disclosure of the second moment and of the core, without noise.
 
         Raises
         ------
         Refused
-            When the target is anything but `NO_GUARANTEE`.
+            When the target differs from `NO_GUARANTEE`, so the user has not acknowledged that the result is not
+            private.
         """
         releases = self._releases(problem)
         releases.check()
@@ -75,7 +76,7 @@ class NonPrivate:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Components:
-        """Disclose both moments and decompose the core.
+        """Disclose the exact second moment and the exact core of the third moment, and decompose the core.
 
         Raises
         ------

@@ -1,16 +1,20 @@
-r"""Tensor decomposition: the two releases, and the components computed from them.
+r"""Tensor decomposition of moments: the two releases of a tensor mechanism, and the components computed from them.
 
-A release is a second moment, then the core of the third moment along its eigenvectors. The robust tensor power method
-computes the components of topics and mixtures from both. `TensorProblem` holds the public facts of a request.
+A tensor mechanism first releases the second moment A of the records. Then it releases the *core*, which is the third
+moment T along the leading eigenvectors U of the noisy second moment, ``T(U, U, U)``. The components are topics of
+documents, or means of a mixture. They are computed from both answers by the robust tensor power method. `TensorProblem`
+holds the public facts of a request.
 
-*Second query.* It depends only on the first answer and on public facts. Its directions are rounded to the public grid
-of step ``2^-24`` and used as rounded from then on. So the only loss is that they are orthonormal up to about ``2^-24
-sqrt(D)``. This causes a relative error of components of the same size, far below the error from any noise.
+*The query of the core* depends only on the noisy second moment and on public facts. The eigenvectors are rounded to a
+public grid of step ``2^-24``, and all later computations use the rounded vectors. So these are orthonormal only up to
+about ``2^-24 sqrt(D)`` for D features. The resulting relative error of components has the same size, far below the
+error from any noise.
 
 *The robust tensor power method* finds the components of a symmetric tensor of order 3 that is nearly orthogonal. For a
 tensor ``T = sum_k lambda_k v_k (x) v_k (x) v_k`` with orthonormal ``v_k``, the ``v_k`` are the stable fixed points of
-``u <- T(I, u, u) / |T(I, u, u)|``. Of several public random starts, the one that reaches the largest ``T(u, u, u)`` is
-polished and its component subtracted. Then the next component is sought.
+the iteration ``u <- T(I, u, u) / |T(I, u, u)|``. The iteration is run from several public random starts, and the result
+with the largest ``T(u, u, u)`` is iterated further. The component found is subtracted from the tensor. Then the next
+component is found in the same way.
 
 >>> import numpy as np
 >>> v, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
@@ -18,12 +22,13 @@ polished and its component subtracted. Then the next component is sought.
 >>> values.round(12).tolist(), bool(np.allclose(vectors, v.T))
 ([3.0, 2.0, 1.0], True)
 
-*Topics and mixtures* are computed from the eigenpairs above the noise by whitening. The leading eigenpairs ``U, L`` of
-a second moment ``A = sum_k n_k mu_k mu_k^T`` give the whitening ``W = U L^(-1/2)``. Under W the third moment is
-``T(W, W, W) = sum_k n_k^(-1/2) v_k (x) v_k (x) v_k`` with orthonormal ``v_k``. Then ``mu_k = lambda_k U L^(1/2) v_k``,
-and the weights are proportional to ``lambda_k^(-2)``. Moments are sums over records. Their number N cancels, except in
-the variance of a mixture's noise. Only the core ``T(U, U, U)`` of the third moment is requested. All functions of this
-part are post-processing of released numbers.
+*Whitening.* Suppose that ``n_k`` records belong to component k, with mean ``mu_k``. Then the second moment is
+``A = sum_k n_k mu_k mu_k^T``. Its leading eigenvectors U and eigenvalues L, those above the noise, give the whitening
+``W = U L^(-1/2)``. The whitened third moment is ``T(W, W, W) = sum_k n_k^(-1/2) v_k (x) v_k (x) v_k`` with orthonormal
+``v_k``, and it follows from the core ``T(U, U, U)``. The tensor power method gives ``v_k`` and the values
+``lambda_k = n_k^(-1/2)``. Then ``mu_k = lambda_k U L^(1/2) v_k``, and the weights of the components are proportional to
+``lambda_k^(-2)``. Moments are sums over records. The number N of records is needed only for the variance of a mixture's
+noise. All these computations are post-processing of released numbers.
 
 >>> import numpy as np
 >>> means, counts = np.array([[0.6, 0.4, 0.0, 0.0], [0.0, 0.2, 0.3, 0.5]]), np.array([400.0, 600.0])
@@ -61,7 +66,7 @@ from dpca_tasks.queries.rounded_product import DIRECTION_BITS, on_direction_grid
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
 
-START_SEED = 20140801  # starts are public; no guarantee depends on them
+START_SEED = 20140801  # seed of the public random starts of the power method; no guarantee depends on it
 
 type Array = NDArray[np.float64]
 
@@ -69,29 +74,33 @@ type Array = NDArray[np.float64]
 def robust_power_method(
     tensor: Array, *, n_components: int, seed: int = START_SEED, restarts: int = 20, steps: int = 60, polish: int = 20
 ) -> tuple[Array, Array]:
-    """Return the values and vectors of a symmetric tensor, subtracting each component when it is found.
+    """Find the components of a nearly orthogonal symmetric tensor, one after the other, by the robust power method.
+
+    Each component found is subtracted from the tensor.
 
     Parameters
     ----------
     tensor : array of shape (K, K, K)
-        Symmetric.
+        The symmetric tensor T.
     n_components : int
         The largest number of components to find.
     seed : int
-        The public seed of the starts.
+        The public seed of the random starts.
     restarts, steps, polish : int
-        The starts for a component, the iterations of each start, and further iterations of the best start.
+        The number of starts for each component, the number of iterations of each start, and the number of further
+        iterations of the best start.
 
     Returns
     -------
     values : float64 array of shape (found,)
-        Positive values, in the order in which they were found; the sign of each vector is chosen accordingly.
+        The value ``T(v, v, v)`` of each component v, in the order in which they were found. The signs of the vectors
+        are chosen so that all values are positive.
     vectors : float64 array of shape (found, K)
-        Vectors of norm 1.
+        The components v, of norm 1.
 
     Guarantees
     ----------
-    Fewer components than requested are found if no start reaches a positive value, or a number is not finite. The
+    Fewer components than requested are found if no start reaches a positive value, or if a number is not finite. The
     remaining tensor then contains no component.
     The same tensor gives the same bits on one machine.
     """
@@ -114,40 +123,40 @@ def robust_power_method(
 
 
 def _applied(tensor: Array, rows: Array) -> Array:
-    """Return ``T(I, u, u)`` of each row u."""
+    """Return the vector ``T(I, u, u)`` for each row u of ``rows``, where T is the tensor of order 3."""
     order = len(tensor)
     once = (rows @ tensor.reshape(order, order * order)).reshape(-1, order, order)
     return np.asarray(np.einsum("rij,rj->ri", once, rows))
 
 
 def _values(tensor: Array, rows: Array) -> Array:
-    """Return ``T(u, u, u)`` of each row u."""
+    """Return the number ``T(u, u, u)`` for each row u of ``rows``, where T is the tensor of order 3."""
     return np.asarray(np.einsum("ri,ri->r", _applied(tensor, rows), rows))
 
 
 def _unit(rows: Array) -> Array:
-    """Scale rows to norm 1; a row of zeros stays 0."""
+    """Scale each row to norm 1; a row of zeros remains zero."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigenspace:
-    """The leading eigenpairs of a released second moment that exceed its noise.
+    """The leading eigenpairs of a released second moment whose eigenvalues exceed the noise.
 
     Parameters
     ----------
     values : float64 array of shape (K',)
-        Eigenvalues, descending, not divided by the number of records. For a mixture, the variance of its noise is
-        already subtracted.
+        The eigenvalues, descending, not divided by the number of records. For a mixture, the contribution of
+        ``noise_variance`` is already subtracted.
     directions : float64 array of shape (D, K')
-        U, the eigenvectors as columns.
+        The eigenvectors U as columns.
     requested : int
-        K, the number of requested components; ``K' <= K``.
+        The number K of requested components; ``K' <= K``.
     floor : float
-        The value that eigenvalues had to exceed.
+        The threshold that eigenvalues must exceed, from the noise of the release.
     noise_variance : float, optional
-        For a mixture: the variance of its noise in one coordinate of one record.
+        For a mixture: the variance of a record around the mean of its component, in each coordinate.
     """
 
     values: Array
@@ -158,17 +167,23 @@ class Eigenspace:
 
     @property
     def above(self) -> int:
-        """The number of eigenvalues above the floor; the leading pair is kept even if it is below the floor."""
+        """The number of eigenvalues above the floor; it may be 0, because the leading pair is always stored."""
         return int((self.values > self.floor).sum())
 
 
 def moment_floor(order: int, *, noise_std: float) -> float:
-    """Return ``sqrt(2 D) std``, the spectral norm of isometric noise with std ``std`` on the diagonal."""
+    """Return ``sqrt(2 D) std``, the spectral norm of an isotropic noise matrix of order D.
+
+    ``noise_std`` is the std of its diagonal entries.
+    """
     return math.sqrt(2.0 * order) * noise_std
 
 
 def eigenspace(matrix: Array, *, n_components: int, floor: float) -> Eigenspace:
-    """Return the leading eigenpairs of the pair moment of documents: K, or fewer if fewer exceed a floor."""
+    """Return the leading eigenpairs of the second moment of documents, which sums over pairs of words.
+
+    At most ``n_components`` eigenpairs are returned, fewer if fewer eigenvalues exceed ``floor``, but at least one.
+    """
     values, rows = leading_eigenpairs(matrix, n_components)
     return _above(values, rows, floor=floor)
 
@@ -182,23 +197,23 @@ def mixture_eigenspace(
     noise_variance: float | None = None,
     most: float = math.inf,
 ) -> Eigenspace:
-    """Return the leading eigenpairs of the second moment of points, after subtracting the variance of their noise.
+    """Return the leading eigenpairs of a mixture's second moment, after the points' noise variance is subtracted.
 
     Parameters
     ----------
     matrix : array of shape (D, D)
         The second moment, not divided by the number of records.
     n_components : int
-        K, below D.
+        The requested number K of eigenpairs, below D.
     floor : float
-        The value that an eigenvalue must exceed after the variance is subtracted.
+        The threshold that an eigenvalue must exceed after the noise variance is subtracted.
     n_records : float
-        N, a public number.
+        The public number N of records.
     noise_variance : float, optional
-        The declared variance. By default it is the mean of the ``D - K`` least eigenvalues over N, or 0 if this mean is
-        negative.
+        The declared variance of the points around their means, in each coordinate. By default it is estimated as the
+        mean of the ``D - K`` least eigenvalues divided by N, or 0 if this mean is negative.
     most : float
-        The largest variance that is possible for points clipped to their norm bound.
+        The largest variance that clipped points can have, which bounds the estimate.
     """
     values, rows = leading_eigenpairs(matrix, n_components)
     if noise_variance is None:
@@ -208,25 +223,26 @@ def mixture_eigenspace(
 
 
 def components_of(core: Array, space: Eigenspace, *, model: ComponentModel) -> Components:
-    """Return the components of a released core.
+    """Compute the components of a topic model or mixture from a released core and the released eigenpairs.
 
     Parameters
     ----------
     core : array of shape (K', K', K')
-        ``T(U, U, U)`` with the directions of the eigenspace.
+        The third moment along the eigenvectors, ``T(U, U, U)``.
     space : Eigenspace
+        The leading eigenpairs of the second moment.
     model : {"topics", "mixture"}
-        Topics are mapped back to the simplex: negative entries become 0, and the others are scaled to sum 1.
+        Topics are mapped to probabilities: negative entries become 0, and the others are scaled to sum 1.
 
     Returns
     -------
     Components
-        By falling weight. ``outcome`` has three numbers of components: the requested ones (``requested``), the ones
-        ``above`` the noise of the second moment (its ``floor``), and the ones ``found`` in the third moment. ``failed``
-        is whether no component was above the noise.
+        The components by falling weight. ``outcome`` states the numbers of components that were ``requested``, that
+        are ``above`` the noise of the second moment (the eigenvalue threshold ``floor``), and that were ``found`` in
+        the third moment. ``failed`` is true if no component is above the noise.
     """
     least = np.maximum(space.values, space.floor)
-    roots = np.sqrt(np.where(least > 0, least, math.inf))  # an infinite root excludes a direction without variance
+    roots = np.sqrt(np.where(least > 0, least, math.inf))  # an infinite root excludes a direction with eigenvalue 0
     whitened = core / (roots[:, None, None] * roots[:, None] * roots)
     values, vectors = robust_power_method(whitened, n_components=len(roots))
     components = values[:, None] * ((vectors * roots) @ space.directions.T)
@@ -266,7 +282,7 @@ def _above(values: Array, rows: Array, *, floor: float, noise_variance: float | 
 
 
 LARGEST = 1 << 27
-"""The largest number of coordinates of a second moment, which is held in memory with 8 bytes each."""
+"""The largest number of coordinates of a second moment, which is kept in memory with 8 bytes per coordinate."""
 FEWEST_WORDS = 3
 
 
@@ -277,19 +293,19 @@ class TensorProblem(Terms):
     Parameters
     ----------
     n_features : int
-        Declared columns D: words of a vocabulary, or coordinates of a point.
+        The declared number D of columns: words of a vocabulary, or coordinates of a point.
     model : {"topics", "mixture"}
-        Whether a record is a document, all words of which are from one topic, or a point around one of the means, with
-        noise of equal variance in every coordinate.
+        ``topics``: a record is a document, whose words all come from one topic. ``mixture``: a record is a point near
+        the mean of its component, with noise of equal variance in every coordinate.
     words_at_most : int, optional
-        For topics: the public bound on the number of words that are counted of a document.
+        For topics: the public bound on the number of words that are counted in a document.
     clip_norm : float, data units, optional
-        For a mixture: R, the bound on the norm of a point; longer points are scaled down to R.
+        For a mixture: the bound R on the norm of a point. Longer points are scaled down to norm R.
     noise_variance : float, squared data units, optional
-        For a mixture: s2, the variance of its noise, if it is publicly known; otherwise it follows from the release.
+        For a mixture: the variance s2 of the points around their means in each coordinate, if it is publicly known.
+        Otherwise it is estimated from the release.
     **others
-        As for `Terms`. For a mixture without a declared variance, ``records_at_most`` is taken as the number of
-        records, by which the remaining second moment is divided.
+        As for `Terms`. The estimate of the variance uses ``records_at_most`` as the number of records.
     """
 
     n_features: int
@@ -300,22 +316,23 @@ class TensorProblem(Terms):
 
     @property
     def unit(self) -> float:
-        """The largest trace of one record's second moment: 1 for a document, ``R^2`` for a point."""
+        """The largest trace of one record's second moment: 1 for a document, ``clip_norm^2`` for a point."""
         return 1.0 if self.clip_norm is None else self.clip_norm**2
 
 
 def check_tensor(problem: TensorProblem, *, components: int) -> None:
-    """Refuse facts that fit no model, and impossible numbers of components.
+    """Refuse invalid public facts of a request for topics or a mixture, and impossible numbers of components.
 
     Raises
     ------
     InvalidInput
-        When a bound of the model is missing or out of its domain, or belongs to the other model. When the number of
-        components is below one, or not below the number of features. When the second moment does not fit in memory.
+        When a required bound of the model is missing or out of its domain, or a bound of the other model is given. When
+        the number of components is below 1, or not below the number of features. When the second moment does not fit in
+        memory.
     """
     if not 1 <= components < problem.n_features:
         raise InvalidInput(
-            f"components={components} must be at least 1 and below n_features={problem.n_features}; use fewer."
+            f"components={components} must be at least 1 and below n_features={problem.n_features}; correct it."
         )
     coordinates = problem.n_features * (problem.n_features + 1) // 2
     if coordinates > LARGEST:
@@ -337,7 +354,7 @@ def _check_topics(problem: TensorProblem) -> None:
     if problem.words_at_most is None or problem.words_at_most < FEWEST_WORDS:
         raise InvalidInput(
             f"words_at_most={problem.words_at_most} must be at least {FEWEST_WORDS} for model=topics, which compares "
-            "three words of a document; state a public bound on the words of one."
+            "three words of a document; state a public bound on the number of words in a document."
         )
 
 
@@ -352,33 +369,35 @@ def _check_mixture(problem: TensorProblem) -> None:
     most = problem.clip_norm**2 / problem.n_features
     if problem.noise_variance is not None and not 0 <= problem.noise_variance <= most:
         raise InvalidInput(
-            f"noise_variance={problem.noise_variance} must be from 0 to {most:.6g}, clip_norm^2 / n_features: points "
-            "of such noise are longer than clip_norm; correct one of them."
+            f"noise_variance={problem.noise_variance} must be from 0 to {most:.6g}, clip_norm^2 / n_features, because "
+            "points with more noise are longer than clip_norm; correct noise_variance or clip_norm."
         )
 
 
 POINT_FACTOR, SCORE_FACTOR = 1.3, 1.4
 CORE_SENSITIVITY = 2.0
-"""A bound on the sensitivity of a core in its unit, for any directions, up to rounding."""
+"""A bound on the sensitivity of a core for any directions, up to rounding, in the unit of the core's query."""
 _GRID_LOSS = 0.01
-_FAR = 16.0  # margin for draws of random length, in multiples of their scale, which is almost never exceeded
+_FAR = 16.0  # margin for noise of random length, in multiples of its scale; it is almost never exceeded
 _LEAST_MARGIN = 1.0 + 2.0**-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorReleases:
-    """Queries of both releases, and post-processing of their answers.
+    """The queries of a tensor mechanism, for the second moment and the core, and the post-processing of the answers.
 
     Parameters
     ----------
     problem : TensorProblem
+        The public facts of the request.
     components : int
-        K.
+        The requested number K of components.
     point_factor : float
-        For a mixture: the clip norm R over the root mean square of points, ``sqrt(m^2 + D s2)`` for means of norm m.
+        For a mixture: the clip norm R divided by the root mean square norm of points. This norm is
+        ``sqrt(m^2 + D s2)`` for means of norm m, so the factor determines m.
     score_factor : float
-        For a mixture: the bound of scores over their root mean square, ``sqrt(m^2 + K s2)``; m follows from
-        ``point_factor``.
+        For a mixture: the bound on the norm of a point's scores (coordinates along the leading eigenvectors), divided
+        by the root mean square of this norm, ``sqrt(m^2 + K s2)``.
     """
 
     problem: TensorProblem
@@ -387,48 +406,55 @@ class TensorReleases:
     score_factor: float = field(default=SCORE_FACTOR, metadata={"ge": 1})
 
     def check(self) -> None:
-        """Refuse facts and factors out of their domain.
+        """Refuse invalid public facts, and factors below 1.
 
         Raises
         ------
         InvalidInput
+            As for `check_tensor`. Also when a factor is below 1 or infinite.
         """
         check_tensor(self.problem, components=self.components)
         if not all(1 <= factor < math.inf for factor in (self.point_factor, self.score_factor)):
             raise InvalidInput(
-                f"point_factor={self.point_factor} and score_factor={self.score_factor} must be at least 1 and finite: "
-                "smaller bounds clip the components; 1.3 and 1.4 are usual."
+                f"point_factor={self.point_factor} and score_factor={self.score_factor} must be at least 1 and finite, "
+                "because smaller factors clip the components; 1.3 and 1.4 are usual."
             )
 
     def moment_query(self, *, bits: int) -> WordPairs | SecondMoment:
-        """Return the query of the second moment: of pairs of words, or of clipped points."""
+        """Return the query for the second moment: over pairs of words for topics, over clipped points for a mixture."""
         if self.problem.model == "topics":
             return WordPairs(**self._requested(bits), words_at_most=self._words_at_most)
         assert self.problem.clip_norm is not None
         return SecondMoment(**self._requested(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
-        """Return the finest grid of the second moment that is safe for noise of a std relative to sensitivity."""
+        """Return the bits of the second moment's finest grid that is safe for the noise.
+
+        The std of the noise is ``noise_multiplier`` times the sensitivity.
+        """
         coarse = self.moment_query(bits=1)
         return grid_bits(noise_std=noise_multiplier * coarse.sensitivity("l2"), degree=coarse.degree)
 
     def moment_std(self, *, noise_multiplier: float) -> float:
-        """Return the std of noise on the diagonal of the second moment, in its units."""
+        """Return the std of the noise on the diagonal of the second moment, in the units of the moment."""
         query = self.moment_query(bits=1)
         return noise_multiplier * query.sensitivity("l2") * query.unit
 
     def core_bits(self, *, noise_multiplier: float) -> int:
-        """Return the finest safe grid of the core, for any directions."""
+        """Return the bits of the core's finest grid that is safe for the noise, for any directions."""
         return grid_bits(noise_std=noise_multiplier * CORE_SENSITIVITY, degree=1)
 
     def space(self, matrix: Array, *, std: float) -> Eigenspace:
-        """Return the eigenpairs of a released second moment that exceed the noise, with directions on the public grid.
+        """Return the eigenpairs of a released second moment that exceed the noise.
+
+        The eigenvectors are rounded to the public grid.
 
         Parameters
         ----------
         matrix : array of shape (D, D)
+            The released noisy second moment.
         std : float
-            The std of the noise on the diagonal; the noise is isotropic.
+            The std of the isotropic noise on the diagonal.
         """
         problem, floor = self.problem, moment_floor(self.problem.n_features, noise_std=std)
         if problem.model == "topics":
@@ -445,7 +471,7 @@ class TensorReleases:
         return replace(found, directions=on_direction_grid(found.directions) / 2.0**DIRECTION_BITS)
 
     def core_query(self, space: Eigenspace, *, bits: int) -> WordTriples | PointTriples:
-        """Return the query of the core along the directions of a released second moment."""
+        """Return the query for the core: the third moment along the eigenvectors of a released second moment."""
         directions = on_direction_grid(space.directions)
         if space.noise_variance is None:
             return WordTriples(**self._requested(bits), directions=directions, words_at_most=self._words_at_most)
@@ -457,7 +483,10 @@ class TensorReleases:
         )
 
     def score_norm(self, space: Eigenspace) -> float:
-        """Return the bound on scores of points: at most R, and at least what the query needs for its variance."""
+        """Return the bound on the norm of a point's scores, which are its coordinates along the eigenvectors.
+
+        The bound is at most the clip norm R, and at least the minimum that the query requires for the noise variance.
+        """
         assert self.problem.clip_norm is not None
         assert space.noise_variance is not None
         kept, s2, clip_norm = len(space.values), space.noise_variance, self.problem.clip_norm
@@ -467,11 +496,11 @@ class TensorReleases:
         return min(max(usual, least * _LEAST_MARGIN), clip_norm * _LEAST_MARGIN)
 
     def components_from(self, core: Array, space: Eigenspace) -> Components:
-        """Return the components of a released core."""
+        """Compute the components of the model from a released core and the released eigenpairs."""
         return components_of(core, space, model=self.problem.model)
 
     def warnings(self, *, bits: int) -> tuple[str, ...]:
-        """Return warnings about limits of the utility, in public terms."""
+        """Return warnings about limits of the utility that follow from public facts."""
         problem, query = self.problem, self.moment_query(bits=bits)
         if isinstance(query, WordPairs):
             if query.largest_loss <= _GRID_LOSS:
@@ -483,8 +512,8 @@ class TensorReleases:
         if problem.noise_variance is not None or (problem.relation != "add_remove" and problem.records_declared):
             return ()
         return (
-            f"the variance of the mixture's noise is taken over {problem.records_at_most} records, and comes out too "
-            "small if there are fewer; declare the number of records, or noise_variance.",
+            f"the variance of the mixture's noise is estimated for {problem.records_at_most} records, and is too small "
+            "if there are fewer records; declare the number of records, or noise_variance.",
         )
 
     @property
@@ -505,7 +534,7 @@ def plan_releases(
     notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
-    """Plan both releases with the noise of each."""
+    """Plan the releases of the second moment and of the core, with the noise ``noises`` of each."""
     moment, core = noises
     cube = Layout(kind="cube", order=releases.components)
     layout = releases.moment_query(bits=1).layout
@@ -538,32 +567,38 @@ def run_releases(
 
 
 def product_along(query: RowSum, space: Eigenspace) -> Eigenspace:
-    """Return an eigenspace with the directions and the variance of the core query, which may be stored inputs."""
+    """Return an eigenspace with the directions and the noise variance of the core's query.
+
+    In a resumed release, these are the stored public inputs of the query.
+    """
     assert isinstance(query, WordTriples | PointTriples)
     variance = float(np.sum(query.noise_variance)) if isinstance(query, PointTriples) else None
     return replace(space, directions=query.directions / 2.0**DIRECTION_BITS, noise_variance=variance)
 
 
 def spread(noise: NoiseDistribution, order: int) -> float:
-    """Return the diagonal std of isometric noise with the same spectral norm as ``noise``, over its multiplier."""
+    """Return the diagonal std of isotropic noise with the same spectral norm as ``noise``.
+
+    The std is divided by the noise multiplier.
+    """
     if isinstance(noise, SymmetricRadial | CubeRadial):
         return noise.spread(order)
     return math.sqrt(2.0) if isinstance(noise, UpperTriangle) else 1.0
 
 
 def _largest(noise: NoiseDistribution, order: int) -> float:
-    """Return the std of a noise over the sensitivity, with a margin if the length of a draw is random."""
+    """Return the std of a noise distribution divided by the sensitivity, with a margin for noise of random length."""
     is_radial = isinstance(noise, SymmetricRadial | CubeRadial)
     return noise.noise_multiplier * (spread(noise, order) + (_FAR if is_radial else 0.0))
 
 
 def checked_split(split: float) -> Fraction:
-    """Return the second moment's share as a fraction.
+    """Return the setting ``split``, the second moment's share of the budget, as a fraction.
 
     Raises
     ------
     InvalidInput
-        When the share leaves nothing for one of the two releases.
+        When the share is not strictly between 0 and 1, so that one of the two releases would get no budget.
     """
     if not 0 < split < 1:
         raise InvalidInput(f"split={split} must be in (0, 1), the share of the second moment; 0.5 is usual.")

@@ -1,9 +1,9 @@
-"""Exports of artifacts: tags, MLflow folder, ONNX file and scikit-learn PCA.
+"""Exports of artifacts: tags, MLflow folder, ONNX file and scikit-learn PCA agree with the artifact.
 
-Tags must state where an export came from and what it guarantees. The MLflow folder states signature and lineage, and
-its loader needs NumPy alone; ``make exports`` runs MLflow. The ONNX file is read back by an independent reader, and its
-graph, evaluated, must give the same scores; ``make exports`` runs it in ONNX Runtime. The exported PCA of scikit-learn
-must give the same scores; ``make exports`` writes and reads it with skops.
+Tags must state where an export came from and which privacy it guarantees. The MLflow folder states signature and
+lineage, and its loader needs NumPy alone; ``make exports`` runs MLflow. An independent reader parses the ONNX file, and
+its graph must give the same scores; ``make exports`` runs it in ONNX Runtime. The exported PCA of scikit-learn must
+give the same scores; ``make exports`` writes and reads it with skops.
 """
 
 import json
@@ -116,7 +116,7 @@ ONNX_MODEL_ROWS = np.random.default_rng(1).normal(size=(7, 30))
 
 
 def fields(payload: bytes) -> dict[int, list[Any]]:
-    """Return the fields of a protocol buffers message: numbers, and bytes."""
+    """Parse a protocol buffers message; return the values of each field number, as numbers or bytes."""
     found: dict[int, list[Any]] = defaultdict(list)
     at = 0
 
@@ -144,7 +144,7 @@ def fields(payload: bytes) -> dict[int, list[Any]]:
 
 
 def shape(value: bytes) -> tuple[str, int, list[Any]]:
-    """Return the name, type and dimensions of an input or output."""
+    """Return the name, type and dimensions of an input or output of an ONNX graph, from its bytes."""
     about = fields(value)
     tensor = fields(fields(about[2][0])[1][0])
     sides = [fields(side) for side in fields(tensor[2][0])[1]]
@@ -201,7 +201,7 @@ SCIKIT_MODEL_ROWS = np.random.default_rng(1).normal(size=(7, 30))
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Replace skops, which is not installed here, and keep what is written."""
+    """Return the list of objects written with skops, which a stub replaces because it is not installed here."""
     kept: list[Any] = []
 
     def dumps(found: Any) -> bytes:

@@ -1,7 +1,6 @@
-"""Files of an artifact: digest, atomic writes and damaged files.
+"""Files of an artifact: the digest covers all of them, writes are atomic, and damaged files are refused.
 
-The digest covers all files. They are written completely or not at all, and refused when damaged. Arrays are written as
-`zarr` writes them, and read back unchanged.
+Arrays are written as `zarr` writes them, and read back unchanged.
 """
 
 import json

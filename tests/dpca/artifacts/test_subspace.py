@@ -1,8 +1,7 @@
-"""Private subspaces: projection, column names and the scikit-learn interface.
+"""Private subspaces: projection is exact, columns are matched by name, and the scikit-learn interface works.
 
-A subspace projects exactly, and refuses bad rows and invalid subspaces. Rows with column names give bit for bit the
-same scores as the same rows in the order of the release. A loaded subspace is a fitted scikit-learn transformer that
-can be used like any other, but not fitted again.
+A subspace refuses bad rows and invalid components. Rows with column names give bit for bit the same scores as the same
+rows in the order of the release. A loaded subspace is a fitted scikit-learn transformer that cannot be fitted again.
 """
 
 import copy
@@ -217,7 +216,7 @@ CENTRES = TensorComponents(
 
 
 class Polars:
-    """A frame with the parts of the polars interface that are used."""
+    """Stub of a polars data frame, with the methods that the code under test calls."""
 
     def __init__(self, rows: NDArray[Any], names: list[str]) -> None:
         self.columns, self._rows = names, rows
@@ -532,7 +531,10 @@ EXCEPTIONS = {
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 @pytest.mark.filterwarnings("ignore")
 def test_scikit_learns_own_checks_pass_but_for_those_that_are_listed_with_their_reason() -> None:
-    """Skipped checks do not count, for example the array API check where SciPy's array API is off."""
+    """Run scikit-learn's checks of an estimator on a subspace: only the listed exceptions may fail.
+
+    Skipped checks do not count as failed, for example the array API check where SciPy's array API is off.
+    """
     failed: dict[str, int] = {}
     for width in WIDTHS:
         subspace = PrivateSubspace(components=np.eye(1, width), manifest={})

@@ -1,8 +1,7 @@
-"""Tensor components, item embeddings and private estimates as artifacts.
+"""Tensor components, item embeddings and private estimates as artifacts: results are exact, bad input is refused.
 
-Posterior weights and likelihoods must equal a direct computation, and invalid components are refused. The user's step
-of item embeddings must be the one of training, and mismatched input is refused in one line. Private estimates are
-written and read back, and accept public facts only.
+Posterior weights and likelihoods must equal a direct computation. The step that fits a new user to item embeddings must
+equal the step of training. Private estimates are written and read back, and accept public facts only.
 """
 
 import copy
@@ -185,7 +184,7 @@ def test_what_is_no_release_is_refused(wrong):
 
 
 def test_consumers_load_neither_a_database_nor_accounting_nor_a_cluster():
-    """Building components, listing words and computing weights must load only what `dpca.artifacts` imports."""
+    """Run a consumer's work on components: neither SQLAlchemy, Dask, Prefect nor `dpca_tasks` may be imported."""
     program = (
         "import sys, json, numpy as np\n"
         "from dpca.artifacts.tensor import TensorComponents\n"
@@ -227,13 +226,13 @@ def test_a_user_folds_in_as_in_training(unobserved):
     for row, factor in zip(ratings, trained, strict=True):
         rated = np.flatnonzero(row)
         own, folded = embeddings.fold_in(rated, row[rated])
-        # half a step of the users' grid, and the grid of ratings, 2^-16 of their range
+        # tolerance: half a step of the users' grid, and the grid of ratings, 2^-16 of their range
         assert folded == pytest.approx(factor / 2.0**10 * 50.0, abs=0.03)
         assert 1.0 <= own <= 5.0
 
 
 def test_a_user_descends_as_in_training():
-    """Along two directions, with the coefficients of the next round's moment."""
+    """Fit users to two directions by descent, as the next round of training does: the factors must be equal."""
     rng = np.random.default_rng(1)
     ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
     query = moment("add_remove")
@@ -248,7 +247,7 @@ def test_a_user_descends_as_in_training():
     for row, factor in zip(ratings, trained, strict=True):
         rated = np.flatnonzero(row)
         _, folded = embeddings.fold_in(rated, row[rated])
-        assert folded == pytest.approx(factor, abs=1e-3)  # the grid of ratings
+        assert folded == pytest.approx(factor, abs=1e-3)  # tolerance: the grid of ratings
     assert np.abs(trained).min(axis=0).max() > 1e-3
     assert embeddings.fold_in([], [])[1].tolist() == [0.0, 0.0]
 

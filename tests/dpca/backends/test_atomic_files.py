@@ -1,8 +1,7 @@
-"""Atomic files and private homes.
+"""Atomic files and private homes: files appear completely or not at all, and only the owner can open a home.
 
-Files appear completely or not at all, in an order that survives a crash, and a digest covers every byte. A home is
-accessible to its owner only: its content is created with these permissions, and a home that others can access is
-refused.
+Writes are in an order that survives a crash, and a digest covers every byte. The content of a home is created with
+private permissions, and a home that others can access is refused.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ from dpca.home import key_folder, writable_home
 from flows.cli import main
 from storage.workspace import Workspace
 
-# Folder names are capitals and file names are not, so that no path is both.
+# Folder names are capitals and file names are not, so no path is both a folder and a file.
 PATHS = st.tuples(st.sampled_from(["", "X/", "X/Y/"]), st.text("abc", min_size=1, max_size=4)).map("".join)
 TREES = st.dictionaries(PATHS, st.binary(max_size=40))
 
@@ -50,7 +49,7 @@ def grow(root: Path, files: dict[str, bytes]) -> None:
 
 @pytest.fixture
 def effects(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Record syncs and renames in the order in which they happen."""
+    """Return a list that records file syncs and renames in the order in which they happen."""
     recorded: list[tuple[str, str]] = []
     fsync, replace, rename = os.fsync, Path.replace, Path.rename
 
@@ -280,7 +279,7 @@ def test_files_folders_and_database_are_their_owners_alone_whatever_the_umask(um
     (staged / "folder").mkdir(mode=0o777)
     assert move_folder(staged, tmp_path / "home" / "moved")
     lock = tmp_path / "home" / "keys" / ".witness.lock"
-    lock.unlink(missing_ok=True)  # is empty, and its folder is closed
+    lock.unlink(missing_ok=True)  # the lock file is empty, and its folder is private
     assert modes(tmp_path / "home") == {("folder", 0o700), ("file", 0o600)}
 
 

@@ -1,7 +1,4 @@
-"""Local folders and object stores as places with one interface.
-
-Writes are complete, and published content never changes.
-"""
+"""Places (a local folder or an object store) behind one interface: writes are complete, published content is final."""
 
 import pickle
 import re
@@ -26,7 +23,7 @@ FILES = {"mark": b"1", "empty": b"", "inner/leaf": b"22", "inner/more/leaf": byt
 
 @pytest.fixture(params=["folder", "objects"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return an empty place of either kind."""
+    """Return an empty place, once as a local folder and once in an object store."""
     if request.param == "folder":
         return open_place(tmp_path / "place")
     s3_server.enter(monkeypatch)
@@ -204,7 +201,7 @@ def test_a_url_of_a_store_is_its_address(url: str) -> None:
 
 
 def uses(place: Place, staged: Path) -> Iterator[str]:
-    """Yield the error message of each operation of a place, all of which must fail."""
+    """Yield the error message of each operation of a place that is unavailable, so that all operations fail."""
     for use in (
         lambda: place.read("a"),
         lambda: place.write("a", b"", over=None),
@@ -243,7 +240,7 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
         server.check_credentials()
         for text in uses(place, staged):
             assert_one_clear_line(text, "the credentials are not accepted here; correct the AWS_")
-    for text in islice(uses(place, staged), 1):  # each waits for the server to come back
+    for text in islice(uses(place, staged), 1):  # each operation waits for the server to come back
         assert_one_clear_line(text, "it does not answer; check AWS_ENDPOINT_URL")
 
 

@@ -1,7 +1,7 @@
-"""Artifacts and pointer files in an object store.
+"""Artifacts and pointer files in an object store: they are complete or invisible, and verified when read.
 
-They are complete or invisible, verified, and readable over S3 alone. Against a store that gives false acknowledgements
-or answers, acknowledged writes are checked and repeated, and answers are verified.
+They are readable over S3 alone. Against a store that gives false acknowledgments or answers, acknowledged writes are
+checked and repeated, and answers are verified.
 """
 
 import os
@@ -137,7 +137,7 @@ class TestArtifacts:
 
 
 def interfere(patch: pytest.MonkeyPatch, payloads: Iterator[bytes]) -> None:
-    """Let another writer write right after each of the next reads."""
+    """Make another writer write the next payload immediately after each read."""
     read = ObjectPlace.read
 
     def read_too_early(place: ObjectPlace, path: str, **bounds: int) -> Stored:
@@ -252,7 +252,7 @@ def proxy(s3_server: Server) -> Iterator[tuple[LyingStore, Server]]:
 
 @pytest.fixture
 def liar(proxy: tuple[LyingStore, Server], monkeypatch: pytest.MonkeyPatch) -> LyingStore:
-    """Return the proxy that this process uses as its store, with a client that does not wait long."""
+    """Return a proxy that can misbehave, set as this process's object store, with short timeouts."""
     proxy[1].enter(monkeypatch)
     monkeypatch.setenv("AWS_TIMEOUT", "2s")
     monkeypatch.setattr(s3, "_MAX_RETRIES", 2)
@@ -344,7 +344,7 @@ def test_rows_that_are_not_those_of_a_block_are_not_read(
     dataset = Dataset.open(place_of_lying_store.at("x"))
     for where in ("values", "indices", "row_nnz", "record_rows"):
         if lie == "swapped" and where != "values":
-            continue  # the chunks of two blocks are equal
+            continue  # these chunks are equal in both blocks, so swapping them changes nothing
         with liar.lying(lie, where=f"/{where}/c/1/"), pytest.raises((Corrupt, Unavailable)) as caught:
             dataset.read(1)
         assert "\n" not in str(caught.value)

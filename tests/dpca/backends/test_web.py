@@ -1,6 +1,6 @@
-"""A registry behind a web server.
+"""A registry behind a web server: artifacts are found by name with GET requests, and verified completely.
 
-It is read by name with GET requests alone, and verified completely; every failure is reported in one line.
+Every failure is reported in one line.
 """
 
 import pickle
@@ -68,7 +68,7 @@ def publish(home: Path, name: str, digest: str) -> None:
 
 
 def publish_files(home: Path, name: str, files: dict[str, bytes]) -> None:
-    """Publish files under their digest, whatever they contain."""
+    """Publish files under their digest, without checking that they are an artifact."""
     digest = digest_files(files)
     for path, payload in files.items():
         target = home / "registry" / "artifacts" / digest / path
@@ -176,7 +176,7 @@ class TestCertificates:
 
 
 def too_long(request: BaseHTTPRequestHandler, _: bytes) -> None:
-    """Declare more bytes than any pointer has, and send none of them."""
+    """Respond with a Content-Length above the limit of a pointer file, and send no body."""
     request.send_response(200)
     request.send_header("Content-Length", str(1 << 40))
     request.end_headers()
@@ -184,7 +184,7 @@ def too_long(request: BaseHTTPRequestHandler, _: bytes) -> None:
 
 
 def endless(request: BaseHTTPRequestHandler, _: bytes) -> None:
-    """Declare no length, and send more bytes than any description has."""
+    """Respond without Content-Length, and send more bytes than any manifest has."""
     request.send_response(200)
     request.send_header("Connection", "close")
     request.end_headers()
@@ -311,7 +311,7 @@ def test_artifacts_that_another_person_made_load_as_from_a_folder_or_are_refused
     assert set(ends) <= {("loaded", "loaded"), ("refused", "refused"), ("refused", "loaded")}
     assert ends.count(("loaded", "loaded")) > 5
     assert ends.count(("refused", "refused")) > 30
-    assert ends.count(("refused", "loaded")) < 5  # a folder may hold more files than the artifact has
+    assert ends.count(("refused", "loaded")) < 5  # a folder may contain extra files, which a web reader does not see
 
 
 class TestUse:

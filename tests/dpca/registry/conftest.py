@@ -1,4 +1,4 @@
-"""A separate state folder for each test, and a signed registry."""
+"""Fixtures: a separate state folder for each test, and a signed registry."""
 
 from tests.storage.registry.conftest import made, publishers_home, state
 

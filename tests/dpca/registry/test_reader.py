@@ -1,4 +1,4 @@
-"""Consumers find, verify and load artifacts by name with nothing but the folder ``registry``."""
+"""Reading of a registry: consumers find, verify and load artifacts by name from the folder ``registry`` alone."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
-"""Trust in a registry with a pinned root key.
+"""Trust in a registry with a pinned root key: unsigned, revoked or outdated content is refused.
 
-Content is refused unless a publisher in good standing signed it, and it is not older than what the consumer has seen. A
-consumer remembers the keys that it pinned and the newest content that it saw, and never accepts older content.
+Content must be signed by a publisher whose key is valid, and must not be older than what the consumer has seen. A
+consumer stores the keys that it pinned and the newest content that it saw.
 """
 
 import json
@@ -52,7 +52,7 @@ SIGNED, PLAIN = SignedPointer.path(NAME), Pointer.path(NAME)
 
 @dataclass
 class InMemory:
-    """An in-memory place whose files can be changed one bit at a time."""
+    """An in-memory registry whose files can be changed one bit at a time."""
 
     lists: ClassVar[bool] = True
     address: ClassVar[str] = "memory"
@@ -109,7 +109,7 @@ class TestEveryBit:
 
 
 class Forgetful:
-    """A consumer memory that forgets everything, so that each bit flip is judged independently."""
+    """A stub of the consumer's memory that stores nothing, so that each bit flip is checked independently."""
 
     def root(self) -> None:
         return None
@@ -245,7 +245,7 @@ def elsewhere(
     s3_server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Publication, str]]:
-    """Return a registry, and the address at which a consumer reads it over a network."""
+    """Yield a published registry, and the https or s3 address at which a consumer reads it."""
     if request.param == "s3":
         s3_server.enter(monkeypatch)
         address = s3_server.url(tmp_path.name)

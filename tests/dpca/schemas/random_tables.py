@@ -1,4 +1,4 @@
-"""Random raw tables, with values written as texts, Arrow arrays and Python objects of random types."""
+"""Random raw tables, whose cells are texts, Arrow values or Python objects of random types."""
 
 import datetime as dt
 import random
@@ -23,13 +23,13 @@ type Cell = Decimal | bool | str | dt.date | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column declaration with the meaning of its cells."""
+    """A column's declaration in a schema, with the true values of its cells."""
 
     declared: dict[str, Any]
     cells: list[Cell]
 
     def texts(self, rng: random.Random, *, decimal: str) -> list[str]:
-        """Return random spellings of the cells."""
+        """Return the cells as texts, each in a random valid spelling."""
         return [_spelled(cell, rng, self.declared["kind"], decimal) for cell in self.cells]
 
     def arrow(self, rng: random.Random, *, decimal: str) -> pa.Array:
@@ -114,7 +114,7 @@ def _spelled(cell: Cell, rng: random.Random, kind: str, decimal: str) -> str:
 
 
 def _numbers(cells: list[Cell], given: list[Any], rng: random.Random) -> pa.Array:
-    """Return numbers as an array of a random type that can represent each of them."""
+    """Return the number cells as an Arrow array of a random type that can represent each of them."""
     if all(isinstance(cell, bool) for cell in given) and rng.random() < 0.5:
         return pa.array(cells, pa.bool_())
     values = [Decimal(cell) if isinstance(cell, Decimal | bool) else None for cell in cells]

@@ -1,8 +1,7 @@
-"""Canonical encoding of values.
+"""Canonical encoding: a value is encoded to the same bits in every format, type and path.
 
-A value is encoded to the same bits in every format, type and path; this is checked for the table of formats and for
-random tables. A cell of every Arrow type is cast exactly, becomes null, or is refused: no cast fails inside Arrow, and
-no timestamp becomes a raw tick count.
+This is checked for a table of formats and for random tables. A cell of every Arrow type is cast exactly, becomes null,
+or is refused: no cast fails inside Arrow, and no timestamp becomes a raw tick count.
 """
 
 import csv
@@ -129,7 +128,7 @@ def _cast(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _columns() -> Iterator[tuple[str, str, pa.Array]]:
-    """Yield each kind with each type of an Arrow column that may hold it."""
+    """Yield each kind of column in a schema with each Arrow type that may represent it."""
     for kind, spellings in TEXTS.items():
         for name, texts in spellings.items():
             yield kind, name, pa.array(texts)
@@ -174,11 +173,11 @@ PATHS = {**dict.fromkeys(FILES, ("ingest", "transform")), **dict.fromkeys(FRAMES
 
 
 def holds(form: str, name: str) -> bool:
-    """Return whether a format can hold a column of this type."""
+    """Return whether a file format or frame library can represent a column of this type."""
     kind, array = COLUMNS[name]
     if form in ("csv", "tsv"):
         return name in IS_WRITTEN
-    if form == "h5ad obs":  # anndata writes no dates and no lists
+    if form == "h5ad obs":  # anndata can write neither dates nor lists
         return kind != "vector" and not any(
             word in name for word in ("date32", "date64", "timestamp", "decimal", "view")
         )
@@ -188,14 +187,14 @@ def holds(form: str, name: str) -> bool:
             or pa.types.is_boolean(array.type)
             or array.type in (pa.float32(), pa.float64(), pa.string())
         )
-    return form != "pandas objects" or name != "vector: list of float32"  # Python's floats have one width
+    return form != "pandas objects" or name != "vector: list of float32"  # a Python float is always float64
 
 
 CELLS = [(name, form, path) for name in COLUMNS for form in PATHS if holds(form, name) for path in PATHS[form]]
 
 
 class Polars:
-    """A frame with the used parts of the polars interface; real polars frames give the same Arrow arrays."""
+    """Stub of a polars data frame with the methods that the code calls; real polars gives the same Arrow arrays."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table, self.columns = table, table.column_names
@@ -207,7 +206,7 @@ class Polars:
         return Polars(self.table.select([name]))
 
     def to_numpy(self) -> Any:
-        raise AssertionError("raw columns are no matrix")
+        raise AssertionError("a frame with raw columns must not be converted to a matrix")
 
     def to_arrow(self) -> pa.Array:
         column = self.table.column(0).combine_chunks()
@@ -215,13 +214,13 @@ class Polars:
 
 
 def _objects(column: pa.ChunkedArray) -> list[Any]:
-    """Return cells as Python objects; half and single precision become NumPy scalars."""
+    """Return cells as Python objects, but half- and single-precision numbers as NumPy scalars."""
     width = {pa.float16(): np.float16, pa.float32(): np.float32}.get(column.type, lambda value: value)
     return [None if value is None else width(value) for value in column.to_pylist()]
 
 
 def framed(form: str, table: pa.Table, folder: Path) -> Any:
-    """Return a table as a frame of a library."""
+    """Return an Arrow table as a data frame of the library that ``form`` names."""
     if form == "arrow":
         return table
     if form == "polars":
@@ -255,7 +254,7 @@ def write(form: str, table: pa.Table, folder: Path, *, delimiter: str | None = N
 
 
 def identity(encoder: Encoder) -> PrivateSubspace:
-    """Return a release whose scores are the encoded rows."""
+    """Return a subspace whose components are the identity, so that its scores are the encoded rows."""
     names = list(encoder.feature_names)
     return PrivateSubspace(
         components=np.eye(len(names)), manifest={"feature_names": names, "encoder": encoder.schema.facts()}
@@ -264,7 +263,7 @@ def identity(encoder: Encoder) -> PrivateSubspace:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoded rows of one format and path, or their digest."""
+    """The encoder, and the encoded rows of one format that was read through one path."""
 
     encoder: Encoder
     rows: NDArray[np.float64]
@@ -278,7 +277,7 @@ class Encoded:
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Encoded]:
-    """Encode all columns of a format at once, by one path."""
+    """Return a function that encodes all columns of a format through one path, with a cache."""
     made: dict[tuple[str, str], Encoded] = {}
 
     def encode(form: str, path: str) -> Encoded:
@@ -327,7 +326,7 @@ def bits(encoder: Encoder, rows: Any) -> bytes:
 
 
 def file_bits(encoder: Encoder, path: Path) -> bytes:
-    """Return the bits of a file's rows as its reader produces them."""
+    """Return the bits of the encoded rows that the reader of a file produces."""
     with closing(open_file(path, Declared(schema=encoder.schema))) as reader:
         parts = [(batch.values, batch.indices, batch.row_ptr) for batch in reader.batches(Rejects())]
     width = len(encoder.feature_names)
@@ -336,7 +335,7 @@ def file_bits(encoder: Encoder, path: Path) -> bytes:
 
 
 def check_random_table(seed: int, folder: Path) -> None:
-    """Encode one random table from each format and library, and compare all bits."""
+    """Encode one random table from each format and library, and check that all results have the same bits."""
     rng = random.Random(f"table {seed}")
     n_rows, decimal = rng.randint(2, 12), rng.choice((".", ","))
     made = columns(rng, n_rows)
@@ -349,7 +348,7 @@ def check_random_table(seed: int, folder: Path) -> None:
 
     def typed(*, halves: bool = True) -> pa.Table:
         arrays = [column.arrow(rng, decimal=decimal) for column in made]
-        if not halves and any(array.type == pa.float16() for array in arrays):  # pandas has no nullable type for these
+        if not halves and any(array.type == pa.float16() for array in arrays):  # pandas has no nullable float16
             return typed(halves=False)
         return pa.table(dict(zip(names, arrays, strict=True)))
 
@@ -390,7 +389,7 @@ def test_a_random_table_has_the_same_bits_in_every_format(seeds: range, tmp_path
 
 
 def table_of_cells() -> list[str]:
-    """Return the lines of the table of kinds, types and formats for the documentation."""
+    """Return a Markdown table of the kinds, types and formats for the documentation."""
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for name in COLUMNS:
         kind, _, kept = name.partition(": ")
@@ -454,7 +453,7 @@ def test_a_date_without_its_leading_zero_is_refused_and_not_guessed() -> None:
     day = {"name": "x", "kind": "date", "range": ["2020-01-01", "2020-12-31"], "formats": ["%d%m%Y"]}
     encoder = Encoder.of({"columns": [day]})
     assert encoder.transform(pa.table({"x": ["01012020"]})).tolist() == [[0.0]]
-    for cells in (pa.array([1112020]), pa.array(["1112020"])):  # the 1st of November, or the 11th of January
+    for cells in (pa.array([1112020]), pa.array(["1112020"])):  # ambiguous: 1 November or 11 January
         with pytest.raises(Invalid, match="no declared format reads"):
             encoder.transform(pa.table({"x": cells}))
 

@@ -1,4 +1,4 @@
-"""Encoding follows the declared rules for each kind of cell, row by row, within the public bound on norms."""
+"""Encoder of a schema: cells follow the declared rules of their kind, row by row, within the public norm bound."""
 
 import datetime as dt
 import json

@@ -1,8 +1,7 @@
-"""Data frames as input.
+"""Data frames as input: columns are matched by name, and the index is never a feature.
 
-The index of a data frame is never a feature, whichever library the frame comes from. Columns are matched by name in any
-order, and a missing or unknown column is refused in one line. Values that an array of float64 cannot hold are refused
-with the name of their column, or are missing where missing values are allowed.
+This holds for frames of every library. A missing or unknown column is refused in one line. Values that an array of
+float64 cannot represent are refused with the name of their column, or are missing where missing values are allowed.
 """
 
 import datetime as dt
@@ -58,7 +57,7 @@ COLUMNS: list[dict[str, Any]] = [
 
 
 def read(path: Path, **declared: Any) -> tuple[list[str], list[Any] | None]:
-    """Read the feature names and the ids of a table whose features are 1, 2, 3 and 4, 5, 6."""
+    """Return the feature names and the ids of a file with the test's rows, and check its features."""
     with closing(open_file(path, Declared(**declared))) as reader:
         (batch,) = reader.batches(Rejects())
         assert reader.names is not None
@@ -97,7 +96,7 @@ def without_metadata(path: Path, rows: pd.DataFrame) -> Path:
 
 
 def reread(path: Path, rows: pd.DataFrame) -> Path:
-    """Write a frame that was read from text with an index."""
+    """Write rows to CSV with their index, and read the CSV back into a Parquet file."""
     rows.to_csv(path.with_suffix(".csv"))
     pd.read_csv(path.with_suffix(".csv")).to_parquet(path)
     return path
@@ -250,7 +249,7 @@ PLAIN_ROWS_NAMES = list("abc")
 
 
 class Quantity(np.ndarray):
-    """Rows with a unit, in the form that astropy uses."""
+    """An array with a unit, like astropy's Quantity."""
 
     unit = "kg"
 

@@ -1,7 +1,6 @@
-"""Schema validation and spellings of ids.
+"""Schemas: validation in one line with the rule, complete statement of a valid schema, and spellings of ids.
 
-A schema that breaks a rule is refused in one line with the place and the rule; a valid schema is stated completely. One
-person is one record, however a file, an option or a schema writes the id.
+One person is one record, however a file, an option or a schema spells the id.
 """
 
 import csv
@@ -70,9 +69,9 @@ BAD = {
     "columns: [{name: a, kind: categorical, values: [[1]], others: zero}]": "column 'a', values, 0: ",
     "columns: [{name: a, kind: categorical, values: [x], others: zero, missing: {value: y}}]": "must be listed",
     "columns: [{name: a, kind: categorical, values: [''], others: zero}]": "must not list the empty text",
-    "columns: [{name: a, kind: categorical, values: [1, '1.00'], others: zero}]": "lists '1.00', which is '1', another",
-    "columns: [{name: a, kind: categorical, values: ['TRUE', 1], others: zero}]": "lists '1', which is 'TRUE', another",
-    "columns: [{name: a, kind: boolean, when_false: ['1.0']}]": "lists '1.0', which is ",
+    "columns: [{name: a, kind: categorical, values: [1, '1.00'], others: zero}]": "same as '1', another",
+    "columns: [{name: a, kind: categorical, values: ['TRUE', 1], others: zero}]": "same as 'TRUE', another",
+    "columns: [{name: a, kind: boolean, when_false: ['1.0']}]": "lists '1.0', which is the same as ",
     "missing_texts: [-9]\ncolumns: [{name: a, kind: categorical, values: ['-9.0'], others: zero}]": "a missing text",
     "columns: [{name: a, kind: categorical, values: ['(other)'], others: category}]": "would have the same name",
     "columns: [{name: a, kind: boolean, when_true: [x], when_false: [x]}]": "both yes and no",
@@ -142,7 +141,10 @@ def test_a_name_or_value_that_is_a_number_is_its_digits() -> None:
 
 @pytest.mark.timeout(20)
 def test_an_integer_of_many_digits_of_base_60_is_refused_before_it_is_read() -> None:
-    """Parsing time would grow with the square of the length: a file of a megabyte took minutes."""
+    """Refuse a YAML integer such as 1:30:00 with many digits, because its parsing time is quadratic.
+
+    A file of one megabyte took minutes.
+    """
     with pytest.raises(Invalid, match="integer of more than 64 bits"):
         load_yaml("a: " + "1:" * 400_000 + "1")
     assert load_yaml("a: 1:30") == {"a": 90}
@@ -165,7 +167,7 @@ type Take = Callable[..., IngestReport]
 
 @pytest.fixture
 def take(home: Path, tmp_path: Path) -> Take:
-    """Ingest files, each time under another name."""
+    """Return a function that ingests files, each time under a new dataset name."""
     engine, numbers = Workspace.open().ledger.engine, itertools.count()
     (tmp_path / "schema.yaml").write_text(json.dumps(SCHEMA.facts()))
 

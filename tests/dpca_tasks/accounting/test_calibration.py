@@ -1,4 +1,4 @@
-"""Totals, calibrations and the calibration cache of Gaussian releases.
+"""Totals, calibrations and the calibration cache of Gaussian releases: never too small, and close to exact.
 
 Totals must equal the epsilon of a closed form and never fall below it. Calibration must invert the totals, fit the
 budget's units, and never give less noise than the exact amount. The guarantee of discrete Gaussian shares is compared
@@ -50,7 +50,7 @@ deltas = st.sampled_from([1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.1])
 
 
 def exact_epsilon(mu: float, delta: float) -> float:
-    """Return epsilon of mu-GDP by scipy's normal law and root finder."""
+    """Return the exact epsilon of mu-GDP at delta, computed with scipy's normal distribution and root finder."""
 
     def excess(epsilon: float) -> float:
         gain = stats.norm.sf(epsilon / mu - mu / 2)
@@ -80,7 +80,7 @@ def test_the_largest_total_is_private_and_the_next_is_not(epsilon: float, delta:
 
 
 def is_private_by_many_digits(units: int, *, epsilon: float, delta: float) -> bool:
-    """Evaluate the condition with 120 digits, so that no rounding affects the result."""
+    """Return whether units of mu^2 are (epsilon, delta)-DP, computed with 120 digits to exclude rounding errors."""
     with mpmath.workdps(120):
         mu, loss = mpmath.sqrt(mpmath.mpf(units) / UNITS), mpmath.mpf(epsilon)
         right = mpmath.exp(loss) * mpmath.ncdf(-mu / 2 - loss / mu)
@@ -214,7 +214,7 @@ counts = st.integers(min_value=1, max_value=10_000)
 
 
 def exact_delta(noise_multiplier: float | mp.mpf, epsilon: float, releases: int) -> mp.mpf:
-    """Return the hockey-stick divergence of two normals at distance 1, by erfc with 80 digits."""
+    """Return delta at epsilon of repeated Gaussian releases: a hockey-stick divergence, with 80 digits."""
     with mp.workdps(80):
         mu = mp.sqrt(releases) / mp.mpf(noise_multiplier)
         upper = (mp.mpf(epsilon) / mu - mu / 2) / mp.sqrt(2)
@@ -389,7 +389,11 @@ def mass(squared_scale, shares, reach=600):
 
 
 def exact_delta_of_discrete_gaussian(masses, shifts, epsilon):
-    """Sum ``max(0, P - e^epsilon Q)`` over all outcomes of one to three coordinates, each shifted by an integer."""
+    """Return the exact delta at epsilon of one to three integer coordinates, each shifted by an integer.
+
+    It is the sum of ``max(0, P - e^epsilon Q)`` over all outcomes, where P and Q are their probabilities without and
+    with the shifts.
+    """
     here, there = np.ones(1), np.ones(1)
     for one, shift in zip(masses, shifts, strict=True):
         padded = np.concatenate([one, np.zeros(shift)])
@@ -408,7 +412,10 @@ def test_no_exact_delta_is_above_that_of_the_gaussian(squared_scale, shares, shi
 
 @pytest.mark.parametrize(("shares", "moved"), [(2, (3, 4)), (3, (0, 5)), (3, (6, 1))])
 def test_coordinates_of_less_weight_are_covered(shares, moved):
-    """Weights 1 and sqrt(1/2): the second coordinate has half the squared scale, and its shifts count sqrt 2 times."""
+    """Check two coordinates with weights 1 and sqrt(1/2).
+
+    The second coordinate has half the squared scale, and a shift of it counts sqrt 2 times.
+    """
     squared_scale, least = 32, np.sqrt(0.5)
     masses = [mass(squared_scale, shares, reach=60), mass(squared_scale // 2, shares, reach=60)]
     mu = shares_mu(
@@ -423,7 +430,10 @@ def test_coordinates_of_less_weight_are_covered(shares, moved):
 
 @pytest.mark.parametrize(("shares", "moved"), [(2, (3, 2, 1)), (2, (0, 0, 4)), (1, (2, 1, 3))])
 def test_coordinates_of_a_cube_are_covered(shares, moved):
-    """Weights 1, sqrt(1/3) and sqrt(1/6): entries of the two smaller weights occur three and six times."""
+    """Check three coordinates with weights 1, sqrt(1/3) and sqrt(1/6), as in a symmetric cube.
+
+    Entries of the second kind occur three times in the cube, and entries of the third kind six times.
+    """
     squared_scale, least = 102, np.sqrt(1 / 6)
     masses = [mass(squared_scale // part, shares, reach=int(75 / part**0.5)) for part in (1, 3, 6)]
     sensitivity = float(np.sqrt(moved[0] ** 2 + 3 * moved[1] ** 2 + 6 * moved[2] ** 2))
@@ -433,7 +443,7 @@ def test_coordinates_of_a_cube_are_covered(shares, moved):
 
 
 def test_what_is_taken_off_is_needed():
-    """Without the subtracted term, a share of scale 6 would claim to hide a shift of 5 better than it does."""
+    """Without the term that `shares_mu` subtracts, mu of a share of scale 6 and a shift of 5 would be too small."""
     assert exact_delta_of_discrete_gaussian([mass(36, 1)], [5], 1.0) == pytest.approx(0.07288, abs=1e-5)
     assert gaussian_delta(5 / 6, 1.0) == pytest.approx(0.07271, abs=1e-5)
     assert gaussian_delta(shares_mu(sensitivity=5.0, shares=1, squared_scale=36), 1.0) > 0.07288
@@ -459,7 +469,7 @@ def test_shares_for_which_the_proof_does_not_hold_are_refused(changes):
         shares_mu(**{"sensitivity": 1.0, "shares": 2, "squared_scale": 16.0} | changes)
 
 
-@pytest.mark.timeout(20)  # steps of 2 are lost in the rounding of a float of this size
+@pytest.mark.timeout(20)  # a search in steps of 2 would not end, because a float of this size rounds them away
 def test_an_enormous_scale_is_found_too():
     scale = shares_squared_scale(sensitivity=1e6, shares=1, mu=1e-9)
     assert 1e30 <= scale <= 1e30 * (1 + 1e-12)
@@ -471,13 +481,13 @@ FORGED = [b"no json", b"{}", b'{"noise_multiplier": 0.3}', b'{"noise_multiplier"
 
 @pytest.fixture(scope="module")
 def found():
-    """Return the result of the search."""
+    """Return the sampled noise multiplier that the search finds."""
     return sampled_gaussian_noise_multiplier(**TERMS)
 
 
 @pytest.fixture
 def searches(found, monkeypatch):
-    """Replace the search by its known result and record its calls; cached values are still checked."""
+    """Replace the search by its known result, and return the list of its calls; cached values are still checked."""
     made: list[dict[str, Any]] = []
 
     def search(**requested: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Epsilon brackets, Wishart costs, joint views of noised messages, and exponential-mechanism ranges.
+"""Epsilon brackets, Wishart costs, joint views of noised messages, and ranges of exponential mechanisms.
 
-A bracket must contain the true epsilon of closed forms and of dp-accounting, and its ends must agree or report that
-they do not. The cost of one Wishart matrix must follow from the densities of its one decisive number. The joint view of
-noised messages is compared with explicit conditioning of Gaussians. The range of an exponential mechanism's privacy
-loss must never exceed the exact bound and must be close to it.
+A bracket must contain the true epsilon of closed forms and of dp-accounting. Its two ends must agree, or the bracket
+must report that they differ. The cost of one Wishart matrix must follow from the densities of the single number on
+which its privacy loss depends. The joint view of noised messages is compared with explicit conditioning of Gaussians.
+The range of an exponential mechanism's privacy loss must never exceed the exact bound and must be close to it.
 """
 
 import itertools
@@ -48,7 +48,7 @@ ONE_ROW_A_STEP = self_composed(poisson_sampled(gaussian(3.6526136531449014), 1 /
 
 
 def pessimistic(event: Event, delta: float, *, interval: float) -> float:
-    """Return dp-accounting's upper bound on epsilon, which tightens on a finer grid."""
+    """Return dp-accounting's upper bound on epsilon of an event; a smaller grid ``interval`` makes it tighter."""
 
     def loss(leaf: Event, rate: float) -> privacy_loss_distribution.PrivacyLossDistribution:
         options = {"value_discretization_interval": interval}
@@ -73,7 +73,7 @@ def pessimistic(event: Event, delta: float, *, interval: float) -> float:
 
 
 def test_thousands_of_steps_of_little_loss_are_bracketed_within_two_percent() -> None:
-    """With a grid step of 0.001, dp-accounting returns 0.0513 for this event; the true value is 0.0044."""
+    """Bracket an event on which dp-accounting with a grid step of 0.001 returns 0.0513; the true value is 0.0044."""
     coarse = pessimistic(ONE_ROW_A_STEP, 1e-6, interval=1e-3)
     assert coarse == pytest.approx(0.0513, rel=1e-3)
     found = epsilon_bracket(ONE_ROW_A_STEP, delta=1e-6)
@@ -101,7 +101,7 @@ def test_an_event_below_delta_alone_has_epsilon_zero() -> None:
 def test_the_bracket_agrees_with_the_accountant_where_its_grid_is_fine(
     event: Event, delta: float, interval: float
 ) -> None:
-    """The accountant interpolates linearly between grid points, so it is nearly exact on these events."""
+    """Compare brackets with dp-accounting on events for which its linear interpolation is nearly exact."""
     accountant = pessimistic(event, delta, interval=interval)
     found = epsilon_bracket(event, delta=delta)
     assert found.agrees
@@ -132,7 +132,11 @@ def test_one_laplace_draw_has_its_closed_form(delta: float) -> None:
 
 @pytest.mark.parametrize(("multiplier", "rate", "delta"), [(1.0, 0.01, 1e-5), (0.7, 0.3, 1e-3), (2.0, 0.5, 1e-7)])
 def test_one_sampled_gaussian_has_its_closed_form(multiplier: float, rate: float, delta: float) -> None:
-    """The worst event for an added record is the half-line above a point x, and for a removed record the one below."""
+    """Compare the bracket of one sampled Gaussian with its closed form.
+
+    The outcome set with the largest delta is the half-line above a point x for an added record. For a removed record,
+    it is the half-line below a point.
+    """
 
     def masses(x: float) -> tuple[float, float]:
         without = norm.sf(x / multiplier)
@@ -205,7 +209,10 @@ def test_the_published_matrix_has_a_delta_that_no_epsilon_covers(epsilon: float,
 
 
 def test_many_degrees_of_freedom_are_as_noisy_as_a_gaussian() -> None:
-    """At p = 1e4 and d = 123 the std off the diagonal is 12.59, compared with 12.31 for Analyze Gauss."""
+    """Compare the noise of a Wishart matrix with Analyze Gauss at p = 1e4 degrees of freedom and d = 123 features.
+
+    The standard deviations off the diagonal are 12.59 and 12.31.
+    """
     scale = optimize.brentq(lambda c: wishart_delta(1e4, scale=c, epsilon=0.1) - 1e-3, 0.01, 1.0)
     assert scale * math.sqrt(1e4 + 122) == pytest.approx(12.59, abs=0.005)
     assert gaussian_noise_multiplier(epsilon=0.1, delta=1e-3) / math.sqrt(2) == pytest.approx(12.31, abs=0.005)
@@ -217,7 +224,10 @@ def test_the_epsilon_found_holds_and_little_less_does_not() -> None:
 
 
 def conditioned_mu(sites, colluders, share, mask):
-    """Return mu of a unit shift of site 0's message among the honest messages, given the colluders' masks."""
+    """Return mu of a unit shift of site 0's message.
+
+    The observer sees the messages of all honest sites, and conditions on the masks of the colluding sites.
+    """
     masks = mask * (np.eye(sites) - 1 / sites)
     seen, honest = np.arange(sites - colluders, sites), np.arange(sites - colluders)
     given = masks[np.ix_(honest, honest)]
@@ -236,7 +246,10 @@ def test_the_view_is_that_of_conditioned_gaussians(sites, colluders, share, mask
 
 @pytest.mark.parametrize(("colluders", "epsilon"), [(0, 1.39), (3, 1.55)])
 def test_printed_variances_give_more_than_they_claim(colluders, epsilon):
-    """Ten sites at (1, 1e-5); a single message has a mu of 0.2681."""
+    """Compute the true epsilon of the paper's variances for ten sites with a claim of (1, 1e-5).
+
+    A single message has a mu of 0.2681.
+    """
     mu = 0.268086 * view_mu(sensitivity=1.0, honest=10 - colluders, share_variance=0.1, mask_variance=1.0)
     assert gaussian_epsilon(noise_multiplier=1 / mu, delta=1e-5) == pytest.approx(epsilon, abs=0.01)
 
@@ -261,7 +274,7 @@ def test_the_same_message_in_two_sums_is_their_difference():
 
 
 def test_the_gain_over_equal_weights_is_least_for_equal_sizes():
-    """Proposition 1 over all divisions of 12 records among 3 sites, and its extremes for 1,000 among 10."""
+    """Check Proposition 1 over all divisions of 12 records among 3 sites, and its extremes for 1,000 among 10."""
     parts = [p for p in itertools.product(range(1, 11), repeat=3) if sum(p) == 12]
     gains = {p: gain_over_equal_weights(p) for p in parts}
     assert min((gain, parts) for parts, gain in gains.items())[1] == (4, 4, 4)
@@ -281,13 +294,16 @@ DELTAS = st.floats(-12.0, -0.5).map(lambda power: 10.0**power)
 
 
 def two_point(loss, found):
-    """Return losses and probabilities of the law on ``loss`` and ``loss - r`` whose likelihood ratio has mean 1."""
+    """Return (loss, probability) pairs of a two-point distribution on ``loss`` and ``loss - found``.
+
+    Its likelihood ratio has mean 1.
+    """
     likely = (mp.exp(found) - mp.exp(loss)) / (mp.exp(found) - 1)
     return ((loss, likely), (loss - found, 1 - likely))
 
 
 def hockey_stick(laws, epsilon):
-    """Return the exact delta of a composition of independent losses."""
+    """Return the exact delta at epsilon for a composition of independent privacy losses with these distributions."""
     total = mp.mpf(0)
     for choice in itertools.product(*laws):
         loss = sum(part[0] for part in choice)
@@ -305,7 +321,10 @@ def test_it_has_the_values_of_the_sheet_rounded_down(epsilon, delta, expected):
 
 @given(epsilon=EPSILONS, delta=DELTAS)
 def test_one_draw_is_private_and_one_float_more_is_not(epsilon, delta):
-    """The worst loss of a range r is the two-point law at ``(epsilon + r) / 2``."""
+    """For one draw, the largest range r must be private, and the next larger float must not be.
+
+    The worst loss of range r is the two-point distribution with the larger point at ``(epsilon + r) / 2``.
+    """
     found = largest_range(epsilon=epsilon, delta=delta)
     assert found > epsilon
     with mp.workdps(60):
@@ -325,7 +344,7 @@ def test_no_two_point_law_is_worse(epsilon, delta, place):
 @pytest.mark.parametrize("draws", [2, 3, 5])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-3), (1.0, 1e-3), (1.0, 1e-6), (4.0, 1e-6)])
 def test_several_draws_keep_their_guarantee_together(epsilon, delta, draws):
-    """Enumerates all combinations of nine two-point laws per draw, exactly."""
+    """Compose nine two-point loss distributions per draw in all combinations: no exact delta may exceed delta."""
     found = mp.mpf(largest_range(epsilon=epsilon, delta=delta, draws=draws))
     with mp.workdps(30):
         places = [two_point(found * place / 8, found) for place in range(9)]
@@ -344,7 +363,10 @@ def test_without_delta_the_draws_share_epsilon_exactly():
 
 
 def test_many_draws_have_more_than_a_share_of_epsilon():
-    """By zCDP at (1, 1e-6), each of ten draws gets 0.139 instead of 0.1; two draws do better with basic composition."""
+    """At (1, 1e-6), each of ten draws has a range of 0.139 by zCDP, more than 0.1.
+
+    For two draws, basic composition gives a larger range than zCDP.
+    """
     assert largest_range(epsilon=1.0, delta=1e-6, draws=10) == pytest.approx(0.1396, abs=1e-4)
     assert largest_range(epsilon=1.0, delta=1e-6, draws=2) == pytest.approx(0.5009, abs=1e-4)
 

@@ -182,7 +182,10 @@ def test_sampling_everyone_is_no_sampling() -> None:
 
 
 def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
-    """Its multiplier is calibrated for an emptied record; a charge as a Gaussian of replaced records is too small."""
+    """Charge a sampled Gaussian of rate 1 for replaced records as sampled, not as a plain Gaussian.
+
+    Its noise multiplier is calibrated for a record replaced by an empty one, so the plain charge would be too small.
+    """
     ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
     assert rate == 1.0
     event = {"name": "poisson_sampled", "rate": 1.0, "event": core.gaussian(10.0)}
@@ -190,7 +193,8 @@ def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
         build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
         for event in (event, core.gaussian(10.0))
     )
-    assert whole[2] > 3.9 * plain[2]  # two steps of mu 1 / 10 give 2 / 10; the standalone charge is even higher
+    # replacing is two steps of mu 1 / 10, together 2 / 10; the standalone charge is even higher
+    assert whole[2] > 3.9 * plain[2]
 
 
 def test_laplace_noise_is_pure_and_its_epsilon_not_rounded_down() -> None:

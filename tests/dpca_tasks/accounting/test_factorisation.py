@@ -1,4 +1,7 @@
-"""Weights of a stream: published and exact numbers, additivity of events, and refusals."""
+"""Weights of a stream: they reproduce published and exact numbers, and bad settings are refused.
+
+The privacy costs of successive extensions of the horizon add up to the cost of the whole.
+"""
 
 import itertools
 import math
@@ -39,7 +42,10 @@ def test_exact_coefficients_have_the_published_sensitivity(ticks):
 
 @pytest.mark.parametrize(("ticks", "bits"), [*zip(HORIZONS, (3, 4, 5, 6, 7, 8), strict=True)])
 def test_weights_are_rounded_as_far_as_the_worst_night_hardly_notices(ticks, bits):
-    """The factor of exact coefficients is zeta squared."""
+    """The chosen number of bits is the smallest for which rounding raises the worst error factor only a little.
+
+    The factor of exact coefficients is zeta squared.
+    """
     weights = choose_weights("sqrt", ticks=ticks)
     assert weights.bits == bits
     assert weights.factors(ticks).max() <= EXCESS * EXACT[ticks]
@@ -73,7 +79,10 @@ def test_the_weights_of_a_year_are_those_of_the_sheet():
     ],
 )
 def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answer, factor):
-    """Rounding cuts off the tail of a slowly decaying series, so the factor may also decrease."""
+    """Compare the error factor of endless strategies with the published one.
+
+    Rounding cuts off the tail of a slowly decaying series, so the factor may also be smaller.
+    """
     weights = choose_weights(**settings)
     ticks = settings.get("longest", 3650)
     assert weights.endless
@@ -87,7 +96,10 @@ def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answe
     [("window", {"window": 7}, 40_000, 1.77832), ("decay", {"half_life": 30.0}, 3000, 1.8828)],
 )
 def test_exact_coefficients_divide_into_their_own_answer(strategy, terms, length, published):
-    """``b = a / c`` equals c, so the factor is the square of zeta."""
+    """Dividing the wanted answer's coefficients by the exact coefficients c must give c again.
+
+    So the error factor is the square of zeta.
+    """
     series = coefficients_of(strategy, length, **terms)
     assert (series**2).sum() == pytest.approx(published, rel=1e-4)
     wanted = STRATEGIES[strategy].wanted(500, strategy, **terms)
@@ -112,7 +124,7 @@ def test_the_tree_has_the_published_factors():
 
 
 def test_the_estimator_of_the_tree_is_the_best_linear_one():
-    """Compares with generalised least squares over all complete nodes, at each of 12 ticks."""
+    """Compare the tree's error factor at 12 ticks with generalized least squares over all complete tree nodes."""
     for tick in range(1, 13):
         nodes = [(start, 1 << h) for h in range(4) for start in range(0, tick - (1 << h) + 1, 1 << h)]
         design = np.array([[start <= at < start + size for at in range(tick)] for start, size in nodes], float)
@@ -160,7 +172,10 @@ def test_the_sensitivity_is_rounded_up_by_less_than_a_last_place(weights):
 
 
 def test_replacing_costs_more_than_root_two_where_weights_have_signs():
-    """The published ratios, for arrivals one window apart."""
+    """Compare the cost of replacing a record, relative to adding one, with the published ratios.
+
+    The replaced record and the new record arrive one window apart.
+    """
     for window, ratio in ((7, 1.54), (30, 1.57), (90, 1.59)):
         weights = choose_weights("window", window=window)
         assert weights.signed

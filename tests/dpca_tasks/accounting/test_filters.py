@@ -1,4 +1,4 @@
-"""Privacy filters: sound charges, adaptive analysts, budget shares and history.
+"""Privacy filters: charges are sound against adaptive analysts, and budget shares and history are exact.
 
 Filters charge enough for every event, admit whole budgets, and keep delta against adaptive analysts. A share of a
 budget is the largest epsilon that all runs can get: all runs are admitted, and with the next larger float the last is
@@ -112,7 +112,7 @@ def test_what_remains_fits_and_a_hundredth_more_does_not(
 def pld_epsilon(events: Sequence[Mapping[str, Any]], delta: float) -> float:
     """Return a lower bound on epsilon by composing privacy loss distributions, rounded on a fine grid toward less loss.
 
-    The result is cached because it does not depend on the filter and takes a second.
+    The result is cached, because the same events are evaluated for several filters and take a second.
     """
     return _pld_epsilon(json.dumps(events), delta)
 
@@ -218,7 +218,7 @@ def test_delta_that_was_set_aside_is_spent_to_the_last(kind: str) -> None:
 
 
 def test_no_choice_made_after_an_answer_reaches_beyond_delta() -> None:
-    """Play the adaptive game that breaks a filter whose division of delta may be chosen along the way.
+    """Play an adaptive game that breaks a filter which lets the analyst divide delta after an answer.
 
     A Gaussian takes half of mu squared. After observing its privacy loss, the analyst chooses whichever gains more: one
     event that fails with all the remaining delta, or the rest of mu squared. If both were admitted, 1.9 delta would be
@@ -255,7 +255,7 @@ OPENINGS: list[Mapping[str, Any]] = [PURE, LAPLACE, ROUGH, sampled(0.01, 1.5, 10
 
 
 def play(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: float) -> tuple[int, ...]:
-    """Charge the events one after the other, as the ledger does."""
+    """Charge the events one after the other, as the ledger does; return the total charge."""
     total = rules.zero
     for event in events:
         total = add(total, rules.charge_after(total, event, delta=delta))
@@ -320,10 +320,11 @@ def test_nothing_is_charged_by_itself_once_the_composition_began(kind: str, even
 
 
 def test_no_choice_after_an_opening_answer_reaches_beyond_delta() -> None:
-    """After an opening answer, the analyst takes the best event that is still admitted.
+    """Play an adaptive game in which the analyst takes the best admitted event after a first answer.
 
-    The opening release is randomised response that fails with its delta and then reveals everything. After it, the
-    analyst may take the whole composition or one standalone charge of the rest. Each answer has its own best choice.
+    The first release is randomized response that fails with its delta and then reveals everything. After it, the
+    analyst may take the whole composition or one standalone charge of the rest. The best choice differs between the
+    answers.
     """
     epsilon, delta = 1.0, 1e-5
     own, failure = 0.3, 4e-6
@@ -411,7 +412,7 @@ TERMS = {
 
 
 def charged(rules: PrivacyFilter, before: list[dict[str, Any]]) -> prices.Charge:
-    """Return the total charge of the events that are admitted."""
+    """Return the total charge of a sequence of events, without those that the filter refuses."""
     total = rules.zero
     for event in before:
         after = prices.add(total, rules.charge_after(total, event, delta=DELTA))
@@ -420,7 +421,7 @@ def charged(rules: PrivacyFilter, before: list[dict[str, Any]]) -> prices.Charge
 
 
 def one_by_one(rules: PrivacyFilter, total: prices.Charge, *, epsilon: float, delta: float) -> int:
-    """Count how many runs the ledger would admit."""
+    """Return the number of equal Gaussian runs that the ledger would admit one after the other."""
     event = {"name": "gaussian", "noise_multiplier": gaussian_noise_multiplier(epsilon=epsilon, delta=delta)}
     for count in itertools.count():
         total = prices.add(total, rules.charge_after(total, event, delta=delta))
@@ -464,7 +465,10 @@ def test_runs_that_fit_are_those_that_are_admitted_one_by_one(kind: str, epsilon
 
 
 def test_a_single_run_may_be_charged_by_itself_where_the_composition_is_dearer() -> None:
-    """The Renyi filter admits a single first Gaussian of the whole budget, which its composition would not."""
+    """With the Renyi filter, a first Gaussian of the whole budget is admitted by its standalone charge.
+
+    The charge by composition would be too large.
+    """
     rules = build_filter("renyi", epsilon=4.0, delta=DELTA)
     assert filters.largest_epsilon(rules, rules.zero, runs=1, delta=DELTA) >= 4.0 * (1 - 1e-12)
     assert filters.largest_epsilon(rules, rules.zero, runs=2, delta=DELTA) < 3.0

@@ -1,4 +1,4 @@
-"""Histories of mixed events: no admitted history exceeds the budget when it is composed exactly."""
+"""Privacy filters on histories of mixed events: no admitted history exceeds the budget when composed exactly."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ nested = st.builds(
 
 
 def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
-    """Yield the Gaussian and the (epsilon, delta) steps of an event, each with its multiplicity."""
+    """Yield the elementary steps of an event, each with the number of its repetitions."""
     if event["name"] == "self_composed":
         yield from steps_of(event["event"], count * event["count"])
     elif event["name"] == "composed":
@@ -54,9 +54,10 @@ def steps_of(event: Event, count: int = 1) -> Iterator[tuple[Event, int]]:
 def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
     """Compose the worst-case mechanisms of a history exactly, to 60 digits; return the delta at epsilon.
 
-    The worst (e, d) mechanism fails with probability d and otherwise answers by randomised response: its loss is e with
-    probability 1 / (1 + exp(-e)), and -e otherwise. It is worse than Laplace noise of scale 1 / e. Given these answers,
-    the rest is one Gaussian. The answer of a sampled step is integrated over as well.
+    The worst (e, d) mechanism fails with probability d and otherwise answers by randomized response: its loss is e with
+    probability 1 / (1 + exp(-e)), and -e otherwise. Its privacy is worse than that of Laplace noise of scale 1 / e.
+    Given the answers of these mechanisms, the rest of the history is one Gaussian. The answer of a sampled step is
+    integrated over as well.
     """
     with mpmath.workdps(60):
         square, works, losses = mpmath.mpf(0), mpmath.mpf(1), {mpmath.mpf(0): mpmath.mpf(1)}
@@ -91,10 +92,10 @@ def exact_delta(history: Sequence[Event], epsilon: float) -> Any:
 
 
 def _over_sample(event: Event, missed: Callable[[Any], Any], sign: int) -> Any:
-    """Integrate over the answer of a sampled Gaussian, with a record added (1) or removed (-1).
+    """Integrate ``missed`` of the privacy loss over the answer of a sampled Gaussian.
 
-    The answer is N(0, z^2) without the record, and a mixture of N(0, z^2) and N(1, z^2) with it. The integrand is
-    smooth, so 15 digits are reliable.
+    The record is added (``sign`` 1) or removed (-1). The answer is N(0, z^2) without the record, and a mixture of N(0,
+    z^2) and N(1, z^2) with it. The integrand is smooth, so 15 digits are reliable.
     """
     z, rate = mpmath.mpf(event["event"]["noise_multiplier"]), mpmath.mpf(event["rate"])
 
@@ -114,7 +115,10 @@ def _gaussian_delta(epsilon: Any, mu: Any) -> Any:
 
 
 def admitted(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Event], Charge]:
-    """Request events in turn, then failures and the Gaussian that use up the rest; return what was admitted."""
+    """Request events in turn, then small failures and the Gaussian that use up the budget.
+
+    Return the admitted events and their total charge.
+    """
     total, history = rules.zero, []
 
     def call(event: Event, *, delta: float = DELTA / 4) -> None:
@@ -158,11 +162,11 @@ histories = st.tuples(openings, st.lists(wide, max_size=3), st.lists(sampled, ma
 
 
 def epsilon_of_event(rules: PrivacyFilter, history: Sequence[Event], own: Charge) -> Any:
-    """Return the epsilon that a filter states for a composition after standalone charges, computed independently.
+    """Return the epsilon that a filter states for composed and standalone charges, by an independent computation.
 
-    Follows the definitions in `dpca_tasks.accounting.filters`. An (epsilon, delta) event is represented by its
-    dominating Gaussian, or at each order by its dominating randomised response, and its delta is set aside. Sampled
-    events are represented by their divergence.
+    The computation follows the definitions in `dpca_tasks.accounting.filters`. An (epsilon, delta) event is represented
+    by its dominating Gaussian, or at each order by its dominating randomized response, and its delta is set aside.
+    Sampled events are represented by their divergence.
     """
     steps = list(itertools.chain.from_iterable(map(steps_of, history)))
     with mpmath.workdps(60):
@@ -186,7 +190,7 @@ def epsilon_of_event(rules: PrivacyFilter, history: Sequence[Event], own: Charge
 
 
 def _pure(event: Event) -> Any:
-    """Return the epsilon of a non-Gaussian step."""
+    """Return the epsilon of a step that is pure epsilon-DP up to its delta."""
     return 1 / mpmath.mpf(event["noise_multiplier"]) if event["name"] == "laplace" else mpmath.mpf(event["epsilon"])
 
 
@@ -206,7 +210,10 @@ def _divergence(event: Event, order: Any) -> Any:
 
 
 def fill(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Event], list[Event], Charge]:
-    """Request events in turn, then the largest Gaussian; return admitted events, composed ones, and the total."""
+    """Request events in turn, then the largest Gaussian that the budget still admits.
+
+    Return the admitted events, the admitted events charged by composition, and the total charge.
+    """
     total, history, composed = rules.zero, [], []
     left_over = None
     for event in [*requested, None]:
@@ -223,7 +230,7 @@ def fill(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Event],
 
 
 def check_the_brim(kind: str, requested: list[Event], aside: float) -> None:
-    """Check that a filled budget stays within its exact delta, and that one more small release does not fit."""
+    """Fill a budget, check that its exact delta is within bounds, and that one more small release is refused."""
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
     history, composed, total = fill(rules, requested)
     assert exact_delta(history, EPSILON) <= DELTA
@@ -333,7 +340,7 @@ def test_a_gaussian_charges_its_mu_squared_next_to_an_approximate_event() -> Non
 
 
 def conversion(order: float, delta: Any) -> Any:
-    """Return the term for converting Renyi divergence to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12)."""
+    """Return the term that converts Renyi divergence to epsilon (Canonne, Kamath and Steinke 2020, Proposition 12)."""
     return mpmath.log(1 - 1 / mpmath.mpf(order)) - (mpmath.log(delta) + mpmath.log(order)) / (order - 1)
 
 

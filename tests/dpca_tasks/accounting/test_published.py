@@ -1,7 +1,7 @@
-"""Published noise formulas and the epsilons that their events really have.
+"""Published noise formulas and the true epsilons of their events.
 
-Formulas must reproduce the numbers printed in their papers. In the table of stated and true epsilons, both ends of
-every row must agree with each other and with other accountants.
+Formulas must reproduce the numbers printed in their papers. In the table of stated and true epsilons, the two ends of
+every bracket must agree with each other and with other accountants.
 """
 
 import dataclasses
@@ -167,7 +167,10 @@ def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> N
 
 @pytest.mark.parametrize("epochs", [1, 4, 9])
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
-    """Theorem 3 has the square root of all steps; its events are one full product and one correction per step."""
+    """DP-VRPCA's noise follows Theorem 3, with the square root of the number of steps of all epochs.
+
+    Its events are one full product and one correction for each step.
+    """
     requested = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
     assert FORMULAS["dp_vrpca"].noise(requested) == pytest.approx(expected, rel=1e-12)
@@ -208,7 +211,7 @@ def test_a_smoothness_for_one_row_is_too_large_for_many() -> None:
 
 @pytest.fixture(scope="module")
 def table() -> tuple[Truth, ...]:
-    """Compute the table without the rows that differ from a9a only in the number of records."""
+    """Compute the table of true epsilons, without cases that differ from a9a only in the number of records."""
     return tuple(truth_of(case) for case in CASES if not case.words.startswith(("MNIST", "real-sim")))
 
 
@@ -278,8 +281,9 @@ def test_all_messages_of_correlated_noise_together_give_more_than_one(
 @pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
 def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
     honest = sites - colluders
-    share, mask = 1 / sites, 1.0  # a mask before its mean is subtracted; a message has variance 1
-    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # given the colluders' masks
+    # mask is the variance before the mean of the masks is subtracted; a message has variance 1
+    share, mask = 1 / sites, 1.0
+    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # covariance given the colluders' masks
     mean = np.eye(honest)[0]
     expected = math.sqrt(mean @ np.linalg.solve(covariance, mean))
     assert correlated_inflation(sites=sites, colluders=colluders) == pytest.approx(expected)
@@ -324,7 +328,7 @@ def test_gaussian_rows_agree_with_another_accountant(table: tuple[Truth, ...]) -
 
 
 def sampled_event(found: Truth) -> dp_accounting.DpEvent:
-    """Return the same event as an event of dp-accounting."""
+    """Convert the event of a published formula to an event of dp-accounting."""
     parts = []
     for leaf, count in leaves(FORMULAS[found.formula].event(found.settings)):
         inner = leaf["event"] if leaf["name"] == "poisson_sampled" else leaf
@@ -357,7 +361,10 @@ def test_renyi_divergences_bound_sampled_rows_from_above(table: tuple[Truth, ...
 
 @pytest.mark.parametrize("size", [1, 2, 30])
 def test_the_largest_ratio_of_cauchy_densities_is_found(size: int) -> None:
-    """The search covers positions and divisions of the shift among equal coordinates."""
+    """Compare the bracket of the largest Cauchy density ratio with a search over positions and shifts.
+
+    The search divides the shift among one or more equal coordinates.
+    """
     shift, smoothness = 0.4, 0.5 / size
     found = smooth_cauchy_bracket(shift=shift, smoothness=smoothness, size=size)
 

@@ -1,4 +1,4 @@
-"""Local and smooth sensitivity under attack, and their noise calibrations against quadrature."""
+"""Local and smooth sensitivity: no attack exceeds the bounds, and noise calibrations agree with quadrature."""
 
 import itertools
 import math
@@ -33,13 +33,16 @@ EDGES = [(5, 50.0, 1e-15), (123, 1e-5, 1e-12), (123, 50.0, 1e-24), (7840, 8.0, 1
 
 
 def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
-    """Integrate over the first coordinate; the others enter as a central chi-square variable."""
+    """Return the exact delta at epsilon of two Gaussians with different scale and mean.
+
+    The integral is over the first coordinate; the other coordinates enter as a central chi-square variable.
+    """
     weight, more = math.exp(-2 * log_scale), math.expm1(-2 * log_scale)
     constant = (2 * (epsilon - size * log_scale) - weight * shift**2) / more
     slope = 2 * weight * shift / more
     tail = chi2(size - 1).sf if log_scale < 0 else chi2(size - 1).cdf
 
-    def rest(x):  # threshold for the sum of squares of the other coordinates
+    def rest(x):  # rest is the threshold for the sum of squares of the other coordinates
         return constant + slope * x - x * x
 
     roots = np.roots([-1.0, slope, constant])
@@ -61,7 +64,7 @@ def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 @pytest.mark.parametrize(("size", "epsilon", "delta"), GRID + EDGES)
 def test_gaussian_noise_has_its_delta_and_nearly_all_of_it(size, epsilon, delta):
-    """Quadrature at the corners of the range and at points between them, where no case may be worse."""
+    """Compute exact deltas at the largest and at smaller scale changes: the largest is delta or little less."""
     shift, smoothness = gaussian_shift(epsilon=epsilon, delta=delta, size=size)
     assert shift**2 <= 2 * epsilon
     worst = 0.0
@@ -81,7 +84,7 @@ def test_the_scale_alone_takes_no_more_than_half_of_what_it_may(size, epsilon):
 
 
 def test_the_calibration_is_that_of_the_sheet():
-    """The eigengaps above which the method is useful, at delta 1e-3."""
+    """Compare the eigengaps above which the method is useful, at delta 1e-3, with values from the method's notes."""
     sheet = ((123, 1, 0.1, 5500), (123, 1, 1.0, 600), (1230, 10, 0.1, 23000), (7840, 10, 1.0, 6600))
     for size, k, epsilon, gap in sheet:
         _, smoothness = gaussian_shift(epsilon=epsilon, delta=1e-3, size=size)
@@ -91,7 +94,8 @@ def test_the_calibration_is_that_of_the_sheet():
 
 def test_a_shift_beyond_the_proof_and_a_noncentrality_beyond_the_library_are_not_private():
     assert not is_gaussian_pair_private(0.2, 0.02, epsilon=1e-3, delta=0.9, size=1)
-    assert hockey_stick(-3e-7, 0.12, epsilon=0.1, size=5) == 1.0  # scipy returns .143, the true value is .0444
+    # scipy returns .143 for the noncentral chi-square probability; the true value is .0444
+    assert hockey_stick(-3e-7, 0.12, epsilon=0.1, size=5) == 1.0
 
 
 def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
@@ -121,12 +125,15 @@ def log_density(shape, points):
 @pytest.mark.parametrize("shape", ["spherical_t", "cauchy"])
 @pytest.mark.parametrize("size", [2, 30])
 def test_pure_noise_has_no_loss_above_epsilon_and_comes_near_it(shape, size):
-    """Shifts of norm U in all directions and scale changes in both, at points near and far."""
+    """Compute the privacy loss at near and far points, for shifts of norm U in all directions and scale changes.
+
+    The loss must not exceed epsilon, and must come close to it.
+    """
     epsilon = 1.0
     shift, smoothness = tailed_shift(epsilon=epsilon, size=size)
     rng = np.random.default_rng(0)
     points = rng.standard_normal((40_000, size)) * 10.0 ** rng.uniform(-2, 3, (40_000, 1))
-    points[::4] = np.sign(points[::4]) * rng.uniform(0.2, 3.0, (10_000, 1))  # where slopes are steepest
+    points[::4] = np.sign(points[::4]) * rng.uniform(0.2, 3.0, (10_000, 1))  # points where the log-density is steepest
     directions = rng.standard_normal(points.shape)
     directions[::2] = np.sign(points[::2])
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -140,14 +147,14 @@ def test_pure_noise_has_no_loss_above_epsilon_and_comes_near_it(shape, size):
 
 
 def turned(rows, neighbour, k):
-    """Return the distance between the leading k directions of two datasets, and the eigengap of the first."""
+    """Return the distance between the leading k directions of two second moments, and the eigengap of the first."""
     (values, one), (_, two) = (np.linalg.eigh(matrix) for matrix in (rows, neighbour))
     angles = np.clip(np.linalg.svd(one[:, -k:].T @ two[:, -k:], compute_uv=False), 0.0, 1.0)
     return math.sqrt(2 * (k - angles.sum())), float(values[-k] - values[-k - 1])
 
 
 def unit_record(rng, d):
-    """Return X^T X of a record of one or two rows with Frobenius norm 1."""
+    """Return X^T X of a record X of one or two rows with Frobenius norm 1."""
     rows = rng.standard_normal((int(rng.integers(1, 3)), d))
     rows *= rng.random(d) < 0.7
     return rows.T @ rows / max(float((rows * rows).sum()), 1e-9)
@@ -177,13 +184,13 @@ def test_no_neighbour_turns_the_directions_by_more_than_the_local_sensitivity(re
 @pytest.mark.parametrize(("relation", "factor"), [("add_remove", 1.0), ("replace_one", 2.0)])
 @pytest.mark.parametrize("gap", [2.1, 5.0, 400.0])
 def test_the_local_sensitivity_is_attained(relation, factor, gap):
-    """A record in the plane of two directions, at the worst-case angle."""
+    """Add a record in the plane of the two directions: at the worst angle, the bound is attained."""
     best = 0.0
     for angle in np.linspace(0.0, np.pi, 4001):
         x = np.array([math.cos(angle), math.sin(angle)])
         y = np.array([-x[1], x[0]])
         moment = np.outer(x, x) - (np.outer(y, y) if relation == "replace_one" else 0.0)
-        # exact in the plane: the angle of the leading direction of diag(gap, 0) + moment
+        # exact formula for the angle of the leading direction of diag(gap, 0) + moment
         theta = 0.5 * math.atan2(2 * moment[0, 1], gap + moment[0, 0] - moment[1, 1])
         best = max(best, abs(2 * math.sin(theta / 2)))
     bound = float(local_sensitivity(gap, relation=relation, n_components=1, n_features=2))
@@ -202,7 +209,7 @@ def test_the_sensitivity_falls_with_the_gap_and_ends_at_its_cap():
 
 
 def exactly(gap, *, smoothness, relation, tolerance):
-    """Evaluate the maximum over every j directly."""
+    """Return the smooth sensitivity by evaluating ``exp(-smoothness * j) * sensitivity`` for every distance j."""
     movement = computed_movement(relation) if tolerance else gap_movement(relation)
     j = np.arange(math.ceil(gap / movement) + 1)
     sensitivities = local_sensitivity(
@@ -212,7 +219,7 @@ def exactly(gap, *, smoothness, relation, tolerance):
 
 
 def steepest(bound, *, movement, upto=40.0):
-    """Return the largest change of a bound's logarithm when the gap moves by at most what one record can cause."""
+    """Return the largest change of log(bound) between gaps that differ by at most the effect of one record."""
     rng = np.random.default_rng(2)
     worst = 0.0
     gaps = np.concatenate([rng.uniform(0, upto, 700), np.arange(1, int(upto)) + 1e-4, np.arange(1, int(upto)) - 1e-4])
@@ -240,7 +247,10 @@ def test_the_bound_is_smooth_and_no_smaller_than_the_sensitivity(relation, smoot
 
 
 def test_a_bound_without_the_term_before_the_cap_is_found_out():
-    """The ratio between gaps 3.0001 and 2.0001 is nearly twice what is allowed."""
+    """Omit the largest term before the cap: log(bound) then changes by more than the smoothness allows.
+
+    Between gaps 3.0001 and 2.0001 the ratio is nearly twice the allowed one.
+    """
 
     def careless(gap):
         j = np.arange(math.ceil(gap) + 1)
@@ -253,7 +263,7 @@ def test_a_bound_without_the_term_before_the_cap_is_found_out():
 
 
 def test_a_bound_without_the_cap_is_found_out(monkeypatch):
-    """Gonen and Gilad-Bachrach print C / g, which diverges as the gap closes."""
+    """Use Gonen and Gilad-Bachrach's bound C / g, which diverges as the gap g closes."""
 
     def uncapped(gap, **_):
         return 3.0 / np.maximum(gap, 1e-9)

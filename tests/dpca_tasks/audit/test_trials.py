@@ -1,6 +1,6 @@
-"""Trials of an audit: selection trials, counted trials, and statistical bounds.
+"""Trials of an audit: trials that select an attack are not counted, and bounds keep their error rates.
 
-Bounds are compared with scipy and with their own stated error rates.
+Bounds are compared with scipy.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ CHOOSING = 2 * HALF * len(PAIRS)
 
 
 class Scripted:
-    """A mechanism whose result is 1 in the scripted runs and 0 otherwise; each run is on the next scheduled dataset."""
+    """A mechanism whose result is 1 in the runs of ``signs``, counted from 0, and 0 in all other runs."""
 
     name = "scripted"
 
@@ -36,7 +36,7 @@ class Scripted:
 
 
 def left_runs(pair):
-    """Return the runs on the left dataset if this pair is chosen: selection trials and counted trials."""
+    """Return the runs on the left dataset if this pair is chosen: those of selection trials, and those counted."""
     return {*range(2 * HALF * pair, 2 * HALF * pair + HALF)}, {*range(CHOOSING, CHOOSING + TRIALS - HALF)}
 
 
@@ -59,7 +59,7 @@ def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
 
 @pytest.mark.parametrize("pair", [0, 1])
 def test_a_sign_in_the_trials_that_choose_proves_nothing(pair):
-    """Even certain signs prove nothing: trials that selected a pair or an event are never counted."""
+    """Return a certain sign in selection trials only: the bound must be 0, because those trials are not counted."""
     choosing, _ = left_runs(pair)
     assert audit(Scripted(choosing)).bound == 0.0
 
@@ -81,7 +81,7 @@ def test_the_bounds_are_those_of_clopper_and_pearson(miss):
 
 @pytest.mark.parametrize("chance", [0.0, 0.003, 0.2, 0.5, 0.999, 1.0])
 def test_each_bound_misses_no_more_often_than_it_says(chance):
-    """Exact: the probability of a miss is summed over all counts."""
+    """Sum the exact probability, over all counts, that a bound is wrong: it must not exceed the stated rate."""
     counts = np.arange(201)
     low, high = proportion_bounds(counts, trials=200, miss=0.025)
     weights = binom.pmf(counts, 200, chance)
@@ -102,7 +102,10 @@ def test_certain_events_prove_as_much_as_their_number_allows():
 
 @pytest.mark.parametrize("upwards", [True, False])
 def test_the_event_is_found_in_either_direction(upwards):
-    """One in ten trials on one side has an extreme value of the statistic; all other values have one distribution."""
+    """In one of ten trials on one side, the statistic has an extreme value; the chosen event must detect it.
+
+    All other values have the same distribution on both sides.
+    """
     rng = np.random.default_rng(5)
     alike = rng.uniform(-1.0, 1.0, (2, 1000))
     alike[0 if upwards else 1, :100] = 9.0 if upwards else -9.0

@@ -1,6 +1,6 @@
-"""Forecasts of releases in rounds, compared with measured captured variance and with releases.
+"""Forecasts of releases in rounds agree with measured captured variance and with releases.
 
-The measured values are the table of `papers.rounds`, which its own run checks.
+The measured values are the table of `papers.rounds`; a run of that paper checks them.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ TARGET = PrivacyTarget(epsilon=0.1, delta=1e-6)
 
 @pytest.fixture(scope="module")
 def spectra() -> dict[str, str]:
-    """Return the declared spectrum of a9a around the origin and around its mean."""
+    """Return the declared spectrum of the dataset a9a around the origin and around its mean."""
     rows = a9a_rows().toarray()
     found = {}
     for center, shift in (("none", 0.0), ("private", rows.mean(axis=0))):
@@ -32,7 +32,7 @@ def spectra() -> dict[str, str]:
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_the_expected_interval_holds_what_was_measured(cell, spectra):
-    """Measured means of a9a are at most .015 outside."""
+    """The forecast interval of the captured variance must contain the mean measured on a9a, up to .015."""
     mechanism = AnalyzeGauss(n_components=cell.n_components, rounds=cell.rounds)
     problem = Problem(
         n_features=123,
@@ -58,7 +58,7 @@ def test_rounds_show_weaker_components_than_one_round_if_the_declared_spectrum_f
 
 
 def test_a_forecast_reads_nothing_but_the_declaration():
-    """The same plan and forecast follow from equal public facts, twice."""
+    """Two forecasts from equal public facts must be equal."""
     mechanism, problem = AnalyzeGauss(n_components=3, rounds=3), dataclasses.replace(PROBLEM, spectrum="decay:1")
     first, second = (expect(mechanism, mechanism.plan(problem, TARGET)) for _ in range(2))
     assert first == second

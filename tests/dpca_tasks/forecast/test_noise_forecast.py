@@ -1,4 +1,4 @@
-"""Noise forecasts and declared spectra, compared with simulated releases.
+"""Noise forecasts and declared spectra agree with simulated releases.
 
 Declared spectra are fractions of the total variance, descending, with sum 1. Forecasts use public facts only. Expected
 overlaps are compared with draws; all seeds are fixed, and tolerances are five standard errors or more. Forecasts for
@@ -122,7 +122,10 @@ def test_few_records_can_show_no_more_components_than_they_hold_the_level():
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("name", UNSAMPLED)
 def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_above_the_noise(name, spectrum):
-    """Without local noise, which grows with the records, and sampled mechanisms, whose plans take seconds."""
+    """At the epsilon or the number of records that the forecast names, the k-th component must exceed the noise.
+
+    Local noise is excluded because it grows with the records, and sampled mechanisms because their plans take seconds.
+    """
     mechanism, problem = MECHANISMS[name](n_components=4), dataclasses.replace(FEW, spectrum=spectrum)
     seen = found(mechanism, problem, epsilon=0.3)
     assert seen.above_noise < 4
@@ -139,7 +142,10 @@ def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_
 
 
 def test_a_component_of_the_stated_level_is_seen_in_about_half_of_all_releases():
-    """Between a quarter and nine tenths of 60 releases; a correct level fails this with probability at most 1e-3."""
+    """A component of the stated strength must exceed the noise in a quarter to nine tenths of 60 releases.
+
+    A correct level fails this test with probability at most 1e-3.
+    """
     plan = planned(AnalyzeGauss(n_components=1), Problem(n_features=200, clip_norm=1.0, records_at_most=1_000))
     signal = np.zeros((200, 200))
     signal[0, 0] = plan.level / plan.moment_std
@@ -196,7 +202,7 @@ ROUNDS = TruncatedRounds(
 
 
 def captured(overlaps, strengths):
-    """Return the captured variance of overlaps, or of the mean over a list of draws."""
+    """Return the fraction of the variance captured by components with these overlaps, averaged over draws."""
     return float(np.atleast_2d(overlaps).mean(axis=0) @ strengths / np.sort(strengths)[-K:].sum())
 
 
@@ -241,7 +247,10 @@ def test_directions_drawn_one_by_one_capture_what_is_expected(strengths, scale):
 
 @pytest.mark.parametrize("scale", [0.5, 4.0, 20.0])
 def test_draws_among_equal_components_are_simulated_where_features_are_few(scale):
-    """Mean squares alone would remove a part of every equal component, and predict up to .13 less."""
+    """Compare the expected variance of drawn components with simulated draws, for few features.
+
+    An expectation from mean squares alone would be up to .13 too low for equal components.
+    """
     strengths = np.where(np.arange(60) < 8, 30.0, 1.0)
     peeling, found = Peeling(n_components=8, epsilon=1.0, delta=0.0), []
     for draw in range(8):
@@ -264,7 +273,7 @@ def test_noised_directions_vary_around_their_mean_where_features_are_few(kept):
 
 
 def test_components_without_variance_are_drawn_as_well():
-    """Two directions hold all the variance, and at this noise scale the draws find a fifth of it."""
+    """Draw components where two of 40 directions have all the variance: the draws find about a fifth of it."""
     strengths = np.where(np.arange(40) < 2, 20.0, 0.0)
     peeling = Peeling(n_components=2, epsilon=1.0, delta=0.0)
     found = []
@@ -300,7 +309,10 @@ def test_overlaps_sum_to_the_number_of_directions_and_no_noise_finds_the_best(st
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_truncation_keeps_all_of_components_in_few_features_and_part_of_even_ones(spread):
-    """Without noise, and with as many records as all strengths; even components keep at least the share of rows."""
+    """Truncate released components without noise, on as many records as the sum of all strengths.
+
+    Components in few features are unchanged. Evenly spread components keep at least the fraction of rows.
+    """
     strengths = EXPECTED_OVERLAPS_SPECTRA["spikes"]
     rounds = dataclasses.replace(ROUNDS, noise_std=0.0, n_records=float(strengths.sum()))
     overlaps = np.mean(overlaps_with_truncation(strengths, rounds, spread=spread), axis=0)
@@ -323,7 +335,10 @@ def test_a_smaller_message_clip_with_the_noise_that_it_allows_finds_more_up_to_t
 
 
 def test_the_error_of_a_sample_is_that_of_gaussian_rows():
-    """One product with the leading direction over 300 samples; six standard errors of each variance are 0.5."""
+    """Compare the variance of a product over sampled Gaussian rows with the forecast, in 300 samples.
+
+    Six standard errors of each variance are 0.5.
+    """
     rng, rate, records = np.random.default_rng(5), 0.2, 400
     strengths = np.array([200.0, 100.0, 50.0, 50.0])
     leading = np.eye(4)[:, :1]
@@ -367,14 +382,17 @@ def missed(name, problem, epsilon, **others):
     ],
 )
 def test_the_error_of_one_moment_is_foreseen(users, rated, measured):
-    """Compared with one run on ratings of rank 5 and std 1 without noise, with the whole budget spent on the moment."""
+    """Compare forecast errors of the mechanism one_shot with one measured run each.
+
+    The ratings have rank 5 and std 1 and no noise; the whole budget is spent on the moment.
+    """
     problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
     for epsilon, error in measured.items():
         assert missed("one_shot", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
 
 
 def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
-    """Medians of five runs at n = 20,000, without totals."""
+    """Compare forecast errors of dpals with medians of five runs at 20,000 users, without totals."""
     problem = dataclasses.replace(PAPER, records_at_most=20_000, ratings_per_user=198)
     for epsilon, error in {1: 0.307, 5: 0.0947, 10: 0.0578, 20: 0.0363}.items():
         assert missed("dpals", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
@@ -382,7 +400,10 @@ def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
 
 @pytest.mark.parametrize("signal", [None, 1.0, 0.5])
 def test_one_moment_is_advised_but_for_many_users_and_much_budget(signal):
-    """As measured: one_shot wins in 15 of the 16 settings of the rank-5 task, dpals in the last."""
+    """Recommend the mechanism that was better when measured on the rank-5 task.
+
+    The mechanism one_shot was better in 15 of the 16 settings, and dpals in the last.
+    """
     for users, rated in SETTINGS.items():
         problem = dataclasses.replace(PAPER, records_at_most=users, ratings_per_user=rated)
         advised = {epsilon: ranked(problem, epsilon, signal=signal)[0].mechanism for epsilon in (1, 5, 10, 20)}
@@ -419,13 +440,13 @@ COLUMNS, RECORDS, RUNS = 60, 10_000, 6
 
 
 def symmetric(rng, order, std, *, axes):
-    """Return isometric noise: an array of independent numbers, averaged over all permutations of its axes."""
+    """Return symmetric noise: an array of independent normal numbers, averaged over all permutations of its axes."""
     noise = rng.standard_normal((order,) * axes) * std
     return sum(noise.transpose(axis) for axis in itertools.permutations(range(axes))) / math.factorial(axes)
 
 
 def found_share(seed, count, *, moment_std, core_std):
-    """Release moments of orthonormal centres of equal weight; return the share of centres that are found."""
+    """Release noisy moments of orthonormal centers of equal weight; return the fraction of centers found."""
     rng = np.random.default_rng(seed)
     centres = np.linalg.qr(rng.standard_normal((COLUMNS, count)))[0].T
     moment = RECORDS / count * centres.T @ centres + symmetric(rng, COLUMNS, moment_std, axes=2)
@@ -448,7 +469,10 @@ def found_share(seed, count, *, moment_std, core_std):
     ids=["room", "room in the third", "none in the second", "little in the third"],
 )
 def test_components_are_found_where_there_is_room(count, above_moment, above_core, low, high):
-    """Means of six draws from fixed seeds; the margins exceed the values of thirty other draws."""
+    """Compare the fraction of components found in six simulated releases with the forecast room.
+
+    The seeds are fixed; the allowed ranges also contain the values of thirty other draws.
+    """
     edge = RECORDS / count / above_moment
     overlap = overlap_of(RECORDS / count, edge)
     moment_std = edge / math.sqrt(2 * COLUMNS)
@@ -476,7 +500,10 @@ def test_more_records_leave_more_room_and_nobody_leaves_none():
 
 
 def test_the_largest_value_of_noise_of_order_three_is_that_of_the_spherical_model():
-    """The best of 40 starts for each of three draws; at order 20 the value is below the limit by less than a sixth."""
+    """Maximize random symmetric cubic forms: the mean maximum must approach the limit of the spherical model.
+
+    The best of 40 starts for each of three draws is used; at order 20 it is below the limit by less than a sixth.
+    """
     rng, order, largest = np.random.default_rng(3), 20, []
     for _ in range(3):
         noise = symmetric(rng, order, 1.0, axes=3).reshape(order, -1)
@@ -492,7 +519,10 @@ def test_the_largest_value_of_noise_of_order_three_is_that_of_the_spherical_mode
 
 @pytest.mark.parametrize("overlap", [1.0, 0.87, 0.0])
 def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
-    """Topics with disjoint words of equal weight; directions deviate at random by the stated cosine."""
+    """Simulate released directions at the stated cosine to topics with disjoint words.
+
+    The longest row of the directions must be close to the assumed length.
+    """
     rng, features, count = np.random.default_rng(4), 200, 5
     topics = np.kron(np.eye(count), np.ones(features // count)) * math.sqrt(count / features)
     noise = np.linalg.qr(rng.standard_normal((features, count)))[0].T
@@ -503,7 +533,7 @@ def test_rows_of_released_directions_are_about_as_long_as_assumed(overlap):
 
 
 def of_model(model, rng):
-    """Return the facts of a model, and 3,000 records of three components that follow the model."""
+    """Return the public facts of a model, and 3,000 records drawn from three components of the model."""
     which = rng.integers(0, 3, 3000)
     if model == "topics":
         chances = np.kron(np.eye(3), np.ones(4)) / 4
@@ -522,7 +552,11 @@ def of_model(model, rng):
     ids=["agn", "avn", "paper"],
 )
 def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, model):
-    """Noise of the second moment is exact; noise of the third depends on the estimated row length of the directions."""
+    """Compare forecast noise with the noise of a release.
+
+    The second moment's noise must be exact. The third moment's noise depends on the estimated row length of the
+    directions.
+    """
     facts, rows = of_model(model, np.random.default_rng(5))
     problem = TensorProblem(**facts, relation=relation, records_at_most=3000)
     plan = mechanism.plan(problem, PrivacyTarget(epsilon=5.0, delta=1e-5))

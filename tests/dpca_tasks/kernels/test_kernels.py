@@ -1,4 +1,4 @@
-"""Kernels compared with Python's integers and with each other: all of them return the same bits."""
+"""Kernels for sums of products: all of them return the same bits as Python's integers."""
 
 import math
 import os
@@ -26,7 +26,7 @@ FEATURES = 11
 
 
 def gridded_rows(*, n_features=FEATURES, largest=LARGEST, max_rows=9):
-    """Return integer rows with many zeros, some with the largest entry of a grid, and no bound on a row's norm."""
+    """Generate integer rows with many zeros, some with the largest entry of a grid, and no bound on a row's norm."""
     entries = st.one_of(st.just(0), st.sampled_from([largest, -largest, 1]), st.integers(-largest, largest))
     shapes = st.integers(0, max_rows).map(lambda n: (n, n_features))
     return shapes.flatmap(lambda shape: hnp.arrays(np.int64, shape, elements=entries))
@@ -64,7 +64,7 @@ def test_outer_products_are_those_of_integers(kernel, rows):
 
 @pytest.mark.parametrize("n_features", [1, 2, 5, 255, 256, 257, 600, outer_products.WIDE, outer_products.WIDE + 3])
 def test_full_rows_of_any_width_give_the_same_bits(n_features):
-    """Widths around the size of a panel, of the loop's groups of four rows, and of strips."""
+    """Test widths around the size of a panel, of the loop's groups of four rows, and of strips."""
     rows = np.random.default_rng(n_features).integers(-LARGEST, LARGEST + 1, (7, n_features))
     expected = packed(rows.T @ rows)
     for kernel in OUTER:
@@ -72,7 +72,7 @@ def test_full_rows_of_any_width_give_the_same_bits(n_features):
 
 
 def test_more_values_than_are_put_in_order_at_a_time_add_up():
-    """Five of every seven rows are empty, including the last row."""
+    """Sum more values than the kernel sorts at once; five of every seven rows are empty, including the last row."""
     rng = np.random.default_rng(1)
     n_rows, n_features = 16_000, 260
     rows = rng.integers(-LARGEST, LARGEST + 1, (n_rows, n_features)).astype(np.int32)
@@ -109,7 +109,7 @@ def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
 @pytest.mark.parametrize("largest", [PACKED, outer_products.LARGE + 1, outer_products.LARGE, 3000, 2047])
 @pytest.mark.parametrize("every", [1, 7, 16])
 def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
-    """A thousand rows, some or all with the largest allowed entry, all with the same sign of contribution."""
+    """Sum a thousand packed rows that have the largest allowed entry, whose products all have the same sign."""
     rows = np.ones((1000, 20), np.int64)
     rows[::every, 3:5] = largest
     rows[::every, 7] = -largest
@@ -180,7 +180,7 @@ def moment_products(kernel, rows, sizes, directions, direction_bits, longest=UNL
 
 
 def expected_products(rows, sizes, directions, direction_bits, most=4**BITS):
-    """Compute the products by their definition in Python's integers, one record after another."""
+    """Return the products of all records, computed by definition in Python's integers."""
     total = np.zeros(directions.shape, object)
     stop = 0
     for size in sizes:
@@ -216,7 +216,7 @@ PRODUCTS: tuple[Any, ...] = (
     most=st.sampled_from([4**BITS, 4**BITS // 4, 999]),
 )
 def test_moment_products_follow_their_definition(kernel, rows, width, record_rows, seed, most):
-    """Records here are longer than the bound, so that nearly every score is clipped."""
+    """Compare kernels with the definition on records longer than the bound, so that nearly every score is clipped."""
     sizes = [min(record_rows, len(rows) - start) for start in range(0, len(rows), record_rows)]
     directions = on_grid(np.random.default_rng(seed), FEATURES, width, 24)
     expected = expected_products(rows, sizes, directions, 24, most)
@@ -247,7 +247,7 @@ def test_panels_add_the_same_at_every_width_and_flush_of_their_floats(width, mon
 
 
 def test_panels_are_chosen_by_sizes_alone():
-    """Near directions, and blocks with as many stored values as features."""
+    """The choice between near and far directions depends on array sizes alone, never on values."""
     directions = np.zeros((products.FAR // 8 - 1, 8), np.int64)
     assert products.is_near(len(directions), directions)
     assert not products.is_near(len(directions) - 1, directions)
@@ -255,7 +255,7 @@ def test_panels_are_chosen_by_sizes_alone():
 
 
 def test_records_longer_than_a_strip_are_whole():
-    """At this width a strip is two rows, and the directions are not near."""
+    """Sum records that are longer than a strip: at this width a strip has two rows."""
     width = products.STRIP
     n_features = products.FAR // width + 1
     rows = np.random.default_rng(6).integers(-LARGEST, LARGEST + 1, (12, n_features))
@@ -266,7 +266,7 @@ def test_records_longer_than_a_strip_are_whole():
 
 
 def expected_long_product(record, directions, direction_bits):
-    """Round one record's product: to nearest, or scaled down and toward zero if it is longer than 1."""
+    """Return one record's product rounded to nearest, or scaled down and rounded toward zero if longer than 1."""
     exact = record.T.astype(object) @ (record.astype(object) @ directions.astype(object))
     rounded = (exact + 2 ** (direction_bits - 1)) // 2**direction_bits
     if (rounded**2).sum() <= 16**BITS:
@@ -279,7 +279,10 @@ def expected_long_product(record, directions, direction_bits):
 @pytest.mark.parametrize("largest", [900, LARGEST])
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
 def test_records_of_many_rows_are_rounded_once_and_no_other_is_touched(kernel, largest):
-    """Scaled products may differ by a step because squares are added in a different order."""
+    """Divide records between the two kernels by their number of rows: each record is rounded by exactly one kernel.
+
+    Scaled products may differ by one grid step, because squares are added in a different order.
+    """
     rng = np.random.default_rng(9)
     sizes, longest = [1, 4, 3, 0, 9, 3, 2], 3
     rows, directions = rng.integers(-largest, largest, (sum(sizes), FEATURES)), on_grid(rng, FEATURES, 3, 24)

@@ -1,7 +1,7 @@
-"""Eigenpairs of a released matrix, formed or available through products only.
+"""Eigenpairs of a released matrix, which is either formed or available only through products.
 
-Formed matrices include tied eigenvalues. Leading eigenpairs from products alone are accurate to 1e-3, for spectra with
-and without a gap.
+Formed matrices include tied eigenvalues. Leading eigenpairs computed from products alone are accurate to 1e-3, for
+spectra with and without a gap.
 """
 
 from collections.abc import Callable
@@ -81,7 +81,7 @@ def test_pairs_that_are_not_certain_are_computed_in_full(
 
 
 def noisy(order: int, *, strength: float) -> NDArray[np.float64]:
-    """Return noise of std 1 on the diagonal plus three components."""
+    """Return a symmetric noise matrix with std 1 on its diagonal, plus three components of decreasing strength."""
     rng = np.random.default_rng(order)
     noise = rng.standard_normal((order, order))
     columns = np.linalg.qr(rng.standard_normal((order, 3)))[0]
@@ -98,7 +98,8 @@ def test_single_precision_is_within_its_bound(strength: float, monkeypatch: pyte
     assert np.abs(values - every).max() <= within
     assert np.linalg.norm(rows @ matrix - values[:20, None] * rows, axis=1).max() <= within
     assert (np.diff(values) <= 0.0).all()
-    np.testing.assert_allclose(values[:20], every[:20], atol=1e-7)  # the square of the eigenvectors' error
+    # the error of an eigenvalue is the square of the eigenvector's error
+    np.testing.assert_allclose(values[:20], every[:20], atol=1e-7)
     np.testing.assert_allclose(rows @ rows.T, np.eye(20), atol=1e-12)
     again = spectrum_and_leading(matrix, 20, within=within)
     assert (values.tobytes(), rows.tobytes()) == tuple(each.tobytes() for each in again)
@@ -138,7 +139,10 @@ def test_nothing_to_reduce_is_no_failure(matrix: NDArray[np.float64]) -> None:
 
 
 def test_a_matrix_of_which_the_partial_solver_finds_no_pair() -> None:
-    """The matrices are close to the identity and were found by search: LAPACK's dsyevr returns 0 of 2 pairs here."""
+    """Compute two eigenpairs of matrices close to the identity, for which LAPACK's dsyevr returns none.
+
+    A search found these matrices.
+    """
     lost = 0
     rng = np.random.default_rng(0)
     for _ in range(400):
@@ -149,7 +153,7 @@ def test_a_matrix_of_which_the_partial_solver_finds_no_pair() -> None:
 
 
 def edge_noise(order, seed=0):
-    """Return a symmetric matrix whose spectrum is a semicircle of radius 1, without any outlier."""
+    """Return a symmetric noise matrix whose spectrum is a semicircle of radius 1, without any outlier."""
     square = np.random.default_rng(seed).standard_normal((order, order))
     return (square + square.T) / np.sqrt(8 * order)
 
@@ -160,7 +164,7 @@ def spiked(order, *heights):
 
 
 def found(matrix, count):
-    """Run on a matrix; return values, vectors, and the widths of the products."""
+    """Compute leading eigenpairs of a matrix through products; return values, vectors, and the products' widths."""
     widths = []
 
     def product(directions):

@@ -1,11 +1,11 @@
-"""Measured noise of every mechanism, coordinate by coordinate, against the charged event.
+"""Measured noise of every mechanism, coordinate by coordinate, against the noise of the charged event.
 
 A mechanism is run once, and its requests are recorded. Each request is then released 400 times through the gate, under
-keys of a fixed seed. Every coordinate's distance from the exact answer is mapped to a standard normal by the law of the
-charged event, which is implemented here from the mathematics. Sums of squares are compared with chi-square bounds in
-two ways. Each single coordinate is tested, which reveals a coordinate without noise. All independent coordinates are
-also tested together: with twelve of them, a scale that is off by a tenth fails. Over all seeds, exact noise
-fails any of these tests with probability at most 1e-6, by Bonferroni.
+keys of a fixed seed. Every coordinate's distance from the exact answer is mapped to a standard normal by the
+distribution of the charged event, which is implemented here independently. Sums of squares are compared with chi-square
+bounds in two ways. Each single coordinate is tested, which reveals a coordinate without noise. All independent
+coordinates are also tested together: with twelve of them, a scale that is off by a tenth fails. Over all seeds, exact
+noise fails any of these tests with probability at most 1e-6, by Bonferroni.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ WIDENED = ("subspace", "completion", "tensor")
 
 
 class Step(NamedTuple):
-    """A request of a run: the curator method, the query and its noise, the charged event, and the rows."""
+    """One request of a mechanism: curator method, query, noise distribution, charged event, and rows."""
 
     method: str
     query: Any
@@ -59,7 +59,10 @@ class Step(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Standard normals, one column per coordinate, and the chi-square sum over independent coordinates."""
+    """Measured noise mapped to standard normals, one column per coordinate.
+
+    ``together`` is the sum of squares of ``freedom`` independent values.
+    """
 
     normals: np.ndarray
     together: float
@@ -67,7 +70,7 @@ class Measured(NamedTuple):
 
 
 class Recorder(Curator):
-    """A curator that records each request with its charged event."""
+    """A curator that records each request together with its charged event."""
 
     def __init__(self, source, event, relation):
         super().__init__(source, InMemoryReservation(event=event, relation=relation, key=bytes(32)))
@@ -94,7 +97,7 @@ def keys(label: str, runs: int = RUNS) -> Iterator[bytes]:
 
 
 def family_steps(family: Any, name: str) -> list[Step]:
-    """Run a family's audited mechanism once, and return its requests."""
+    """Run the audited mechanism of a family once, and return its requests."""
     problem = family.audit.problem("zero_out")
     if family.name in WIDENED:
         problem = dataclasses.replace(problem, n_features=6)
@@ -108,7 +111,7 @@ def family_steps(family: Any, name: str) -> list[Step]:
 
 
 def tick_steps(strategy: Any) -> list[Step]:
-    """Release three ticks of a stream, and return their requests."""
+    """Release three ticks of a stream with a strategy, and return all requests."""
     weights = choose_weights(strategy, ticks=3)
     problem = Problem(n_features=6, clip_norm=2.0, relation=RELATION)
     plan = plan_stream(problem, TARGET, weights=weights, ticks=3, n_components=2)
@@ -123,7 +126,10 @@ def tick_steps(strategy: Any) -> list[Step]:
 
 
 def run_steps() -> list[Step]:
-    """Return a fused run of sampled steps that outputs the states before and after the first and the fifth step."""
+    """Return the request of a run of sampled steps, which outputs four intermediate states.
+
+    The states are those before and after the first and the fifth step.
+    """
     terms: dict[str, Any] = {"n_features": 6, "clip_norm": 2.0, "relation": RELATION, "bits": 12}
     product = MomentProduct(directions=on_direction_grid(np.eye(6)[:, :2]), **terms)
     noise = Gaussian(noise_multiplier=3.0)
@@ -135,13 +141,16 @@ FAMILY_CASES = {f"{family.name}-{name}": (family, name) for family in every_fami
 FAMILY_CASES |= {f"subspace-{name}": (family_named("subspace"), name) for name in FORMS}
 del FAMILY_CASES[
     "subspace-exponential"
-]  # draws directions, which tests/dpca_tasks/noise/test_discrete_gaussian.py compares
+]  # the exponential mechanism draws directions, which tests/dpca_tasks/noise/test_discrete_gaussian.py compares
 SITE_CASES = METHODS | TENSOR_METHODS
 TESTS = len(FAMILY_CASES) + 2 * len(SITE_CASES) + 3
 
 
 def weights_of(kind: str, order: int) -> np.ndarray:
-    """Return the stds of packed coordinates of isotropic noise: 1 / sqrt(number of occurrences in the full tensor)."""
+    """Return the std of each packed coordinate for noise with equal variance in every direction.
+
+    The std is 1 / sqrt(number of entries of the full tensor that the coordinate represents).
+    """
     if kind == "symmetric":
         return np.array([1.0 if i == j else math.sqrt(1 / 2) for i in range(order) for j in range(i, order)])
     if kind == "cube":
@@ -164,12 +173,12 @@ def packed(answer: np.ndarray, kind: str) -> Any:
 
 
 def from_tails(tails: np.ndarray) -> Any:
-    """Map tail probabilities of magnitudes to magnitudes of standard normals."""
+    """Map two-sided tail probabilities to the magnitudes of standard normals with the same probabilities."""
     return -special.ndtri(tails / 2)
 
 
 def wishart_tails(values: np.ndarray, shape: float, scale: float) -> Any:
-    """Return the tails of a difference of two Gamma variates, from its density on a fine grid."""
+    """Return tail probabilities of the difference of two Gamma variates, by summing its density on a fine grid."""
     grid = np.linspace(0.0, 200.0, 400_001)[1:]
     order = shape - 0.5
     density = grid**order * special.kv(order, grid) / (math.sqrt(math.pi) * special.gamma(shape) * 2**order)
@@ -182,12 +191,12 @@ def independent(normals: np.ndarray) -> Measured:
 
 
 def additive(step: Step, residuals: np.ndarray) -> Measured:
-    """Map the additive noise of a sum, in data units, to standard normals, using the charged event."""
+    """Map the additive noise of a sum, in data units, to standard normals by the charged event's distribution."""
     query, law, event = step.query, step.law, dict(step.event)
     event = event.get("event", event)
     sensitivity = query.sensitivity(law.norm) * query.unit
     if isinstance(query, LocallyNoised):
-        sensitivity *= math.sqrt(step.source.n_records)  # each record has its own noise
+        sensitivity *= math.sqrt(step.source.n_records)  # each record has separate noise
     isotropic = residuals / (sensitivity * weights_of(query.layout.kind, query.layout.order))
     size = residuals.shape[1]
     match law.name, event["name"]:
@@ -209,7 +218,8 @@ def additive(step: Step, residuals: np.ndarray) -> Measured:
             normals = np.empty_like(residuals)
             normals[:, is_diagonal] = from_tails(wishart_tails(residuals[:, is_diagonal], freedom / 2, 2 * c))
             normals[:, ~is_diagonal] = from_tails(wishart_tails(residuals[:, ~is_diagonal], freedom, c))
-            diagonal = normals[:, is_diagonal]  # columns of A are independent, so diagonal entries are, too
+            # columns of the Wishart factor A are independent, so diagonal entries are independent, too
+            diagonal = normals[:, is_diagonal]
             return Measured(normals, float((diagonal**2).sum()), diagonal.size)
     pytest.fail(f"no law is written here for {law.name} under {event}")
 
@@ -226,7 +236,10 @@ def measure_parts(step: Step, answers: list[dict[str, np.ndarray]]) -> Measured:
 
 
 def measure_directions(step: Step, answers: list[np.ndarray]) -> Measured:
-    """Measure the noise on one direction; its random sign follows from the answer, because the noise is far smaller."""
+    """Measure the noise of one released direction, and map it to standard normals.
+
+    The direction is released with a random sign. The sign is visible in the answer, because the noise is far smaller.
+    """
     solver, law = step.query, step.law
     pairs = solver.solve(step.source, subkey(bytes(32), label="start", info=b""))
     found, columns, stds = np.array(answers), [], np.empty((len(answers), 1))
@@ -246,9 +259,9 @@ def measure_directions(step: Step, answers: list[np.ndarray]) -> Measured:
 
 
 def measure(step: Step) -> Measured:
-    """Release a request under every key and measure the noise."""
+    """Release a request under every key, and return the measured noise."""
     query, source, event = step.query, step.source, step.event
-    if isinstance(query, PoissonSampled):  # if all rows are empty, every sample has the same sum
+    if isinstance(query, PoissonSampled):  # with empty rows, every sample has the same sum
         source = ArrayBlocks(np.zeros((2, query.n_features)))
     if step.method == "sequential":
         event = events.self_composed(event, query.steps)
@@ -275,7 +288,7 @@ def measure(step: Step) -> Measured:
 
 
 def check(found: list[Measured]) -> None:
-    """Check chi-square bounds that all tests together pass with probability at least 1 - 1e-6."""
+    """Compare sums of squares with chi-square bounds, which exact noise violates with probability 1e-6 in total."""
     assert found, "nothing was measured"
     comparisons = sum(each.normals.shape[1] + 1 for each in found)
     alarm = FALSE_ALARMS / TESTS / comparisons / 2
@@ -301,7 +314,7 @@ def test_the_measured_noise_of_a_fused_run_is_what_was_charged() -> None:
 
 
 class Watched(LocalParties):
-    """Parties that record every opened total with its round."""
+    """In-process parties that record every opened total with its round."""
 
     @property
     def opened(self) -> Any:
@@ -314,10 +327,10 @@ class Watched(LocalParties):
 
 
 def measure_round(plan: Any, sources: list[Any], index: int, opened: Any, runs: int) -> Measured:
-    """Repeat the opening of a round under every key, and measure the noise of the total.
+    """Open a round of a joint release under every key, and return the measured noise of the total.
 
-    Each of N sites adds its share. The noise of H honest sites alone hides a record as the charged event does. So the
-    total has N / H times the variance of that event.
+    Each of N sites adds a share of the noise. The shares of the H honest sites alone must hide a record as the charged
+    event does. So the total has N / H times the noise variance of that event.
     """
     query, roster, residuals = opened.query, opened.roster, []
     exact = sum(exact_sum(source, query) for source in sources)

@@ -1,8 +1,8 @@
-"""Mechanisms on one noised second moment, whole releases, and mechanisms with data-dependent sensitivity.
+"""Mechanisms that noise one second moment, whole releases, and mechanisms with data-dependent sensitivity.
 
-The first are tested for charges, refusals, centring and stored answers. Whole releases, from rows to published facts,
-are tested for edge cases, reproducible bits, and invariance to the order and signs of columns. Smooth sensitivity and
-propose-test-release are tested for results, refusals, outcomes, and planted bugs.
+Mechanisms on one moment are tested for charges, refusals, centering and stored answers. Whole releases, from rows to
+published facts, are tested for edge cases, reproducible bits, and invariance to the order and signs of columns. Smooth
+sensitivity and propose-test-release are tested for results, refusals, outcomes, and planted bugs.
 """
 
 import json
@@ -44,7 +44,7 @@ LARGE = PrivacyTarget(epsilon=0.1, delta=1e-3, allow_large_delta=True)
 
 
 def rows(n=4000, shift=0.0):
-    """Return rows of norm below 1, spread along the first axis, around a mean along the second."""
+    """Return rows of norm below 1 that vary most along the first axis, around a mean along the second axis."""
     rng = np.random.default_rng(7)
     made = rng.standard_normal((n, D)) * np.array([0.3, 0.02, 0.1, 0.02, 0.02, 0.02])
     made[:, 1] += shift
@@ -126,7 +126,10 @@ ALL = [*MOMENT, NoisyPower(n_components=1), NoisyPower(n_components=1, averaging
 
 @pytest.mark.parametrize("mechanism", ALL, ids=repr)
 def test_the_leading_direction_is_found(mechanism):
-    """A gap of 320 against noise below 40: a miss would be a deviation of 5 std for the worst of these mechanisms."""
+    """Release the leading direction of data with an eigengap of 320 under noise below 40.
+
+    For the mechanism with the most noise, a miss would be a deviation of 5 stds.
+    """
     found = run(mechanism, problem(), TARGET, ArrayBlocks(rows()))
     assert abs(found.components[0, 0]) > 0.9
 
@@ -135,7 +138,11 @@ def test_the_leading_direction_is_found(mechanism):
     "mechanism", [AnalyzeGauss(n_components=1, rounds=1), Wishart(n_components=1), NoisyPower(n_components=1)]
 )
 def test_a_private_centre_takes_the_mean_out(mechanism):
-    """Uncentred, the mean of 0.6 along the second axis leads; centred, the spread along the first does."""
+    """Center rows by a private mean of 0.6 along the second axis.
+
+    Without centering, the mean dominates the component. With centering, the largest variance does, along the first
+    axis.
+    """
     source = ArrayBlocks(rows(20_000, shift=0.6))
     plain = run(mechanism, problem(), TARGET, source)
     centred = run(mechanism, problem(center="private"), TARGET, source)
@@ -160,7 +167,7 @@ def test_a_smaller_k_of_the_same_key_is_the_head_of_a_larger():
 
 
 def test_normalised_rows_all_count_alike():
-    """A few very large records along the first axis against many small ones along the second."""
+    """Scale rows to equal length: many small rows along the second axis then outweigh few large ones."""
     made = np.zeros((3000, D))
     made[:100, 0] = 1.0
     made[100:, 1] = 1e-3
@@ -177,7 +184,7 @@ KEY = bytes(range(32))
 
 
 def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none", relation="add_remove", **settings):
-    """Release under a fixed key; return the mechanism's result."""
+    """Release components of rows under a fixed key; return the mechanism's result."""
     problem = Problem(
         n_features=rows.shape[1], clip_norm=1.0, center=center, relation=relation, records_at_most=100_000
     )
@@ -190,13 +197,13 @@ def release(rows, *, mechanism="analyze_gauss", k=1, epsilon=1.0, center="none",
 
 
 def published(raw, *, k, method="auto"):
-    """Refine and state a release, as a fit does."""
+    """Refine a release and compute its published facts, as a fit does."""
     refined = refine_release(raw, n_components=k, method=method)
     return state_subspace(refined, raw=raw, keep_matrix=32.0, warnings=(), manifest={})
 
 
 def spiky(features, n_rows=4_000):
-    """Return rows of norm at most 1 with three directions of a few features each."""
+    """Return rows of norm at most 1 with three strong directions, each within a few features."""
     rng, directions = np.random.default_rng(2), np.zeros((3, features))
     for direction in directions:
         direction[rng.choice(features, min(6, features), replace=False)] = 1.0
@@ -232,7 +239,10 @@ def test_every_edge_case_of_a_release_publishes_plain_numbers(mechanism, feature
 
 
 def test_without_a_signal_a_release_says_nothing_of_the_best_subspace():
-    """Keys are fixed; one in a hundred other keys would show a component."""
+    """Release three components of zero rows: the facts state no captured variance.
+
+    Keys are fixed; one in a hundred other keys would show a component above the noise.
+    """
     shown = published(release(np.zeros((50, 30)), k=3), k=3).outcome
     assert shown["above_noise"] == 0
     assert shown["cv"] is shown["cv_low"] is None
@@ -251,14 +261,15 @@ def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_thr
     for threads in (1, 2, 2):
         with threadpool_limits(threads):
             found.append(published(release(rows, mechanism=mechanism, k=4, center=center), k=4))
-    assert {each.refined_by for each in found} != {"none"} or mechanism == "analyze_gauss"  # after a map, none is best
+    # after a map, the best choice is no refinement
+    assert {each.refined_by for each in found} != {"none"} or mechanism == "analyze_gauss"
     for name in ("components", "eigenvalues", "spectrum", "matrix", "answers", "map_directions", "mean"):
         assert len({np.asarray(getattr(each, name)).tobytes() for each in found}) == 1, name
     assert len({json.dumps(dict(each.manifest)) for each in found}) == 1
 
 
 def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
-    """The columns of the released matrix, including its noise, are permuted, reflected and scaled."""
+    """Permute, reflect and scale the columns of a released matrix: components change alike, facts do not."""
     raw, rng, unit = release(spiky(80), k=4, rounds=1), np.random.default_rng(3), 7.3
     assert raw.released is not None
     places, signs = rng.permutation(80), rng.choice([-1.0, 1.0], 80)
@@ -281,7 +292,10 @@ def test_order_signs_and_unit_of_columns_change_the_columns_and_no_fact():
 
 
 def test_the_size_of_the_noise_that_a_release_states_is_that_of_its_matrix():
-    """The std of 5,000 off-diagonal draws of an empty release has an error of 1 %; five times that is allowed."""
+    """Compare the noise std that a release states with the std of its matrix, for zero rows.
+
+    The std of 5,000 off-diagonal draws has an error of 1 %; five times that is allowed.
+    """
     raw = release(np.zeros((50, 101)), k=3, rounds=1)
     assert raw.released is not None
     drawn = raw.released[np.triu_indices(101, 1)]
@@ -342,7 +356,7 @@ def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
     assert tight.real_epsilon is None
     with pytest.raises(Refused, match="below 1"):
         mechanism.plan(problem, CLAIM)
-    with pytest.raises(InvalidInput, match="one calibration"):
+    with pytest.raises(InvalidInput, match="use calibration=tight with"):
         SmoothSensitivity(n_components=K, noise="spherical_t", calibration="paper").plan(problem, CLAIM)
 
 
@@ -413,7 +427,10 @@ def test_noise_that_is_too_small_is_found(attack, monkeypatch, mechanism, law, m
 
 @pytest.mark.audit
 def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch):
-    """The neighbours' gaps differ by one, and their directions are equal."""
+    """Release the eigengap with noise that is ten times too small: the audit must detect neighbors by their gap.
+
+    The neighbors' gaps differ by one, and their directions are equal.
+    """
     monkeypatch.setattr(noised_directions, "laplace_noise_multiplier", lambda *, epsilon: 0.1)
     rows = np.repeat(np.eye(2), [201, 20], axis=0)
     pair = Neighbours(name="widened", left=ArrayBlocks(rows), right=ArrayBlocks(rows[1:]))
@@ -422,7 +439,10 @@ def test_a_gap_that_is_published_with_little_noise_is_found(attack, monkeypatch)
 
 
 def test_a_replaced_record_takes_twice_the_noise():
-    """A factor of 4 in the squared distance; the mean over thirty keys is within a fifth of its value."""
+    """Compare the noise of released directions for replaced and added records: the std must double.
+
+    The mean squared distance over thirty keys must increase by a factor near 4.
+    """
     claim = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
     spread = {}
     for relation in ("add_remove", "replace_one"):

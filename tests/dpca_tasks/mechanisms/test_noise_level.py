@@ -1,7 +1,7 @@
-"""Warnings about releases of mostly noise, before and after the release, and a private clip norm.
+"""Warnings about releases of mostly noise, before and after the release, and a private choice of the clip norm.
 
-All draws have fixed keys. A release of noise alone exceeds its edge with probability at most 0.01 (measured below 0.01
-for every mechanism). The cases here are fixed, so their outcomes do not vary. A clip norm chosen privately and a
+All draws have fixed keys. A release of noise alone exceeds the noise edge with probability at most 0.01 (measured below
+0.01 for every mechanism). The cases here are fixed, so their outcomes do not vary. A clip norm chosen privately and a
 mechanism that uses it are two steps under one epsilon.
 """
 
@@ -59,7 +59,10 @@ def dense_rows(n_rows, n_features):
 
 @each_mechanism
 def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spent(name):
-    """At most 500 records of 300 columns, ten components, (1, 1e-6): at most 50 records per component."""
+    """Plan ten components of 300 columns from at most 500 records at (1, 1e-6): the plan warns of noise.
+
+    There are at most 50 records per component.
+    """
     (warning,) = MECHANISMS[name](n_components=10).plan(problem(), COMMON_TARGET).warnings[:1]
     assert NOISE in warning
     assert "records_at_most=500" in warning
@@ -99,7 +102,11 @@ def test_many_records_of_few_columns_are_not_warned_of(name, center, relation):
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
 @each_mechanism
 def test_the_usual_release_of_a_benchmark_has_no_false_alarm(name, declared):
-    """The rows are the 32,561 of a9a with 123 columns; only in the local model does the noise exceed the signal."""
+    """Plan the usual release of the dataset a9a: only planned noise above the signal may cause a warning.
+
+    a9a has 32,561 records of 123 columns. The noise exceeds the signal in the local model, and for Laplace noise if the
+    number of records is not declared.
+    """
     row = TABLE[name]
     facts = problem(
         n_features=123,
@@ -138,7 +145,10 @@ def test_a_release_with_signal_says_nothing_more(name, a9a):
 )
 @pytest.mark.parametrize("components", [1, 10])
 def test_noise_alone_is_called_noise_afterwards(name, components, center):
-    """All rows are empty, although the declared number of records suggests a strong signal."""
+    """Release components of zero rows: a warning states that no eigenvalue exceeds the noise.
+
+    The declared number of records suggests a strong signal, so the plan does not show this problem.
+    """
     mechanism = MECHANISMS[name](n_components=components)
     facts = problem(n_features=60, records_at_most=200 if name == "local_gaussian" else 20_000, center=center)
     plan = mechanism.plan(facts, COMMON_TARGET)
@@ -149,7 +159,10 @@ def test_noise_alone_is_called_noise_afterwards(name, components, center):
 
 
 def test_fewer_records_than_columns_are_warned_of_twice():
-    """None of ten eigenvalues exceeds the noise, and their sum exceeds the released total variance."""
+    """Release ten components of 230 records with 255 columns: both plan and release warn.
+
+    None of the eigenvalues exceeds the noise, and their sum exceeds the released total variance.
+    """
     mechanism, facts = AnalyzeGauss(n_components=10), problem(n_features=255, records_at_most=230)
     plan = mechanism.plan(facts, COMMON_TARGET)
     found = run(mechanism, plan, dense_rows(230, 255))
@@ -169,7 +182,7 @@ def test_the_edge_is_in_the_units_of_a_clip_norm_chosen_privately():
 
 
 class TestProposeTestRelease:
-    """Propose-test-release: in a release that passes its test, the noise is weaker than the directions."""
+    """Propose-test-release: in a release that passes its test, the noise is smaller than the signal."""
 
     MECHANISM = ProposeTestRelease(n_components=2)
     FACTS = problem(n_features=120, clip_norm=1.0, records_at_most=50_000)
@@ -180,7 +193,10 @@ class TestProposeTestRelease:
         return rows
 
     def test_a_bound_below_its_need_is_a_failure(self):
-        """Half of the needed gap passes the threshold, but its noise is twice as strong as the directions."""
+        """Release with half of the eigengap that the plan requires: the outcome is a failure.
+
+        This gap passes the threshold, but the noise is twice as strong as the directions.
+        """
         plan = self.MECHANISM.plan(self.FACTS, COMMON_TARGET)
         needed = int(plan.warnings[0].split("above about ")[1].split()[0])
         outcomes = {gap: run(self.MECHANISM, plan, self.rows(gap)) for gap in (needed // 2, 4 * needed)}
@@ -215,10 +231,10 @@ def test_counts_within_the_noise_are_none_and_the_largest_stays_where_all_are():
 @pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("epsilon", [0.03, 0.1, 1.0])
 def test_the_noise_of_empty_bins_does_not_move_the_clip_norm(quantile, epsilon):
-    """400 draws on 32,561 records with norms as in a9a and MNIST: at most one in 100 exceeds 1.5 times the truth.
+    """Choose a clip norm from a noisy histogram of norms as in a9a and MNIST, 400 times.
 
-    False alarms: each draw is too large with probability below .005, so more than four of 400 are too large with
-    probability below .06. The seed is fixed.
+    At most one draw in 100 may exceed 1.5 times the true quantile. Each draw is too large with probability below .005,
+    so more than four of 400 are too large with probability below .06. The seed is fixed.
     """
     stream, edges = np.random.default_rng(11), norm_grid()
     scale = 1.0 / min(epsilon / 32, 1 / 16)
@@ -247,7 +263,10 @@ def test_a_budget_of_the_target_admits_the_release(epsilon):
 
 @pytest.mark.parametrize("mechanism", [AnalyzeGauss(n_components=2, rounds=1), Wishart(n_components=2)])
 def test_the_clip_norm_is_the_quantile_and_the_components_follow(mechanism):
-    """Norm 4 for 95 % of the records, along the first axis, and norm 1000 for the rest, along the second."""
+    """Choose the clip norm privately, with norm 4 for 95 % of the records and norm 1000 for the rest.
+
+    The clip norm must be close to 4, and the component along the first axis, where the many records are.
+    """
     rows = np.zeros((20_000, 4))
     rows[:19_000, 0], rows[19_000:, 1] = 4.0, 1000.0
     wrapped = QuantileClip(mechanism=mechanism, quantile=0.9)

@@ -1,7 +1,6 @@
-"""Components around a private mean, and truncation to the longest rows.
+"""Mechanisms that first release a mean: cost, components around the mean, stored answers and refusals.
 
-Releases that first buy a mean are tested for cost, the directions around it, stored answers and refusals. Truncation
-must keep the longest rows, whatever the default of the library is.
+The truncation of components to the longest rows is also tested; it must not depend on the library's default.
 """
 
 import dataclasses
@@ -69,9 +68,10 @@ def run(mechanism, target, *, rows=ROWS, steps=None, key=bytes(32), **changes):
 
 @pytest.mark.parametrize(("mechanism", "target"), EVERY, ids=lambda given: repr(given)[:60])
 def test_components_are_those_of_the_covariance(mechanism, target):
-    """The largest second moment is along the mean, the largest variances along the first two axes.
+    """Compare components around a private mean with those of the covariance.
 
-    Uncentred, two directions capture at most 0.7 of the variance of the best two. Rescaled data give the same result.
+    The largest second moment is along the mean, the largest variances are along the first two axes. Without centering,
+    two directions capture at most 0.7 of the variance of the best two. Rescaled data give the same result.
     """
     covariance = np.cov(ROWS.T, bias=True)
     best = np.linalg.eigvalsh(covariance)[-K:].sum()
@@ -86,7 +86,10 @@ def test_components_are_those_of_the_covariance(mechanism, target):
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), SmoothSensitivity(n_components=K)])
 def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mechanism):
-    """A sixth of the records exceed the clip norm after centring; numpy clips all records in the same way."""
+    """Compare components with numpy's for records centered and then clipped, with little noise.
+
+    A sixth of the records exceed the clip norm after centering.
+    """
     rows = np.where(np.arange(2000)[:, None] % 2, [0.9, 0.1, 0, 0, 0, 0, 0], [-0.8, 0, 0.5, 0, 0, 0, 0])
     rows = np.vstack([rows, [[0.95, 0, 0.05, 0, 0, 0, 0]] * 4000])
     found = run(mechanism, PrivacyTarget(epsilon=1e5, delta=1e-6), rows=rows, relation="add_remove")
@@ -98,7 +101,10 @@ def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mec
 
 
 def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
-    """Keys are fixed; under most of them the mean is longer than the clip norm before it is cut."""
+    """Release means of few records with much noise: a mean longer than the clip norm is scaled to the clip norm.
+
+    Keys are fixed; under most of them the noisy mean is too long.
+    """
     target = PrivacyTarget(epsilon=0.01, delta=0.0)
     found = [run(Exponential(n_components=1), target, rows=ROWS[:3], key=bytes([name] * 32)) for name in range(8)]
     lengths = np.array([np.linalg.norm(one.mean) for one in found])
@@ -117,7 +123,7 @@ def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
     kind=st.sampled_from(["gdp", "renyi"]),
 )
 def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
-    """In exact arithmetic, so a fresh budget of the target admits them under any filter."""
+    """Compute the total cost of mean and rest in exact arithmetic: a new budget of the target must admit it."""
     target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
     first = mean_first(problem(), target, pure=pure)
     without = pure or not delta
@@ -168,7 +174,7 @@ def test_a_private_clip_norm_and_a_mean_are_bought_one_after_the_other():
     np.testing.assert_allclose(found.mean, 5.0 * ROWS.mean(axis=0), atol=0.3)
 
 
-# One release, one answer per step.
+# Tests that each step of a release has one stored answer.
 
 
 class NoRows(ArrayBlocks):
@@ -178,7 +184,10 @@ class NoRows(ArrayBlocks):
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), ProposeTestRelease(n_components=K)])
 def test_a_resumed_release_goes_on_from_the_mean_that_was_kept(mechanism, monkeypatch):
-    """First resume from the mean alone, then from all steps, where the mean is rounded as on another machine."""
+    """Resume a release from its stored mean alone, and from all steps: the result is the same.
+
+    In the second case the mean is rounded differently, as on another machine.
+    """
     whole: dict[int, Any] = {}
     first = run(mechanism, CLAIM, steps=whole)
     again = run(mechanism, CLAIM, steps={0: whole[0]})
@@ -207,7 +216,7 @@ def around_mean(relation):
 
 
 def opposite(relation):
-    """Return neighbours: 400 records at one end of the first axis, and one differing record at the other end."""
+    """Return neighbors with 400 records at one end of the first axis, and the differing record at the other end."""
     many, one = np.repeat([[-1.0, 0.0]], 400, axis=0), np.array([[1.0, 0.0]])
     instead = {"add_remove": one[:0], "zero_out": 0.0 * one, "replace_one": one[:, ::-1]}[relation]
     sources = (ArrayBlocks(np.vstack([many, last])) for last in (one, instead))
@@ -227,7 +236,10 @@ def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(attack, relatio
 
 @pytest.mark.audit_only
 def test_records_that_are_not_clipped_again_are_found(attack, monkeypatch):
-    """A record opposite to the mean is two clip norms away from it, and counts four times."""
+    """Omit the clipping of records after centering: the audit must find the mistake.
+
+    A record opposite to the mean is two clip norms from the mean, so its squared effect is four times too large.
+    """
 
     def unclipped(values, indices, row_ptr, record_ptr, shift, clip_norm, bits):
         return np.rint(values / clip_norm * 2.0**bits).astype(np.int32)
@@ -241,7 +253,10 @@ def test_records_that_are_not_clipped_again_are_found(attack, monkeypatch):
 @pytest.mark.audit_only
 @pytest.mark.parametrize("planted", [False, True])
 def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, planted):
-    """The variance along the first axis is 196; the record that differs is halfway to the second axis."""
+    """Divide the noise around a mean by 6: the audit must find the mistake.
+
+    The variance along the first axis is 196; the differing record is halfway to the second axis.
+    """
     real = SmoothNoise.scale
     if planted:
         monkeypatch.setattr(SmoothNoise, "scale", lambda self, *given: real(self, *given) / 6)
@@ -253,7 +268,7 @@ def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, pla
     assert finding.passed is not planted
 
 
-# Refusals, with the reason and the suggested action.
+# Tests of refusals, with the reason and the suggested action.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Registered mechanisms: lookup by file name, and settings described by each mechanism's docstring."""
+"""Registered mechanisms: they are found by file name, and their docstrings describe their settings."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
-"""Releases in rounds: one budget, public inputs from answers alone, and the same bits after every crash.
+"""Releases in rounds: one budget, public inputs from released answers alone, and the same bits after every crash.
 
 Every round's largest shift must be its planned one, in units of its noise, under maps, means and norms of real fits. A
-release must continue after a crash in any round with the stored public inputs, whatever is computed anew.
+release must continue after a crash in any round with the stored public inputs, even if recomputed inputs would differ.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def run(plan: Plan, source: Any = None, *, steps: dict[int, Arrays] | None = Non
 
 
 class Recording:
-    """A curator that keeps every request with its answer."""
+    """A curator that records every request with its answer."""
 
     def __init__(self, curator: Any) -> None:
         self._curator = curator
@@ -75,7 +75,7 @@ class Recording:
 
 
 class Replaying:
-    """A curator without rows, which returns given answers."""
+    """A curator without rows, which returns recorded answers in order."""
 
     def __init__(self, answers: list[np.ndarray]) -> None:
         self._answers = iter(answers)
@@ -98,7 +98,10 @@ def recorded(plan: Plan, source: Any = None, *, seed: int = 0) -> Recording:
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_all_rounds_together_cost_what_one_gaussian_release_costs(rounds, epsilon):
-    """The squares of 1 / z add up to at most that of one release, and to less by rounding only."""
+    """Compare the exact total cost of all rounds with that of one Gaussian release: less, by rounding only.
+
+    The cost of a round with noise multiplier z is 1 / z^2.
+    """
     target = PrivacyTarget(epsilon=epsilon, delta=1e-6)
     plan = planned(rounds=rounds, target=target)
     steps = list(events.steps(plan.event))
@@ -127,7 +130,7 @@ def test_a_private_clip_norm_comes_first_and_by_basic_composition():
 
 
 def largest_shift(query: MappedMoment, noise: Symmetric, records: np.ndarray) -> float:
-    """Return the largest change by one record over the noise of a round, of the pairs that are tried."""
+    """Return the largest effect of one of these records on a round's sum, relative to the std of its noise."""
     sums = [exact_sum(ArrayBlocks(record[None]), query) for record in (*records, np.zeros(D))]
     *alone, emptied = [np.asarray(each, np.float64) / query.steps_per_unit for each in sums]
     order = query.layout.order
@@ -143,7 +146,10 @@ def largest_shift(query: MappedMoment, noise: Symmetric, records: np.ndarray) ->
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_one_record_shifts_a_round_by_at_most_its_share(center, relation):
-    """Under the map, mean and norm of real fits, over records along and across the map; the bound is attained."""
+    """Try records along and across the map, under map, mean and norm of real fits.
+
+    No record may shift a round by more than planned, and the planned shift is attained.
+    """
     worst = 0.0
     for seed in range(2):
         plan = planned(center=center, relation=relation)
@@ -160,7 +166,7 @@ def test_one_record_shifts_a_round_by_at_most_its_share(center, relation):
 
 
 def test_public_inputs_follow_from_answers_alone():
-    """A replay of the answers without any rows requests the same queries: no number of the rows is used."""
+    """Replay recorded answers without any rows: the mechanism must request the same queries."""
     for center in ("none", "private"):
         plan = planned(center=center)
         made = recorded(plan)
@@ -171,11 +177,11 @@ def test_public_inputs_follow_from_answers_alone():
 
 
 class Killed(Exception):
-    """A process that died."""
+    """Exception that simulates the death of the process."""
 
 
 class Dying(dict[int, Arrays]):
-    """Stored steps of a process that dies before or after it has stored a step."""
+    """Stored steps of a process that dies just before or just after storing the step ``at``."""
 
     def __init__(self, *, at: int, after: bool) -> None:
         super().__init__()
@@ -207,7 +213,7 @@ def test_a_kill_in_any_round_changes_no_bit(at, after, center):
 
 
 def another_lapack(monkeypatch):
-    """Compute maps and norms that differ in their last bits."""
+    """Change the last bits of computed maps and norms, as another LAPACK would."""
 
     def nearly(*given, **named):
         found = proposed(*given, **named)
@@ -224,7 +230,10 @@ def another_lapack(monkeypatch):
 
 @pytest.mark.parametrize("answered", [1, 2, 3])
 def test_a_resumed_release_uses_the_stored_inputs_of_every_round(answered, monkeypatch):
-    """Rounds that were answered keep their map and norm, although another machine would compute others."""
+    """Resume a release after 1 to 3 rounds on a machine that computes slightly different maps and norms.
+
+    Rounds that were already answered must use the stored map and norm.
+    """
     plan, steps = planned(center="private"), dict[int, Arrays]()
     whole = run(plan, steps=steps)
     kept = {step: steps[step] for step in range(answered)}
@@ -239,7 +248,10 @@ def test_a_resumed_release_uses_the_stored_inputs_of_every_round(answered, monke
 
 
 def test_public_inputs_that_are_not_those_stored_are_refused(monkeypatch):
-    """The test above cannot pass by chance: without the stored inputs, the release stops."""
+    """Ignore stored public inputs when a release is resumed: the changed request must be refused.
+
+    So the resumption tests above cannot pass by chance.
+    """
     plan, steps = planned(), dict[int, Arrays]()
     run(plan, steps=steps)
     monkeypatch.setattr(Curator, "with_stored_inputs", lambda self, query, *, step=None: query)
@@ -260,9 +272,9 @@ def test_neither_blocks_nor_declared_density_move_a_bit(center):
 
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_the_noise_is_the_stated_one_and_even_after_the_map(center):
-    """Residuals of the last round over 40 draws, along the map and across: stds within 6 of their standard errors.
+    """Measure the noise of the last round over 40 draws, along and across the map, within 6 standard errors.
 
-    A false alarm in less than 10^6 runs; the seeds are fixed.
+    The seeds are fixed; over seeds, a false alarm occurs in less than one of 10^6 runs.
     """
     plan = planned(center=center)
     query, noise = recorded(plan).requests[2]
@@ -299,7 +311,10 @@ def captured(found: Subspace, moment: np.ndarray) -> float:
 
 
 def test_rounds_capture_more_than_one_release_around_a_mean():
-    """Means of four draws with fixed seeds; measured .982 and .995, with a spread of .003 of a mean."""
+    """Compare the captured variance of one and three rounds around a mean, over four draws with fixed seeds.
+
+    The measured means are .982 and .995, with a spread of .003.
+    """
     rows = np.tile(ROWS, (4, 1))
     around = rows - rows.mean(axis=0)
     moment, target = around.T @ around, PrivacyTarget(epsilon=0.1, delta=1e-6)
@@ -386,7 +401,10 @@ def test_degenerate_rows_and_budgets_give_a_subspace(rows, epsilon, center):
 
 
 def test_rounds_serve_all_visible_directions_if_the_number_of_components_is_open():
-    """Designed for one component, rounds would leave the noise of the others as it is; the seeds are fixed."""
+    """Let rounds serve all visible directions: the other directions must be captured better.
+
+    Rounds designed for one component would not reduce the noise of the others. The seeds are fixed.
+    """
     target, found = PrivacyTarget(epsilon=0.3, delta=1e-6), {}
     moment = ROWS.T @ ROWS
     for serves_all in (False, True):

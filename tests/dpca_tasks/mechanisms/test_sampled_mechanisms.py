@@ -1,4 +1,4 @@
-"""Stochastic mechanisms: sampled events, fused runs, local noise."""
+"""Stochastic mechanisms: events of sampled steps, runs of many fused steps, and local noise."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ def run(mechanism, requested, *, source=None, key=bytes(32), reservation=None):
     ids=repr,
 )
 def test_the_leading_plane_is_found_and_runs_repeat(mechanism, relation):
-    """By the median of five keys, because local noise hides the second direction for about one key in ten."""
+    """Take the median result of five keys, because local noise hides the second direction for one key in ten."""
     found, again = (run(mechanism, problem(relation=relation)) for _ in range(2))
     others = [run(mechanism, problem(relation=relation), key=bytes([at] * 32)) for at in range(1, 5)]
     assert np.median([np.linalg.norm(each.components[:, :2]) ** 2 for each in (found, *others)]) > 1.4
@@ -86,7 +86,10 @@ def test_blocks_are_a_performance_setting(form):
 
 
 def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
-    """They are means of noisy quotients over 1500 steps; the second is 270 here, with noise of about 60."""
+    """Compare the eigenvalues of a one-row run with the exact ones, up to 250.
+
+    They are means of noisy quotients over 1500 steps. The second eigenvalue is 270, with noise of about 60.
+    """
     found = run(DpSpca(n_components=2, form="one_row", integrated_time=50.0), problem())
     exact = np.linalg.eigvalsh(ROWS.T @ ROWS)[::-1][:2]
     np.testing.assert_allclose(found.eigenvalues, exact, atol=250)
@@ -151,7 +154,7 @@ def test_dp_spca_as_published_has_the_noise_of_the_sheet_and_is_charged_what_it_
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"form": "batches"}, "one row a step"),
+        ({"form": "batches"}, "one row per step"),
         ({"records_at_most": 300, "epsilon": 0.1}, r"condition \(c\)"),
         ({"records_at_most": 10}, r"condition \(c\)"),
     ],
@@ -165,7 +168,10 @@ def test_dp_spca_as_published_is_refused_by_the_condition_that_fails(changes, na
 
 
 def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
-    """The true value is about 0.0044; a grid of a thousandth of the nominal epsilon gave 0.0513."""
+    """Compute the true epsilon of DP-SPCA as published, about 0.0044.
+
+    An accountant with a grid step of a thousandth of the nominal epsilon returned 0.0513.
+    """
     mechanism = DpSpca(n_components=2, form="one_row", calibration="paper")
     plan = mechanism.plan(problem(records_at_most=32561), PrivacyTarget(epsilon=1.0, delta=1e-6))
     assert plan.real_epsilon is not None
@@ -185,12 +191,15 @@ def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(m
     accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=5.0, upper=6.0, agrees=False))
     monkeypatch.setattr("dpca_tasks.mechanisms.subspace.dp_spca.sampled_gaussian_is_private", lambda *_, **__: False)
-    with pytest.raises(Refused, match=r"really gives up to epsilon 6 .* more than the epsilon=4"):
+    with pytest.raises(Refused, match=r"really gives up to epsilon 6 .* more than the requested epsilon=4"):
         DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
 
 
 def test_replaced_records_go_through_the_empty_one():
-    """The steps are calibrated at half of epsilon; `PoissonSampled` has the sensitivity of an emptied record."""
+    """For replaced records, the plan must equal that of an emptied record at half of epsilon.
+
+    `PoissonSampled` has the sensitivity of an emptied record.
+    """
     replaced = DpSpca(n_components=2, **SMALL).plan(problem(relation="replace_one"), TARGET)
     epsilon, delta = through_empty_record(epsilon=TARGET.epsilon, delta=TARGET.delta)
     assert (1 + np.exp(epsilon)) * delta <= TARGET.delta
@@ -201,7 +210,10 @@ def test_replaced_records_go_through_the_empty_one():
 
 @pytest.mark.parametrize("records", [1, 1000, 10**9])
 def test_the_delta_of_local_reports_covers_more_records_than_are_declared(records):
-    """2,000 columns and 2^33 reports need too many draws for a delta of 1e-12, whatever bound is declared."""
+    """Plan local reports of 2,000 columns: the noise must not depend on the declared number of records.
+
+    At a delta of 1e-12, the 2^33 reports that are covered need too many draws, so the plan is refused.
+    """
     requested = problem(n_features=2000, relation="zero_out", records_at_most=records)
     mechanism = LocalGaussian(n_components=2)
     with pytest.raises(Refused, match="draws of Symmetric"):
@@ -220,9 +232,10 @@ def test_who_takes_part_is_public_in_the_local_model():
 
 
 def test_local_reports_have_the_noise_of_all_their_people():
-    """The trace of the noise has variance 2 n d z^2; eight keys, a two-sided chi-square at 1e-4.
+    """Compare the noise of the summed local reports with its variance, over eight keys.
 
-    Few rows exceed the bound, so the effect of clipping is far below the noise.
+    The trace of the noise has variance 2 n d z^2 for n records, d columns and noise multiplier z. A two-sided
+    chi-square test at 1e-4 is used. Few rows exceed the bound, so the effect of clipping is far below the noise.
     """
     plan = LocalGaussian(n_components=2).plan(problem(relation="zero_out"), TARGET)
     traces = []
@@ -255,7 +268,11 @@ def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
 
 @pytest.mark.parametrize(("records", "rate"), [(3000, 1 / 3000), (50, 0.3), (1, 0.5), (7, 1.0), (0, 0.5)])
 def test_tosses_by_gaps_are_independent_coins(records, rate):
-    """Total heads and empty steps against their binomials; fixed key, each test rejects with probability 1e-6."""
+    """Draw coin tosses by the gaps between heads: totals must follow the binomial distribution.
+
+    The numbers of heads and of steps without heads are tested. The key is fixed; each test rejects with probability
+    1e-6.
+    """
     steps = 2000
     bounds, who = toss(subkey(bytes(32), label="coins", info=b""), steps=steps, records=records, rate=rate)
     assert bounds[0] == 0
@@ -269,7 +286,7 @@ def test_tosses_by_gaps_are_independent_coins(records, rate):
 
 
 def full_stds(mechanism: Mechanism[Any], requested: Problem, target: PrivacyTarget) -> list[float]:
-    """Return the noise stds of the queries over all records, in units of the clip norm."""
+    """Return the noise stds of the queries over all records, without sampling, in units of the clip norm."""
     plan = mechanism.plan(requested, target)
     reservation = InMemoryReservation(event=plan.event, key=bytes(32), relation=requested.relation)
     curator = RecordingCurator(ArrayBlocks(ROWS), reservation)
@@ -284,7 +301,10 @@ def full_stds(mechanism: Mechanism[Any], requested: Problem, target: PrivacyTarg
 
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_what_is_requested_of_all_records_half_way_has_the_noise_of_an_emptied_one(center):
-    """The full products have std 24.4 at epsilon 1, where the noise for two replaced halves was 48.9."""
+    """For replaced records, the noise of DP-VRPCA's full products must be that of an emptied record at half epsilon.
+
+    At epsilon 1 the std is 24.4; two replacements at half of epsilon would need 48.9.
+    """
     mechanism, target = DpVrpca(n_components=2, epochs=5, inner_steps=2), PrivacyTarget(epsilon=1.0, delta=1e-6)
     replaced = full_stds(mechanism, problem(relation="replace_one", center=center), target)
     epsilon, delta = through_empty_record(epsilon=1.0, delta=1e-6)
@@ -297,7 +317,10 @@ def test_what_is_requested_of_all_records_half_way_has_the_noise_of_an_emptied_o
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("mechanism", [NoisyPower, DpSpca, DpVrpca], ids=lambda kind: kind.name)
 def test_replaced_records_take_the_noise_that_is_proved_for_them_and_no_more(mechanism, components):
-    """Without sampling, the ratio to an emptied record is nearly sqrt 2, or 1 for one direction; it was 2 before."""
+    """Compare the noise for replaced and emptied records without sampling.
+
+    The ratio of stds is 1 for one component and just above sqrt 2 for several. Earlier versions used a ratio of 2.
+    """
     settings: dict[str, Any] = {"oversampling": 0} if mechanism is NoisyPower else {"rate": 1.0}
     small = mechanism(n_components=components, **settings)
     replaced, emptied = (full_stds(small, problem(relation=it), TARGET)[0] for it in ("replace_one", "zero_out"))

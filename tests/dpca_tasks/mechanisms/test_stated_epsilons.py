@@ -1,4 +1,4 @@
-"""Stated epsilons, printed noise, and the contract of every mechanism.
+"""Stated epsilons, printed noise, and the contract that every mechanism must keep.
 
 Every stated epsilon is compared with the loss distribution of the complete event, by dp-accounting alone and in closed
 forms. Where printed noise is offered, its size, charge and warnings are checked. The obligations of every mechanism to
@@ -98,7 +98,7 @@ def plans(pairs: Iterator[tuple[Mechanism[Any], Terms]], *targets: PrivacyTarget
     for (mechanism, problem), target in itertools.product(pairs, targets):
         try:
             found.append(mechanism.plan(problem, target))
-        except DpcaError:  # a setting, target or relation that this mechanism refuses
+        except DpcaError:  # this mechanism refuses the setting, target or relation
             continue
     return found
 
@@ -119,7 +119,7 @@ def kind_of(step: events.Event) -> Kind:
 
 @cache
 def losses(kinds: Kinds, *, pessimistic: bool) -> Any:
-    """Return the loss distribution of additive noise; for samples, it covers both directions."""
+    """Return dp-accounting's loss distribution of noise steps; sampled steps cover records added and removed."""
     grid = {"value_discretization_interval": 2e-4}
     variants: dict[str, Any] = {**grid, "pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic}
     found = PLD.identity(**grid, pessimistic_estimate=pessimistic)
@@ -131,7 +131,10 @@ def losses(kinds: Kinds, *, pessimistic: bool) -> Any:
 
 
 def delta_at(kinds: Kinds, epsilon: float, *, pessimistic: bool) -> float:
-    """Return the delta of an event; each (epsilon, delta) part has two possible losses and a failure."""
+    """Return the delta of an event at epsilon.
+
+    Each (epsilon, delta) step fails with its delta, and otherwise has one of two possible losses.
+    """
     known = [kind for kind, count in kinds for _ in range(count) if kind[0] == "approximate"]
     noise = losses(tuple(each for each in kinds if each[0][0] != "approximate"), pessimistic=pessimistic)
     total = 0.0
@@ -155,8 +158,7 @@ def least(holds: Callable[[float], bool]) -> float:
 def ends(plan: Plan) -> tuple[float, float]:
     """Return a lower and an upper bound on the epsilon of a plan's event.
 
-    A replaced record of a sample is handled through the empty record, so the lower bound is the one of an emptied
-    record.
+    A replaced record of a sample is treated as removed and then added, so the lower bound is that of an emptied record.
     """
     counted: Counter[Kind] = Counter()
     for step, count in events.leaves(plan.event):
@@ -357,7 +359,7 @@ def requested(row, **changes):
 
 
 def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
-    """Run under an injected key; return the result and all recorded releases of the curator."""
+    """Run a mechanism under the given key; return the result and all releases that the curator recorded."""
     curator = RecordingCurator(
         source,
         InMemoryReservation(event=plan.event if event is None else event, relation=plan.problem.relation, key=key),
@@ -489,7 +491,7 @@ def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 def test_a_plan_reads_no_rows(row):
-    """A plan depends on public facts alone: same inputs give the same plan, and it holds no arrays."""
+    """A plan depends on public facts alone: equal inputs give equal plans, and plans contain no arrays."""
     mechanism = small(row)
     assert list(inspect.signature(mechanism.plan).parameters) == ["problem", "target"]
     plan = mechanism.plan(requested(row), COMMON_TARGET)
@@ -498,10 +500,10 @@ def test_a_plan_reads_no_rows(row):
 
 
 def _spent(row, *, epsilon, delta, center):
-    """Return the amount that a plan spends and the amount that its target allows, both exact.
+    """Return the exact cost of a plan and the cost that its target allows.
 
-    Gaussian steps are measured by mu^2. Pure steps and steps known as (epsilon, delta) alone are priced as in the
-    ledger: a fresh budget of the target admits them.
+    The cost of Gaussian steps is mu^2. Steps with a known epsilon or (epsilon, delta) are priced as in the ledger: a
+    new budget of the target admits them.
     """
     if row.sampled:
         row = dataclasses.replace(row, audited=dataclasses.replace(row.audited, rate=1.0))
@@ -544,11 +546,12 @@ def a9a():
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("claim", [0, pytest.param(1, marks=pytest.mark.audit_only)], ids=["common", "paper"])
 def test_three_releases_of_a9a_capture_its_variance(row, a9a, claim):
-    """Keys are fixed, so the mean is fixed; components are examined as released and, where applicable, as refined.
+    """Release a9a three times with each mechanism: the captured variance must exceed the floor of the table.
 
-    The floors are five standard errors of three runs below the mean of 24 keys: other keys would fail a row with
-    probability 3e-7, for each of the two. Local noise at the claim of the paper varies widely, so its floor is three
-    standard errors below, 1e-3.
+    Keys are fixed. Components are examined as released and, where refinement applies, as refined. The floors are five
+    standard errors of three runs below the mean of 24 keys: with other keys, a row would fail with probability 3e-7,
+    for either of the two. Local noise at the claim of the paper varies widely, so its floor is three standard errors
+    below, which fails with probability 1e-3.
     """
     target = (COMMON_TARGET, PAPER_TARGET)[claim]
     problem = requested(row, n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=40_000)

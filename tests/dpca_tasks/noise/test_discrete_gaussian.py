@@ -1,11 +1,11 @@
 """Discrete Gaussians, narrow and wide, exact rounding to integers, and directions of the exponential mechanism.
 
-Draws follow the discrete Gaussian: keys are fixed; over all keys, tests of narrow draws fail once in 10,000, and tests
-of wide draws once in 1,000. Every integer has its ideal mass exactly, whatever floats propose. Directions are compared
-with their density, integrated independently, and the classic mistakes must be detected.
+Draws must follow the discrete Gaussian. Keys are fixed; over all keys, tests of narrow draws fail once in 10,000, and
+tests of wide draws once in 1,000. Every integer must have exactly its ideal probability, even if floats propose another
+integer. Directions are compared with their density, integrated independently, and planted mistakes must be detected.
 
-Histograms: ``n`` draws in ``m`` bins lie within total variation ``sqrt(m / n) / 2`` of the truth on average, and one
-draw changes that by at most ``1 / n``. By McDiarmid, they exceed ``sqrt(m / n) / 2 + sqrt(log(1e6) / 2 n)`` with
+For histograms, ``n`` draws in ``m`` bins have a total variation of ``sqrt(m / n) / 2`` from the truth on average, and
+one draw changes it by at most ``1 / n``. By McDiarmid, they exceed ``sqrt(m / n) / 2 + sqrt(log(1e6) / 2 n)`` with
 probability below 1e-6. Keys are fixed.
 """
 
@@ -75,7 +75,10 @@ def test_frequencies_are_those_of_the_distribution(squared_scale):
 
 @pytest.mark.parametrize("squared_scale", [40_000, LARGEST])
 def test_wide_draws_are_normal_to_the_eye_of_a_chi_square(squared_scale):
-    """Fifty bins of equal mass; the discrete law differs from the normal by far less than this test can detect."""
+    """Compare 60,000 wide draws with the normal distribution, by a chi-square test over fifty bins of equal mass.
+
+    The discrete distribution differs from the normal one by far less than this test can detect.
+    """
     drawn = draws(60_000, squared_scale)
     edges = stats.norm.ppf(np.linspace(0, 1, 51)[1:-1], scale=np.sqrt(squared_scale))
     cells = np.searchsorted(np.ceil(edges - 0.5) + 0.5, drawn)
@@ -121,7 +124,10 @@ PARTS = [(1, 2), (2, 2), (1, 6), (3, 6), (6, 6)]
 @pytest.mark.parametrize(("part", "parts"), PARTS)
 @pytest.mark.parametrize(("coarse", "grain"), [(192, 4), (402, 8)])
 def test_a_coarse_and_a_fine_draw_are_the_discrete_gaussian_of_their_sum(coarse, grain, part, parts):
-    """The exact masses of ``c y + z`` for small scales, against the masses of a single draw."""
+    """Compare the masses of ``c y + z``, a coarse draw y plus a fine draw z, with those of a single draw.
+
+    The masses are exact, for small scales.
+    """
     u, v = coarse // part, FINE[parts] * grain**2 // part
     reach = 12 * int(np.sqrt(grain**2 * u + v))
     points = np.arange(-reach, reach + 1)
@@ -182,18 +188,18 @@ both = pytest.mark.parametrize("standard", [NORMAL, LAPLACE], ids=["normal", "la
 
 
 def words_of(bits: list[int]) -> tuple[Words, Further]:
-    """Return a random word for each magnitude's 191 bits, with sign +, and a function for the two further words."""
+    """Return one random word for each magnitude of 191 bits, with sign +, and a function for its other two words."""
     high, middle, low = (np.array([(h >> shift) % WORD for h in bits], np.uint64) for shift in (128, 64, 0))
     return high << np.uint64(1), lambda places: (middle[places], low[places])
 
 
 def decided(standard: Standard) -> Rule:
-    """Return the rule in use."""
+    """Return the rounding rule in use, which decides doubtful cases exactly."""
     return lambda bits, scale: standard.of_words(*words_of(bits), np.full(len(bits), scale))
 
 
 def rounded(standard: Standard) -> Rule:
-    """Return the rule that only rounds floats, without exact decisions."""
+    """Return a rounding rule that only rounds floats, without exact decisions."""
 
     def rule(bits: list[int], scale: float) -> NDArray[np.float64]:
         made, _ = uniforms_of(*words_of(bits))
@@ -204,12 +210,15 @@ def rounded(standard: Standard) -> Rule:
 
 
 def beyond(standard: Standard, edge: mp.mpf) -> mp.mpf:
-    """Return ``P(|Z| > edge)``."""
+    """Return ``P(|Z| > edge)`` for the standard normal or Laplace variate Z."""
     return mp.erfc(edge / mp.sqrt(2)) if standard is NORMAL else mp.exp(-edge)
 
 
 def count_above(rule: Rule, integer: int, scale: float) -> int:
-    """Return how many of the 2^191 magnitudes round above an integer, by bisection of the monotone rule."""
+    """Return how many of the 2^191 magnitudes are rounded to more than an integer.
+
+    The rule is monotone, so bisection finds the number.
+    """
     low, high = 0, 1 << UNIFORM_BITS
     while low < high:
         middle = (low + high) // 2
@@ -233,7 +242,10 @@ def ideal_mass(standard: Standard, integer: int, scale: float) -> mp.mpf:
 @pytest.mark.parametrize("scale", [1000.0, NEAREST_INTEGERS_FINE / math.sqrt(2), LARGEST_SCALE])
 @pytest.mark.parametrize("std", [0.0, 1e-3, 1.0, 7.0])
 def test_every_integer_has_its_mass(standard: Standard, scale: float, std: float) -> None:
-    """Rounded floats deviate by up to 1e-7 of the mass at 2^28 steps; the bound is a few of 2^191 magnitudes."""
+    """Compare the probability of each integer with its ideal value, up to a few of 2^191 magnitudes.
+
+    With rounding of floats alone, probabilities deviate by up to a factor of 1 + 1e-7 at 2^28 steps.
+    """
     integer = int(std * scale)
     with mp.workdps(120):
         error = abs(mass_of_nearest_integers(decided(standard), integer, scale) - ideal_mass(standard, integer, scale))
@@ -241,7 +253,7 @@ def test_every_integer_has_its_mass(standard: Standard, scale: float, std: float
 
 
 def test_rounded_floats_miss_the_masses() -> None:
-    """The previous rule had this error, and this file would detect it."""
+    """Round floats without exact decisions, as an earlier version did: the error of the masses is detected."""
     with mp.workdps(120):
         errors = [
             abs(
@@ -277,10 +289,11 @@ def test_masses_within_are_right_to_the_last_magnitude(standard: Standard) -> No
 def test_rational_functions_of_the_quantile_are_right_everywhere(
     branch: tuple[float, float],
 ) -> None:
-    """AS 241 in exact arithmetic, at 128 Chebyshev points of each branch: of q, and of ``sqrt(-log(u / 2))``.
+    """Evaluate AS 241, the normal quantile, in exact arithmetic at 128 Chebyshev points of each branch.
 
-    The relative error is analytic around a branch, in an ellipse of rho above 2. So between the points it is at most
-    ``1 + 2 / pi ln 128`` times its value at the points, plus ``2^-128`` of its size on the ellipse.
+    The argument of the central branch is q, and ``sqrt(-log(u / 2))`` in the tails. Around a branch, the relative error
+    is analytic in an ellipse of rho above 2. So between the points it is at most ``1 + 2 / pi ln 128`` times its value
+    at the points, plus ``2^-128`` of its size on the ellipse.
     """
     first, last = branch
     magnitude = {0.0: keystream._central_magnitude, 1.6095: keystream._tail_magnitude, 5.0: keystream._far_magnitude}[
@@ -292,7 +305,7 @@ def test_rational_functions_of_the_quantile_are_right_everywhere(
         for place in map(mp.mpf, places.tolist()):
             u = 1 - 2 * place if first == 0 else 2 * mp.exp(-(place**2))
             exact = made = magnitude.py_func(u if first == 0 else place)
-            for _ in range(3):  # Newton, from an error of 1e-16
+            for _ in range(3):  # Newton steps, which start with an error of 1e-16
                 exact += (mp.erfc(exact / mp.sqrt(2)) - u) / (2 * mp.npdf(exact))
             worst = max(worst, float(abs(made / exact - 1)))
     assert worst * (1 + 2 / math.pi * math.log(128)) < 2.0**-50
@@ -300,7 +313,7 @@ def test_rational_functions_of_the_quantile_are_right_everywhere(
 
 @both
 def test_doubtful_proposals_are_few_and_the_others_are_right(standard: Standard) -> None:
-    """Decides 20,000 fixed draws exactly: floats were accepted only where they are right."""
+    """Decide 20,000 fixed draws exactly: floats were accepted only where they round correctly."""
     draw = normals if standard is NORMAL else laplaces
     scales = np.full(20_000, NEAREST_INTEGERS_FINE)
     made = standard.nearest(NEAREST_INTEGERS_KEY, start=0, scales=scales)
@@ -345,14 +358,14 @@ def matrix_of(eigenvalues):
 
 
 def drawn(eigenvalues, *, scale=1.0, draws=DRAWS):
-    """Return draws in the coordinates of the eigenvectors."""
+    """Return drawn directions in the coordinates of the matrix's eigenvectors."""
     matrix = matrix_of(eigenvalues)
     made = np.array([draw_direction(key(number), matrix, scale=scale) for number in range(draws)])
     return made @ rotation(eigenvalues.size)
 
 
 def distance_on_the_circle(draws, eigenvalues):
-    """Return the total variation between the frequencies of 24 arcs and their integrals."""
+    """Return the total variation between the frequencies of 24 arcs and the integrals of the density over them."""
     angles = np.arctan2(draws[:, 1], draws[:, 0])
     counts = np.histogram(angles, bins=24, range=(-np.pi, np.pi))[0]
     fine = (np.arange(2400) + 0.5) / 2400 * 2 * np.pi - np.pi
@@ -374,19 +387,22 @@ def distance_on_the_sphere(draws, eigenvalues):
 
 
 def distances(draws=DRAWS):
-    """Return the two distances divided by their bounds."""
+    """Return the distances of draws on circle and sphere from the density, each divided by its bound."""
     circle = distance_on_the_circle(drawn(EIGENVALUES_2, draws=draws), EIGENVALUES_2)
     sphere = distance_on_the_sphere(drawn(EIGENVALUES_3, draws=draws), EIGENVALUES_3)
     return circle / BOUND_2, sphere / BOUND_3
 
 
 def test_draws_have_their_density():
-    """Bounds on total variation: 0.0718 on the circle, 0.0862 on the sphere."""
+    """Compare draws on circle and sphere with their density.
+
+    The bounds on total variation are 0.0718 on the circle and 0.0862 on the sphere.
+    """
     assert max(distances()) <= 1.0
 
 
 def inverted(u, *, width, order):
-    """Put the power of the envelope in the denominator, as two libraries do."""
+    """Return the log acceptance with a planted mistake of two libraries: the envelope's power is in the denominator."""
     return log_acceptance(u, width=width, order=order) - order * np.log1p(2.0 * u / width)
 
 
@@ -416,19 +432,25 @@ def test_a_scale_off_by_two_is_seen(factor):
 
 @pytest.mark.audit_only
 def test_any_width_of_the_envelope_gives_the_same_law(monkeypatch):
-    """The width affects only how many proposals are accepted."""
+    """Change the width of the envelope, which may affect only how many proposals are accepted."""
     monkeypatch.setattr(bingham, "envelope_width", lambda excess: 0.6 * envelope_width(excess))
     assert max(distances()) <= 1.0
 
 
 def test_both_signs_are_alike():
-    """1000 draws near one axis: fewer than 420 on either side would have probability below 1e-6."""
+    """Draw 1000 directions near one axis: both signs must have equal probability.
+
+    Fewer than 420 of one sign would have probability below 1e-6.
+    """
     ahead = np.count_nonzero(drawn(np.array([0.0, 0.0, 60.0]), draws=1000)[:, 2] > 0)
     assert 420 <= ahead <= 580
 
 
 def test_a_peeled_direction_has_its_conditional_law():
-    """In the plane orthogonal to the first direction, twice the angle to the leading axis is von Mises (KS, 1e-6)."""
+    """Test the second drawn direction, in the plane orthogonal to the first, by Kolmogorov and Smirnov at 1e-6.
+
+    Twice its angle to the leading axis must follow the von Mises distribution.
+    """
     matrix = matrix_of(EIGENVALUES_3)
     law = Peeling(n_components=2, epsilon=2.0, delta=0.0)
     quantiles = []
@@ -443,7 +465,11 @@ def test_a_peeled_direction_has_its_conditional_law():
 
 
 def test_a_chain_tends_to_its_law():
-    """The direction orthogonal to the k = 2 drawn ones has the law of -S; means of 60 draws have a std below 0.045."""
+    """Run a Gibbs chain for k = 2 directions in three dimensions, and compare the direction orthogonal to both.
+
+    That direction has the distribution of a draw for -S, with the second moment S. Means of 60 draws have a std below
+    0.045.
+    """
     law = GibbsChain(n_components=2, epsilon=1.0, delta=0.0)
     matrix, across = matrix_of(EIGENVALUES_3), []
     for number in range(60):
@@ -481,7 +507,10 @@ def test_the_width_solves_its_equation(excess):
 
 @pytest.mark.parametrize("order", [2, 10, 123, 500])
 def test_a_batch_without_an_accepted_proposal_is_rare(order):
-    """The worst known spectra: one direction leads by far. The mean acceptance is known to within 5 % here."""
+    """Estimate the acceptance for the worst known spectra, in which one direction leads by far.
+
+    A whole batch without acceptance must have probability below 2e-6. The mean acceptance is known to within 5 %.
+    """
     excess = np.r_[0.0, np.full(order - 1, 1e3 * order)]
     width = envelope_width(excess)
     points = np.random.default_rng(0).standard_normal((4000, order)) / np.sqrt(1.0 + 2.0 * excess / width)
@@ -508,7 +537,7 @@ def evenly_on(order):
 
 
 def neighbouring_scores(order, *, replaced):
-    """Yield sums of outer products of unit rows for pairs of neighbours, including the worst cases."""
+    """Yield second moments of pairs of neighbors, with unit rows, including the worst cases."""
     rng = np.random.default_rng(order)
     axes = np.eye(order)
     for common in (np.zeros((order, order)), 3 * np.outer(axes[0], axes[0]), matrix_of(rng.uniform(0, 20, order))):
@@ -522,7 +551,10 @@ def neighbouring_scores(order, *, replaced):
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 0.05), (3.0, 1e-3)])
 def test_densities_of_neighbours_keep_the_guarantee(order, replaced, epsilon, delta):
-    """Normalised on at least 20,000 points, with an error below 1e-4."""
+    """Compute loss and delta from the densities of neighbors: both must be within the guarantee.
+
+    Densities are normalized on at least 20,000 points, with an error below 1e-4.
+    """
     law = Peeling(n_components=1, epsilon=epsilon, delta=delta)
     scale = law.noise_multiplier * (2.0 if replaced else 1.0)
     points, worst_loss, worst_delta = evenly_on(order), 0.0, 0.0
@@ -540,7 +572,7 @@ def test_densities_of_neighbours_keep_the_guarantee(order, replaced, epsilon, de
 
 
 def test_the_densities_would_show_a_scale_that_is_too_small():
-    """The same search finds a loss above epsilon when a replaced record is charged as an added one."""
+    """Charge a replaced record as an added one: the search of the test above must find a loss over epsilon."""
     law, points = Peeling(n_components=1, epsilon=1.0, delta=0.0), evenly_on(2)
     losses = [
         np.log(density(here / law.noise_multiplier, points) / density(there / law.noise_multiplier, points)).max()

@@ -1,7 +1,7 @@
-"""Noise distributions on vectors, symmetric matrices and tensors.
+"""Noise distributions on vectors, symmetric matrices and tensors: draws, covariance, events and norms.
 
-Each law must give integers determined by key and index, the right covariance in every direction, and the right event
-and norm. Noise on stacks of symmetric matrices must have the right moments, and any range of it can be drawn
+Each distribution must give integers determined by key and index, the right covariance in every direction, and the right
+event and norm. Noise on stacks of symmetric matrices must have the right moments, and any range of it can be drawn
 separately. A packed coordinate's weight is one over the root of the number of entries that it represents. Pure noise
 has an exponential length and a uniform direction. Keys are fixed: over all keys, a test fails once in 1,000.
 """
@@ -61,13 +61,13 @@ def key(index: int = 0) -> SecretKey:
 
 
 def draws(law: NoiseDistribution, order: int, count: int) -> NDArray[np.float64]:
-    """Return independent draws, one per key, in units of the scale."""
+    """Return independent draws of a noise distribution, one per key, in units of the scale."""
     scale = 2.0**20
     return np.array([law.draw(key(i), order, scale_in_steps=scale) for i in range(count)]) / scale
 
 
 def full_tensor(packed: NDArray[np.float64], law: NoiseDistribution, order: int) -> NDArray[np.float64]:
-    """Return all entries of a packed tensor, flattened."""
+    """Return all entries of a symmetric tensor as a flat array, from its packed coordinates."""
     indices = {"vector": 1, "symmetric": 2, "cube": 3}[law.layout]
     full = np.empty((order,) * indices)
     corners = itertools.combinations_with_replacement(range(order), indices)
@@ -134,7 +134,10 @@ def test_keys_scales_and_only_they_change_the_noise(law: NoiseDistribution) -> N
 
 @pytest.mark.parametrize(("law", "variance"), [(LAWS[0], 1.0), (LAWS[1], 1.0), (LAWS[2], 1.0), (LAWS[3], 2.0)])
 def test_noise_has_the_same_variance_in_every_direction(law: NoiseDistribution, variance: float) -> None:
-    """<M, E> for unit tensors M (Frobenius); fixed keys, a correct law is rejected with probability 1e-4."""
+    """Project noise onto random unit tensors: the variance must be the same for all of them.
+
+    Keys are fixed; a correct distribution is rejected with probability 1e-4.
+    """
     order, count = 3, 4000
     directions = np.random.default_rng(1)
     noise = np.array([full_tensor(sample, law, order) for sample in draws(law, order, count)])
@@ -148,7 +151,10 @@ def test_noise_has_the_same_variance_in_every_direction(law: NoiseDistribution, 
 
 
 def test_symmetric_noise_is_unitarily_invariant() -> None:
-    """Each coordinate of the rotated matrix keeps its law (KS at fixed keys, a false alarm in 1e4)."""
+    """Rotate symmetric noise matrices: each coordinate must keep its distribution.
+
+    A Kolmogorov-Smirnov test at fixed keys has a false alarm once in 1e4.
+    """
     rotation = np.linalg.qr(np.random.default_rng(2).normal(size=(3, 3))).Q
     rotated = np.array([rotation @ unpack_symmetric(sample, 3) @ rotation.T for sample in draws(LAWS[1], 3, 4000)])
     for i in range(3):
@@ -161,7 +167,11 @@ def test_symmetric_noise_is_unitarily_invariant() -> None:
     "law", [Cube(noise_multiplier=1.0), CubeRadial(noise_multiplier=1.0)], ids=["normal", "radial"]
 )
 def test_a_cube_seen_along_orthonormal_directions_has_the_law_of_a_smaller_cube(law: NoiseDistribution) -> None:
-    """KS for each coordinate's normality, and a test of its variances; fixed keys, a correct law fails once in 1e4."""
+    """Contract cubes of noise with orthonormal directions: the result must be distributed as a smaller cube.
+
+    Each coordinate is tested for normality (Kolmogorov-Smirnov) and variance. Keys are fixed; a correct distribution
+    fails once in 1e4.
+    """
     order, count = 4, 3000
     columns = np.linalg.qr(np.random.default_rng(5).normal(size=(order, 2))).Q
     whole = [unpack_cube(sample, order) for sample in draws(law, order, count)]
@@ -184,7 +194,10 @@ def test_wishart_difference_is_the_difference_of_two_products() -> None:
 
 
 def test_wishart_difference_has_the_stated_spread() -> None:
-    """Fixed keys; the bounds are six standard errors."""
+    """Compare stds of a difference of two Wishart matrices with the stated ones, within six standard errors.
+
+    Keys are fixed.
+    """
     order, count = 4, 4000
     noise = draws(LAWS[4], order, count)
     diagonal = np.isin(np.arange(noise.shape[1]), [0, 4, 7, 9])
@@ -194,9 +207,10 @@ def test_wishart_difference_has_the_stated_spread() -> None:
 
 
 def test_wishart_difference_of_one_column_is_pure_dp() -> None:
-    """At d = 1 it is c times a difference of two chi-squares of 2 degrees: a Laplace law of scale 2c.
+    """At d = 1, a Wishart difference is c times a difference of two chi-squares with 2 degrees of freedom.
 
-    So a shift by 1 changes the density (by quadrature) by at most exp(1 / 2c); the draws follow it (KS).
+    Its distribution is Laplace of scale 2c. So a shift by 1 changes the density, computed by quadrature, by a factor of
+    at most exp(1 / 2c). The draws follow this distribution by a Kolmogorov-Smirnov test.
     """
     c = 1.5
     part = stats.chi2(2, scale=c)
@@ -288,7 +302,8 @@ def test_the_noise_is_isometric_in_every_matrix():
     stack = unpack_stack(drawn, ORDER)
     assert (stack == stack.transpose(0, 2, 1)).all()
     stds = stack.std(axis=0)
-    # the std of 5,000 draws has a relative error of 0.01; at five times that, false alarm below 1e-5 for all six
+    # The std of 5,000 draws has a relative error of 0.01. At five times that, a false alarm for any of the six has a
+    # probability below 1e-5.
     assert stds == pytest.approx(np.where(np.eye(ORDER), 1.0, 0.5**0.5), rel=0.05)
 
 
@@ -339,7 +354,7 @@ every_law_of_radial_laplace = pytest.mark.parametrize("law", RADIAL_LAPLACE_LAWS
 
 
 def isometric(law, order, count):
-    """Return independent draws in the coordinates of an orthonormal basis, in units of the scale."""
+    """Return independent draws in coordinates of equal variance, in units of the scale."""
     size = Layout(kind=law.layout, order=order).size
     weights = WEIGHTS[law.layout](order, start=0, stop=size)
     keys = (subkey(bytes(32), label="test", info=f"{law.name} {index}".encode()) for index in range(count))
@@ -349,7 +364,10 @@ def isometric(law, order, count):
 @every_law_of_radial_laplace
 @pytest.mark.parametrize("order", [1, 2, 4])
 def test_the_length_is_of_the_stated_density_and_the_direction_uniform(law, order):
-    """By KS: the length is Gamma(p), and the cosine of the angle to any axis has the law of a uniform direction."""
+    """Test length and direction of radial Laplace noise by Kolmogorov and Smirnov.
+
+    The length is Gamma(p) in p coordinates, and the cosine of the angle to any axis is that of a uniform direction.
+    """
     noise = isometric(law, order, 1500)
     p = noise.shape[1]
     lengths = np.linalg.norm(noise, axis=1)
@@ -363,7 +381,10 @@ def test_the_length_is_of_the_stated_density_and_the_direction_uniform(law, orde
 
 @pytest.mark.parametrize("p", [1, 3, 10])
 def test_a_normal_of_random_length_has_the_exponential_density(p):
-    """So a shift by Delta changes it by at most ``exp(Delta / s)``: by quadrature, at lengths from 0.1 to 30."""
+    """Integrate the density of a normal vector with random length: it must be proportional to ``exp(-length)``.
+
+    So a shift by Delta changes the density at scale s by a factor of at most ``exp(Delta / s)``. Lengths are 0.1 to 30.
+    """
     radius = stats.chi(p + 1)
 
     def log_density(length):

@@ -1,9 +1,9 @@
-"""Words, coins, uniforms, normals and Laplace variates determined by their key.
+"""Keyed random words, coins, uniforms, normals and Laplace variates: exact, reproducible, and correctly distributed.
 
-Words are ChaCha20 at a position fixed by key, stream and index, equal to the streams of the system's library. Subkeys
-are HKDF, and keys are never printed. Uniforms keep their significant bits at every magnitude, and coins never come up
-more often than stated. Normals and Laplace variates have accurate quantiles, identical bits on all machines, and reach
-every integer.
+Words are ChaCha20 output at a position fixed by key, stream and index, equal to the output of the system's library.
+Subkeys are HKDF, and keys are never printed. Uniforms keep their significant bits at every magnitude, and coins come up
+no more often than stated. Normals and Laplace variates have accurate quantiles, identical bits on all machines, and
+reach every integer.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ KEY = SecretKey(bytes(range(32)))
 
 
 def chacha20_block(key: bytes, counter: int, nonce: bytes) -> bytes:
-    """Return one block from a second implementation of RFC 8439 section 2.3."""
+    """Return one ChaCha20 block, by a second implementation of RFC 8439 section 2.3."""
     state = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter]
     state += struct.unpack("<3I", nonce)
     work = list(state)
@@ -143,7 +143,7 @@ UNIFORM_KEY = subkey(bytes(32), label="test", info=b"uniform")
 
 
 def from_bits(bits: int) -> tuple[float, float]:
-    """Return the uniform and the sign that the kernel makes of 191 bits of u followed by a sign bit."""
+    """Return the uniform and the sign that the kernel computes from 191 bits of u followed by a sign bit."""
     negative, u = bits & 1, bits >> 1
     high = (u >> 128) << 1 | negative
     top, middle, low = (np.array([part], np.uint64) for part in (high, u >> 64 & (2**64 - 1), u & (2**64 - 1)))
@@ -186,7 +186,7 @@ def test_a_coin_compares_one_word_with_the_rate_rounded_down(rate: float) -> Non
 def test_a_lower_rate_samples_a_subset() -> None:
     low, high = (coins(UNIFORM_KEY, start=0, stop=100_000, rate=rate) for rate in (0.1, 0.3))
     assert not (low & ~high).any()
-    # Fixed key; a fair draw is outside these bounds with probability below 1e-6.
+    # The key is fixed; fair coins are outside these bounds with probability below 1e-6.
     assert abs(low.mean() - 0.1) < 0.005
     assert abs(high.mean() - 0.3) < 0.0075
 
@@ -221,7 +221,7 @@ def test_normal_magnitudes_are_quantiles_to_the_last_bits() -> None:
     with mp.workdps(80):
         for made, p in zip(quantiles(fill_normal_magnitudes, u).tolist(), u.tolist(), strict=True):
             exact = mp.mpf(made)
-            for _ in range(3):  # Newton, from an error of 1e-15
+            for _ in range(3):  # Newton steps, which start with an error of 1e-15
                 exact += (mp.erfc(exact / mp.sqrt(2)) - mp.mpf(p)) / (2 * mp.npdf(exact))
             assert abs(mp.mpf(made) - exact) <= 1e-15 * exact
 
@@ -237,7 +237,10 @@ def test_exponentials_are_logarithms_to_the_last_bits() -> None:
 
 
 def test_compiled_loops_round_after_every_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain Python neither fuses nor reorders operations, so equal bits show that the loops do not either."""
+    """Compare compiled loops with plain Python, which neither fuses nor reorders floating-point operations.
+
+    Equal bits show that the compiled loops do not do so either.
+    """
     u = uniforms_of_all_sizes(1500)
     compiled: list[Any] = [fill_normal_magnitudes, fill_exponentials]
     expected = [quantiles(fill, u) for fill in compiled]
@@ -271,13 +274,16 @@ def test_any_range_can_be_drawn_on_its_own(draw: Draw, start: int, length: int, 
 def test_keys_give_unrelated_variates(draw: Draw) -> None:
     other = SecretKey(bytes([*VARIATES_KEY.secret[:-1], VARIATES_KEY.secret[-1] ^ 1]))
     first, second = (draw(key, start=0, stop=200_000) for key in (VARIATES_KEY, other))
-    # Fixed keys; independent draws exceed this bound with probability 1e-6.
+    # The keys are fixed; independent draws exceed this bound with probability 1e-6.
     assert abs(np.corrcoef(first, second)[0, 1]) < 4.9 / math.sqrt(200_000)
 
 
 @pytest.mark.parametrize(("draw", "law"), [(normals, stats.norm), (laplaces, stats.laplace)])
 def test_variates_follow_their_law(draw: Draw, law: Any) -> None:
-    """At fixed keys; a correct law would be rejected with probability 1e-4 per key."""
+    """Test distribution, tail and autocorrelation of 200,000 variates for each of five fixed keys.
+
+    Each test rejects a correct distribution with probability 1e-4.
+    """
     for index in range(5):
         made = draw(subkey(bytes(32), label="test", info=bytes([index])), start=0, stop=200_000)
         assert stats.kstest(made, law.cdf).pvalue > 1e-4
@@ -287,7 +293,7 @@ def test_variates_follow_their_law(draw: Draw, law: Any) -> None:
 
 
 def magnitudes_of(u: list[int]) -> NDArray[np.float64]:
-    """Return the normal magnitudes of uniforms given as multiples of 2^-191."""
+    """Return the magnitudes of the normals that belong to uniforms, given as multiples of 2^-191."""
     high, middle, low = (
         np.array([(n >> shift & (2**64 - 1)) << left & (2**64 - 1) for n in u], np.uint64)
         for shift, left in ((128, 1), (64, 0), (0, 0))
@@ -298,7 +304,10 @@ def magnitudes_of(u: list[int]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("std", [4, 6, 7, 9, 12])
 def test_no_integer_is_out_of_reach_in_the_tail(std: int) -> None:
-    """At 2^28 steps per std, each of 200 consecutive integers is reached; with 53-bit uniforms most are not."""
+    """At 2^28 steps per std, each of 200 consecutive integers in the tail must be reached.
+
+    With uniforms of 53 bits, most of these integers are not reached.
+    """
     integers = np.arange(int(std * FINE_STEPS), int(std * FINE_STEPS) + 200)
     with mp.workdps(80):
         tails = [mp.erfc(mp.mpf(int(n)) / FINE_STEPS / mp.sqrt(2)) for n in integers]

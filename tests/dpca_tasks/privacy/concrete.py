@@ -1,4 +1,4 @@
-"""All concrete classes of the package that derive from an abstract class."""
+"""Search for all concrete classes of the package that derive from an abstract class."""
 
 import importlib
 import inspect
@@ -12,14 +12,16 @@ FOLDER = str(Path(inspect.getfile(errors)).parent)
 
 
 def concrete(base):
-    """Return the subclasses that the package defines and that are not abstract."""
+    """Return the subclasses of ``base`` in dpca_tasks that are public and not abstract."""
     for module in pkgutil.walk_packages([FOLDER], "dpca_tasks."):
         importlib.import_module(module.name)
     found, left = [], [base]
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
-        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind  # slots create two classes
+        # a dataclass with slots replaces its first class, which is skipped
+        stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind
         if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
             found.append(kind)
-    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]  # found once per base
+    # a class with several bases is listed once
+    return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]

@@ -1,7 +1,7 @@
-"""Private eigensolver and noised directions.
+"""Private eigensolver and noised directions: accurate eigenpairs, and noise as proved.
 
-Eigenpairs are compared with dense linear algebra on spectra of every kind; directions that are not found count as no
-gap. For noised directions, the law of the noise, the rotation, the tested gap, and the curator's outputs are checked.
+Eigenpairs are compared with dense linear algebra on spectra of every kind; an incomplete search reports a gap of 0. For
+noised directions, the distribution of the noise, the rotation, the tested gap, and the curator's outputs are checked.
 Keys are fixed; each statistical test states its failure rate over keys.
 """
 
@@ -41,7 +41,7 @@ def solver(**changes):
 
 
 def dense(rows):
-    """Return eigenvalues and eigenvectors of the gridded second moment, descending."""
+    """Return eigenvalues and eigenvectors of the second moment of gridded rows, descending, by dense algebra."""
     d = rows.shape[1]
     query = SecondMoment(n_features=d, clip_norm=1.0, relation="add_remove", bits=BITS)
     values, vectors = np.linalg.eigh(unpack_symmetric(exact_sum(ArrayBlocks(rows), query) / query.steps_per_unit, d))
@@ -75,7 +75,10 @@ def test_directions_and_gap_are_those_of_the_second_moment(rows, passes):
 
 @pytest.mark.parametrize("passes", [1, 3])
 def test_around_a_mean_they_are_those_of_the_records_less_it(passes):
-    """Equally exact: the gap of the centred records on the grid is bounded as in the uncentred case."""
+    """Compare eigenpairs around a mean with dense algebra on the centered records.
+
+    The error of the gap is bounded as without centering.
+    """
     rows = SPECTRA["decaying"] + np.full(D, 0.2)
     shift = on_shift_grid(np.full(D, 0.2))
     moment = ShiftedMoment(n_features=D, clip_norm=1.0, relation="add_remove", bits=BITS, shift=shift)
@@ -102,7 +105,7 @@ def test_a_key_gives_the_same_bits_for_any_blocks():
 
 @pytest.fixture
 def incomplete(monkeypatch):
-    """Treat every basis as incomplete, however wide it is."""
+    """Make the solver treat every search basis as incomplete, however wide it is."""
     monkeypatch.setattr(eigensolver, "COMPLETE_UP_TO", 0)
 
 
@@ -137,7 +140,7 @@ def test_the_basis_is_complete_up_to_a_public_number_of_features():
 
 
 def test_the_number_of_passes_is_that_of_the_plan():
-    """Every block is read as often on hard data as on easy data."""
+    """Count block reads on data with different spectra: the number must not depend on the data."""
 
     class Counting(ArrayBlocks):
         reads = 0
@@ -151,7 +154,7 @@ def test_the_number_of_passes_is_that_of_the_plan():
         source = Counting(rows, block_records=len(rows))
         solver(passes=4).solve(source, KEY)
         counts.add(source.reads)
-    assert counts == {2}  # eleven columns, then the last one
+    assert counts == {2}  # one pass for eleven columns and one for the last column
 
 
 def test_secret_numbers_are_not_shown():
@@ -176,7 +179,10 @@ def test_any_parameter_changes_the_question():
 
 
 def test_every_entry_of_the_mean_is_a_part_of_the_question():
-    """Also where an array is too long to be printed in full."""
+    """Change one entry of a long mean: the digest of the request must change.
+
+    The array is too long to be printed in full, so a digest of its printed form would not change.
+    """
     shift = np.zeros(3000, np.int64)
     one = solver(n_features=3000, shift=shift)
     shift = shift.copy()
@@ -225,13 +231,16 @@ TESTED = ProposedGap(gap_epsilon=0.2, gap_delta=0.05, noise_multiplier=2.5, epsi
     ("shape", "law"), [("gaussian", stats.norm()), ("spherical_t", None), ("cauchy", stats.cauchy())]
 )
 def test_noise_has_its_shape_and_the_scale_of_the_smooth_bound(shape, law):
-    """Kolmogorov and Smirnov over 40 draws of 39 orthogonal coordinates; fails for one key in 10,000."""
+    """Test the noise of directions by Kolmogorov and Smirnov: shape, and scale of the smooth bound.
+
+    There are 40 draws of the 39 coordinates orthogonal to the direction; the test fails for one key in 10,000.
+    """
     law_of_noise, found = smooth(shape), pairs(gap=30.0)
     scale = law_of_noise.scale(solver_of_noised_directions(), found)
     draws = np.array(
         [law_of_noise.draw(keyed(number), solver_of_noised_directions(), found)[1:] / scale for number in range(40)]
     )
-    if law is None:  # the squared length of D - 1 of D coordinates, divided by the common chi-square
+    if law is None:  # squared length of D - 1 of the D coordinates, divided by the chi-square variate that all D share
         squares = (draws**2).sum(axis=1) / (NOISED_DIRECTIONS_D - 1)
         assert stats.kstest(squares, stats.f(NOISED_DIRECTIONS_D - 1, NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
         assert stats.kstest(draws.ravel(), stats.t(NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
@@ -247,7 +256,10 @@ def test_a_smaller_gap_has_more_noise_and_none_the_most():
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
-    """Signs in 200 draws: fair coins leave 60 to 140 except for one key in 10^8. Without rotation all signs agree."""
+    """Count signs of a released direction in 200 draws: between 60 and 140 must be positive.
+
+    Fair coins violate this for one key in 10^8. Without the random rotation, all signs are equal.
+    """
     if planted:
         monkeypatch.setattr(noised_directions, "random_rotation", lambda key, order: np.eye(order))
     quiet, found = smooth(shift=1e6), pairs(gap=1e6)
@@ -256,7 +268,10 @@ def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
 
 
 def test_rotations_are_uniform_among_orthogonal_matrices():
-    """Angles of the first column and determinants of 2 x 2 rotations; each test fails for one key in 10,000."""
+    """Test 2 x 2 random rotations: the angle of the first column, and the sign of the determinant.
+
+    Each test fails for one key in 10,000.
+    """
     rotations = np.array([random_rotation(keyed(number), 2) for number in range(400)])
     np.testing.assert_allclose(
         rotations @ rotations.transpose(0, 2, 1), np.broadcast_to(np.eye(2), rotations.shape), atol=1e-12
@@ -277,7 +292,11 @@ def test_the_output_lies_on_a_public_grid():
 
 
 def test_the_bound_of_the_gap_is_laplace_below_it_and_seldom_above():
-    """600 draws: the share above the gap is binomial with gap_delta; both tests fail for one key in 10,000."""
+    """Test the released lower bound of the gap in 600 draws.
+
+    It must be Laplace around the gap less a margin, and exceed the gap with probability gap_delta at most. Both tests
+    fail for one key in 10,000.
+    """
     gap, scale = 300.0, TESTED.gap_scale(solver_of_noised_directions())
     bounds = np.array(
         [TESTED.draw(keyed(number), solver_of_noised_directions(), pairs(gap=gap))[0] for number in range(600)]
@@ -301,7 +320,10 @@ def test_the_gap_has_noise_for_what_one_record_moves(relation, movement):
 
 
 def test_the_noise_of_a_passed_test_follows_from_its_bound():
-    """Kolmogorov and Smirnov over 20 draws; fails for one key in 10,000."""
+    """The released bound must determine the noise std of a test that passes.
+
+    A Kolmogorov-Smirnov test over 20 draws fails for one key in 10,000.
+    """
     draws = []
     for number in range(20):
         bound, *noised = TESTED.draw(keyed(number), solver_of_noised_directions(), pairs(gap=500.0))
@@ -310,7 +332,7 @@ def test_the_noise_of_a_passed_test_follows_from_its_bound():
 
 
 def test_a_failed_test_shows_nothing_but_its_bound():
-    """Different directions with the same gap give the same answer, which consists of noise alone."""
+    """Fail the test with two different directions: the answers must be equal, and consist of noise alone."""
     one = TESTED.draw(keyed(0), solver_of_noised_directions(), pairs(gap=0.0))
     other = TESTED.draw(
         keyed(0), solver_of_noised_directions(), Eigenpairs(directions=np.eye(NOISED_DIRECTIONS_D)[:, 3:4], gap=0.0)
@@ -367,7 +389,10 @@ class TestCurator:
 
 
 def test_laws_of_equal_cost_and_unlike_noise_are_unlike_questions():
-    """Half the noise under the same event and key: the answer must not come from the same noise stream."""
+    """Request half the noise under the same event and key: the request must be refused.
+
+    Otherwise both answers would be computed from the same noise stream.
+    """
     reservation = InMemoryReservation(event=smooth().event, key=bytes(32))
     Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, smooth())
     with pytest.raises(StepMismatch, match="another request"):

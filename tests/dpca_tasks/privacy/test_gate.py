@@ -1,7 +1,6 @@
-"""The gate between rows and released answers.
+"""The gate between rows and released answers: only listed classes pass, and each reserved step has one answer.
 
-Its tables list exactly what exists, and whatever is in no table does not pass. At the trust boundary, only reserved
-steps are released, each step has one answer, and noise is bound to the query.
+The gate's tables list exactly the queries and distributions that exist. Noise is bound to the query.
 """
 
 import dataclasses
@@ -44,14 +43,14 @@ SECRETS = StepSecrets(
 
 
 def listed_methods():
-    """Return the rows of the table in the gate's docstring: the method and its other columns."""
+    """Return the rows of the table in the gate's docstring, as method name to the texts of the other columns."""
     lines = gate.__doc__.split("\n")
     bounds = [at for at, line in enumerate(lines) if line.startswith("====")]
     edges = [match.span() for match in re.finditer("=+", lines[bounds[0]])]
     found: dict[str, list[str]] = {}
     for line in lines[bounds[1] + 1 : bounds[2]]:
         name, *others = (line[first : last + 2].strip() for first, last in edges)
-        at = name.strip("`") or list(found)[-1]  # a line without a name continues the row above
+        at = name.strip("`") or list(found)[-1]  # a line without a name continues the previous row
         found[at] = [f"{old} {new}".strip() for old, new in zip(found.get(at, [""] * 3), others, strict=True)]
     return found
 
@@ -113,7 +112,7 @@ def test_a_query_takes_its_secrets_and_no_others():
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curious(SecondMoment):
-    """A query that records the secrets that it receives."""
+    """A query that records the secrets which the gate passes to it."""
 
     given: list[StepSecrets] = field(default_factory=list, repr=False)
 
@@ -143,10 +142,9 @@ def test_privacy_asks_no_query_and_no_distribution_for_its_class():
 
 
 class Raced(InMemoryReservation):
-    """A reservation that simulates another process writing first.
+    """A reservation that simulates another process which writes between this process's read and write.
 
-    It reports no stored step, but keeps an answer only if the step was not yet stored. A process that reads, computes
-    and writes after another process's write sees the same.
+    It reports no stored step when asked, but does not overwrite an answer that is already stored.
     """
 
     def kept(self, step, /):
@@ -218,7 +216,10 @@ JOINT = {
 @pytest.mark.parametrize("case", JOINT)
 @pytest.mark.parametrize("multiplier", [0.5, 4.0, 31.0])
 def test_the_noise_of_all_parts_together_spends_what_one_gaussian_is_charged(case, multiplier):
-    """Each part spends the square of its bound over its std, which is its share of ``mu^2 = 1 / multiplier^2``."""
+    """The parts of a joint query must together spend the ``mu^2 = 1 / multiplier^2`` of the charged Gaussian.
+
+    Each part spends (bound / std)^2, which must be its share.
+    """
     query = JOINT[case]
     scales = part_scales_in_steps(query, JointGaussian(noise_multiplier=multiplier))
     spent = [
@@ -240,7 +241,7 @@ def reserved(event=LAW.event, *, key=KEY, **terms):
 
 
 def noise_of(query=QUERY, law=LAW, rows=CURATOR_ROWS, *, key=KEY, skip=0):
-    """Return the noise of a release in units of the clip norm, by subtracting the exact sum."""
+    """Return the noise of a release, which is the answer minus the exact sum, in units of the clip norm."""
     event = events.self_composed(law.event, skip + 1)
     curator = Curator(ArrayBlocks(rows), reserved(event, key=key, relation=query.relation))
     for _ in range(skip + 1):
@@ -274,7 +275,11 @@ def test_the_same_question_under_the_same_key_has_the_same_noise():
     ids=str,
 )
 def test_any_change_of_the_question_gives_unrelated_noise(change):
-    """A shared stream would correlate at 1; unrelated noise exceeds 0.9 over 15 draws with probability below 1e-5."""
+    """Change one property of a request: its noise must be unrelated.
+
+    A shared noise stream would give a correlation of 1; unrelated noise exceeds 0.9 over 15 draws with probability
+    below 1e-5.
+    """
     upper = np.triu_indices(5)
     assert abs(np.corrcoef(noise_of()[upper], noise_of(**change)[upper])[0, 1]) < 0.9
 
@@ -292,7 +297,10 @@ def product_noise(query):
 
 
 def test_any_change_of_the_directions_gives_unrelated_noise():
-    """One grid step in one entry suffices; unrelated noise exceeds 0.9 over 10 draws with probability 4e-4."""
+    """Change one entry of the directions by one grid step: the noise must be unrelated.
+
+    Unrelated noise has a correlation above 0.9 over 10 draws with probability 4e-4.
+    """
     directions = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 2)))[0]
     moved = directions.copy()
     moved[0, 0] += 2.0**-24
@@ -363,7 +371,7 @@ def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
     first = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
     answer = first.release(first.with_stored_inputs(product(0.0)), law)
     again = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
-    settled = again.with_stored_inputs(product(2.0**-23))  # other last bits, as on another machine
+    settled = again.with_stored_inputs(product(2.0**-23))  # last bits differ, as if computed on another machine
     np.testing.assert_array_equal(settled.directions, product(0.0).directions)
     np.testing.assert_array_equal(again.release(settled, law), answer)
 

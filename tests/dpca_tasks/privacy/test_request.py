@@ -1,4 +1,4 @@
-"""Requests: stored digests, the table of sensitivities, and charged terms.
+"""Requests to the curator: stored digests, the table of sensitivities, and charged terms.
 
 Stored digests must not change when classes are renamed, so that a release in progress can be finished. Every query and
 every distribution must have rows in the closed table, and the rows must match what the queries prove. Every method of
@@ -99,7 +99,7 @@ def sampled(query, rate):
 
 
 def queries(relation):
-    """Yield every query of a curator with a name used here, and the methods and distributions it is released with."""
+    """Yield name, query, and curator methods of every query that is released, with their noise distributions."""
     terms = facts(relation)
     product = MomentProduct(**terms, directions=DIRECTIONS)
     replaced = ReplacedProduct(**terms, directions=DIRECTIONS)
@@ -133,7 +133,7 @@ def requests(relation):
 
 
 def stored_digest(variant, query, distribution):
-    """Execute a request, and return the digest that is stored with its answer."""
+    """Run a curator method on a query, and return the digest that is stored with the answer."""
     event = events.non_private()
     if distribution is not None:
         summed = query.query if variant == "sequential" else query
@@ -158,7 +158,7 @@ def test_a_request_has_the_digest_that_was_stored_before_names_were_stated(relat
 
 
 def renamed(thing):
-    """Return the same query or distribution as an instance of a class with another name."""
+    """Return an equal query or distribution as an instance of a class with another name."""
     kind = type(thing)
     other = type("Renamed", (kind,), {"__slots__": (), "__qualname__": "Elsewhere.Renamed"})
     changed: Any = object.__new__(other)
@@ -205,7 +205,7 @@ NO_LAYOUT = (NoNoise.name, JointGaussian.name, "SmoothNoise", "ProposedGap")
 
 
 def requested(relation):
-    """Return every query by its kind, including samples of queries that are released in another form elsewhere."""
+    """Return every query by its kind, including samples of queries that other mechanisms release unsampled."""
     found: dict[str, Any] = {}
     for _, query, variants in queries(relation):
         found.setdefault(query.kind, query)
@@ -343,7 +343,7 @@ def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, c
         if relation == charged:
             call(curator, relation)
             continue
-        with pytest.raises(StepMismatch, match=f"relation {relation}, but {charged} was reserved"):
+        with pytest.raises(StepMismatch, match=f"relation {relation}, but the release was charged for {charged}"):
             call(curator, relation)
         assert reservation.steps == {}
 
@@ -370,7 +370,10 @@ def test_a_kept_answer_is_not_read_back_for_other_terms():
 
 
 def test_replaced_records_have_sqrt_2_times_the_noise_and_no_less_is_accepted():
-    """One fixed key: the spread of 20,100 draws is within 3 % of its expectation with probability 1 - 1e-8."""
+    """Compare noise of replaced records with that of added ones; a request with less noise is refused.
+
+    The key is fixed: the spread of 20,100 draws is within 3 % of its expectation with probability 1 - 1e-8.
+    """
     rows, wide, spread = np.zeros((3, 200)), {"n_features": 200}, {}
     for relation in ("add_remove", "replace_one"):
         query = dataclasses.replace(moment_of_charged_terms(relation), **wide)
@@ -415,14 +418,17 @@ def test_normalised_rows_are_of_the_snapshot_that_they_are_made_from():
     ids=lambda query: query.name,
 )
 def test_a_query_in_another_has_its_public_terms(wrapped, change):
-    """Noise follows the grid of the outer query: a coarser outer grid would add too little noise to the inner query."""
+    """Change a public term of the outer query of a wrapped query: it must be refused.
+
+    Noise follows the outer query's grid, so a coarser outer grid would add too little noise to the inner query.
+    """
     with pytest.raises(InvalidInput, match=f"differ in {next(iter(change))}"):
         dataclasses.replace(wrapped, **change)
 
 
 def test_local_reports_keep_the_relation_of_their_budget():
     reports, law = LocallyNoised.of(moment_of_charged_terms("zero_out")), SYMMETRIC
-    with pytest.raises(StepMismatch, match="relation zero_out, but replace_one was reserved"):
+    with pytest.raises(StepMismatch, match="relation zero_out, but the release was charged for replace_one"):
         Curator(ArrayBlocks(CHARGED_TERMS_ROWS), InMemoryReservation(event=law.event, relation="replace_one")).release(
             reports, law
         )

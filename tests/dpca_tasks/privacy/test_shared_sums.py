@@ -1,4 +1,7 @@
-"""Sites release masked shares only: one noise per roster, charged as the noise of all honest sites."""
+"""Shared sums of several sites: sites release only masked shares, and each roster has one noise.
+
+The charged noise is the sum of the noise of all honest sites.
+"""
 
 import dataclasses
 import hashlib
@@ -52,7 +55,7 @@ def reservations_of(roster, rounds=1):
 
 
 def sites_of(roster, reservations):
-    """Return sites as after a restart, with only rows and reservations left from an earlier run."""
+    """Return new site objects with the given reservations, as after a restart of all sites."""
     dealt = deal_masks(roster)
     return [
         Site(name=name, curator=Curator(SOURCES[name], reservations[name]), seeds=dealt[name]) for name in roster.names
@@ -197,7 +200,10 @@ def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
 
 @pytest.mark.parametrize(("colluders", "excess"), [(0, 1.0), (1, 1.5)])
 def test_the_total_has_the_noise_of_a_pooled_release_or_of_the_honest_sites_part(colluders, excess):
-    """500,500 coordinates of empty rows; 1 % is five times the standard error of a variance over this many."""
+    """Compare the noise of a total of empty rows with that of a pooled release, times 1.5 with one colluder of 3.
+
+    The 1 % tolerance is five times the standard error of the variance over 500,500 coordinates.
+    """
     roster = roster_of(3, colluders=colluders)
     facts = {**FACTS, "n_features": 1000, "bits": 10}
     moment, empty = SecondMoment(**facts), ArrayBlocks(np.zeros((1, 1000)))
@@ -229,7 +235,10 @@ def begun(ledger, name, event):
 
 
 def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monkeypatch):
-    """Rounds 0 to 2, then another process runs round 3 and resends round 2, each charged once and in advance."""
+    """Run rounds 0 to 2, restart the sites in another process, run round 3, and resend round 2.
+
+    All rounds are charged once and in advance, so the ledger answers.
+    """
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("DPCA_HOME", str(home))
@@ -261,7 +270,10 @@ def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monke
 
 @pytest.mark.parametrize("bits", [4, 10], ids=["one draw", "two draws"])
 def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
-    """Fixed roster, request, noise and mask: a later version must be able to finish a joint release in progress."""
+    """Compare digest, stored share and message with those of an earlier version, for fixed inputs.
+
+    A later version must be able to finish a joint release in progress.
+    """
     roster = roster_of(3, colluders=1, attempts=2)
     reservations = reservations_of(roster)
     dealt = deal_masks(roster, secret=bytes(32))
@@ -274,7 +286,10 @@ def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
 
 
 def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum():
-    """The noised integers depend on key and roster alone, and both kinds of masks cancel in the total."""
+    """Open the total of ten sites with masks from a dealer and from a secure sum: the bits must be equal.
+
+    The noised integers depend on key and roster alone, and both kinds of masks cancel in the total.
+    """
     roster, address = roster_of(10, colluders=3), Address(round=0)
     sources = {name: ArrayBlocks(np.random.default_rng(ord(name)).normal(size=(30, 5))) for name in roster.names}
     totals = []
@@ -295,7 +310,7 @@ def test_ten_sites_open_equal_bits_under_masks_of_a_dealer_and_of_a_secure_sum()
 
 
 def secure_total(sites, query, *, roster, address):
-    """Return the total opened by one machine per site and a server; each machine has its site's rows and ledger."""
+    """Return the total opened by the secure-sum protocol, with one state machine per site and a server."""
     participants = Participants(roster=roster, keys={name: identity_of(name).public for name in sites})
     size = query.layout.size
     context = Context(

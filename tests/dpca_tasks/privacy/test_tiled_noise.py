@@ -1,8 +1,8 @@
-"""Tiled noise: exact products with a noise matrix that is never formed.
+"""Tiled noise: exact products with a noise matrix that is never formed as a whole.
 
-Products with integers equal those with the matrix that the law draws, on any machine and in any order. Every product
-belongs to the matrix that a formed release would have stored. A step in tiles has one event, one noise stream and one
-stored answer per tile, also after interruptions.
+Products with integers must equal those with the matrix that the distribution draws, on any machine and in any order.
+Every product must belong to the matrix that a formed release would have stored. A step in tiles has one event, one
+noise stream and one stored answer per tile, also after interruptions.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ each_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name
 
 
 def drawn(law, order):
-    """Return the matrix that the law draws directly."""
+    """Return the symmetric noise matrix as drawn directly by the distribution, without tiles."""
     matrix = np.zeros((order, order), np.int64)
     matrix[np.triu_indices(order)] = law.draw(KEY, order, scale_in_steps=SCALE)
     return matrix + np.triu(matrix, 1).T
@@ -92,12 +92,15 @@ def test_strips_and_memory_are_performance_settings(monkeypatch, inner, entries,
     for name, value in (("INNER", inner), ("STRIP_ENTRIES", entries), ("OWN_MEMORY", own)):
         monkeypatch.setattr(tiled_noise, name, value)
     noise = operator(LAWS[0], 60)
-    for _ in range(2):  # drawn, then either stored or drawn again
+    for _ in range(2):  # the second product uses the stored noise or draws it again
         np.testing.assert_array_equal(noise.begin(directions(60, 5))(), expected)
 
 
 def test_products_of_the_largest_numbers_are_exact():
-    """Noise of 16.1 std at the largest scale, all of one sign, against a column of the largest norm."""
+    """Multiply the largest possible noise by a column of the largest norm: the product must be exact.
+
+    The noise is 16.1 std at the largest scale, all of one sign.
+    """
     order = tiled_noise.INNER
     largest = np.floor(16.1 * SCALE) - np.arange(order * order).reshape(order, order) % 3
     entry = int(2**15.5 / order**0.5)
@@ -129,7 +132,10 @@ def test_noise_lost_with_the_last_worker_is_drawn_again(alone):
 
 
 def test_noise_has_variance_one_on_the_diagonal_and_a_half_next_to_it():
-    """Chi-square of the sums of squares at a fixed key: a correct law is rejected with probability 1e-4, twice."""
+    """Test the noise variance on the diagonal (1) and off the diagonal (1/2) by chi-square at a fixed key.
+
+    Each of the two tests rejects correct noise with probability 1e-4.
+    """
     order = 300
     matrix = operator(LAWS[0], order).begin(np.eye(order, dtype=np.int64))() / SCALE
     np.testing.assert_array_equal(matrix, matrix.T)
@@ -176,7 +182,7 @@ def directions_of_released_operator(width=6, seed=0, order=D):
 
 
 class Changed(ArrayBlocks):
-    """Different rows with the same content digest, as after a fault or a program change."""
+    """Different rows under the same content digest, as after a hardware fault or a program change."""
 
     def __init__(self):
         super().__init__(np.vstack([ROWS[:-1], ROWS[:1]]))
@@ -239,7 +245,10 @@ def test_what_is_kept_does_not_grow_with_the_products():
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_product_from_other_rows_does_not_leave(resumed):
-    """Two different sums with equal noise would reveal their difference."""
+    """Change the rows between two products with one noise matrix: the second product must be refused.
+
+    Two different sums with equal noise would reveal their difference.
+    """
     reservation = reserved()
     first = curator(reservation)
     operator = first.release_operator(QUERY, LAW)
@@ -248,6 +257,7 @@ def test_a_product_from_other_rows_does_not_leave(resumed):
         operator = Curator(Changed(), reservation).release_operator(QUERY, LAW)
     else:
         object.__setattr__(first._rows, "source", Changed())
+        first._rows.residency.clear()  # as if the rows were too large to be kept in memory
     with pytest.raises(StepMismatch, match="dataset verify"):
         operator.product(directions_of_released_operator(seed=1))
 
@@ -322,7 +332,7 @@ def curator_of_released_tiles(reservation=None, *, block_records=16, **options):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Use tiles of two items."""
+    """Reduce the tile size to two items."""
     monkeypatch.setattr(joint_sum, "TILE", 2 * OF_ITEM + 1)
 
 
@@ -465,7 +475,10 @@ def test_what_a_killed_worker_held_is_made_again(alone):
 
 @pytest.mark.parametrize("settings", [{}, {"unobserved": 0.5, "orthonormal": False}, {"sampling": "weights"}])
 def test_a_release_in_tiles_is_the_one_of_whole_rounds(monkeypatch, settings):
-    """Pooled rounds read their earlier statistics back, tile by tile."""
+    """Compare a release in tiles with one in whole rounds: the factors must be equal.
+
+    Rounds that pool statistics read the earlier ones back, tile by tile.
+    """
     facts = RatingsProblem(n_features=ITEMS, low=1.0, high=5.0, ratings_per_user=4, records_at_most=60)
     mechanism = Dpals(rank=RANK, rounds=3, **settings)
     plan = mechanism.plan(facts, PrivacyTarget(epsilon=5.0, delta=1e-4))

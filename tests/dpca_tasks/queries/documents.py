@@ -1,4 +1,4 @@
-"""Documents with all kinds of edge cases, and their statistics in exact fractions."""
+"""Test documents with all kinds of edge cases, and their exact statistics as fractions."""
 
 import itertools
 from fractions import Fraction
@@ -31,7 +31,7 @@ def total(query, rows, **others):
 
 
 def triples(counts):
-    """Return the shares of a document's ordered word triples, as exact fractions of shape D x D x D."""
+    """Return how a document's ordered word triples divide among all triples, as exact fractions (D x D x D)."""
     counts = [Fraction(int(count)) for count in counts]
     length, found = sum(counts), np.full((len(counts),) * 3, Fraction(0))
     for i, j, k in itertools.product(range(len(counts)), repeat=3):
@@ -46,7 +46,7 @@ def pairs(counts):
 
 
 def furthest(query, records):
-    """Return the largest distance between two records' contributions, and the norm of the longest contribution."""
+    """Return the largest distance between two records' contributions to a sum, and the largest norm of one."""
     points = np.stack([full(query, total(query, record)) for record in records])
     moved = points[:, None] - points
     return np.sqrt(np.square(moved).sum(axis=tuple(range(2, moved.ndim)))).max(), max(map(np.linalg.norm, points))

@@ -1,4 +1,4 @@
-"""Queries for the rows of the table of sensitivities, to be attacked in the norms that the rows state."""
+"""Queries for each row of the gate's table of sensitivities, to be attacked in the norms that the row states."""
 
 import dataclasses
 from typing import cast
@@ -73,7 +73,10 @@ def barely_clipped_product(relation, bits):
 
 
 def half_of(query):
-    """Only the last record differs between neighbours, so the coins of all other records are equal."""
+    """Return a query over a sample of half of the records, with a fixed coin key.
+
+    Only the last record differs between neighbors, so the coins of all other records are equal.
+    """
     made = cast(PoissonSampled, sampled(query, rate=0.5))
     return dataclasses.replace(made, coin_key=subkey(bytes(32), label="coins", info=bytes([query.bits])))
 
@@ -96,7 +99,7 @@ def sample_of_all(relation, bits):
 
 
 def shifted_moment(relation, bits):
-    """Around a mean at the bound along an axis; many of the tried rows lie along an axis, too."""
+    """Return the moment around a mean that is at the bound along an axis; many tried rows are along an axis, too."""
     return ShiftedMoment(shift=on_shift_grid(np.eye(D)[0]), **facts(relation, bits))
 
 
@@ -105,13 +108,13 @@ def shifted_along_all(relation, bits):
 
 
 def map_of(directions, kept):
-    """Return the map ``I - U diag(1 - t) U^T`` on its grid."""
+    """Return the grid matrices of the map ``I - U diag(1 - t) U^T``, with ``directions`` U and ``kept`` t."""
     both = {"directions": directions, "reductions": directions * (1.0 - np.array(kept))}
     return {name: np.rint(matrix * 2.0**12).astype(np.int64) for name, matrix in both.items()}
 
 
 def mapped(relation, bits, kept, **others):
-    """Return a moment under a map that keeps parts of the first columns; images are clipped to a third."""
+    """Return a moment under a map that shrinks some directions to ``kept``; images are clipped to a third."""
     rotation = np.linalg.qr(np.random.default_rng(bits).standard_normal((D, D)))[0]
     terms = {"norm": norm_of(1 / 3), **map_of(rotation[:, : len(kept)], kept), **others}
     return MappedMoment(**terms, **facts(relation, bits))
@@ -122,7 +125,7 @@ def mapped_moment(relation, bits):
 
 
 def unmapped_moment(relation, bits):
-    """The first round: no map, and constants."""
+    """Return the moment of a release's first round: no map, but constants for count and mean."""
     return mapped(relation, bits, [], norm=norm_of(1.0), part=NEXT)
 
 
@@ -131,13 +134,13 @@ def unmapped_centred(relation, bits):
 
 
 def mapped_around_a_mean(relation, bits):
-    """A map that changes nothing along the mean; many of the tried rows lie along other axes."""
+    """Return a moment under a map that changes nothing along the mean; many tried rows are along other axes."""
     directions = map_of(np.eye(D)[:, 1:3], [0.5, 1 / 64])
     return mapped(relation, bits, [], shift=on_shift_grid(np.eye(D)[0]), part=NEXT, **directions)
 
 
 def mapped_around_all(relation, bits):
-    """A map that is far from symmetric and lengthens records, around a mean of many features."""
+    """Return a moment under a very asymmetric map that lengthens records, around a mean of many features."""
     directions = {"directions": np.full((D, 1), 2**11), "reductions": np.eye(D, dtype=np.int64)[:, :1] << 12}
     return mapped(relation, bits, [], shift=on_shift_grid(np.full(D, -0.5)), norm=norm_of(1.0), **directions)
 
@@ -159,7 +162,7 @@ def energies_of_halves(relation, bits):
 
 
 def energies_of_all(relation, bits):
-    """Along directions that are far from orthonormal: every record has a component along all of them."""
+    """Return captured energies along directions far from orthonormal, on which all records have components."""
     return CapturedEnergies(directions=on_direction_grid(np.ones((D, 2))), **facts(relation, bits))
 
 
@@ -177,17 +180,17 @@ def word_pairs(relation, bits):
 
 
 def word_triples(relation, bits):
-    """Along directions with one row of norm 1, so that a core attains its bound."""
+    """Return word triples along directions with one row of norm 1, so that a core attains its bound."""
     return WordTriples(directions=on_direction_grid(HALVES[::-1]), **word_facts(relation, bits))
 
 
 def triples_of_short_rows(relation, bits):
-    """Along directions whose rows are so short that the distance of two cores is always below sqrt 2."""
+    """Return word triples along directions with short rows, so that two cores differ by less than sqrt 2."""
     return WordTriples(directions=on_direction_grid(np.full((D, 1), 0.5)), **word_facts(relation, bits))
 
 
 def triples_of_long_directions(relation, bits):
-    """Along directions that are far from orthonormal, with some rows longer than 1: cores are scaled down."""
+    """Return word triples along directions with some rows longer than 1, for which cores are scaled down."""
     return WordTriples(directions=on_direction_grid(np.ones((D, 2))), **word_facts(relation, bits))
 
 
@@ -197,7 +200,10 @@ def point_triples(relation, bits):
 
 
 def point_triples_of_one(relation, bits):
-    """Along one direction, with a noise variance for which the longest points do not move the sum the furthest."""
+    """Return point triples along one direction, for which the longest points do not move the sum the most.
+
+    The noise variance of 0.45 has this effect.
+    """
     terms = {"score_norm": 1.0, "noise_variance": 0.45, "n_features": D, "relation": relation, "bits": bits}
     return PointTriples(directions=on_direction_grid(np.eye(D)[:, :1]), **terms)
 
@@ -207,7 +213,10 @@ SIGNED = Weights(strategy="window", weights=(4, 2, -1), bits=2, window=2)
 
 
 def streamed(moment, weights, tick):
-    """A tick at which records of unknown arrival are tried, as arrived at tick 1; its weight enters the joint bound."""
+    """Return the query of a stream's tick for records whose arrival is unknown.
+
+    They count as arrived at tick 1, and its weight enters the joint bound.
+    """
     return StreamedMoment.of_moment(moment, weights=weights, horizon=3, tick=tick, arrivals=(0,) * tick)
 
 
@@ -228,10 +237,10 @@ def streamed_centred_with_signs(relation, bits):
 
 
 class Report(LocallyNoised):
-    """A local report without its noise, so that its contribution can be compared with the noise's sensitivity."""
+    """A local report without its noise, so that a record's contribution can be compared with the sensitivity."""
 
-    def map(self, block):
-        return self.moment.map(block)
+    def add(self, block, total):
+        self.moment.add(block, total)
 
 
 def local_report(relation, bits):
@@ -250,7 +259,7 @@ def full(query, packed):
 
 
 def widest_scores(query, packed):
-    """Return the longest interval that contains 0 and the score changes, over all numbers of directions."""
+    """Return the length of the interval of 0 and all score changes, the largest over all numbers of directions."""
     values = np.linalg.eigvalsh(query.matrix(packed))
     least, most = np.cumsum(values), np.cumsum(values[::-1])
     return max(max(high, 0.0) - min(low, 0.0) for low, high in zip(least, most, strict=True))
@@ -308,7 +317,7 @@ OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_dir
 
 
 def norms_of(build):
-    """Return the norms of a query's rows in the table."""
+    """Return the norms in which the gate's table states the sensitivity of a query."""
     kind = build("zero_out", 12).kind
     return tuple(norm for norm in NORMS if any((row.query, row.norm) == (kind, norm) for row in request.TABLE))
 
@@ -320,5 +329,5 @@ SAMPLED = (sampled_moment, sampled_product, sampled_replaced, sample_of_all)
 
 
 def bounds_of(build):
-    """Return the relations that a query accepts."""
+    """Return the relations that a query supports."""
     return RELATIONS[1:] if build in (local_report, local_report_of_rows) else RELATIONS

@@ -1,4 +1,4 @@
-"""Queries over ratings, and the size of their change between neighbours in the joint norm."""
+"""Queries over ratings, and the effect of a changed user on their sums in the joint norm."""
 
 import math
 
@@ -81,7 +81,7 @@ def scores(relation, **changes):
 
 
 def moved(query, left, right):
-    """Return the change of a sum between two datasets in the joint norm, in which the stated bound is 1."""
+    """Return how much a sum differs between two datasets, in the joint norm, in which the stated bound is 1."""
     change = exact_sum(ArrayBlocks(left), query) - exact_sum(ArrayBlocks(right), query)
     return joint_norm(query, change)
 

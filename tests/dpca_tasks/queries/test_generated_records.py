@@ -2,8 +2,8 @@
 
 Records of up to 4^bits rows must never move a sum beyond its stated sensitivity, in whole grid steps. Rows list columns
 several times, sorted or not, with values from subnormal to infinite, near the record's bound or far beyond it. In the
-l1, l2 and joint norms, changes are compared with the statement in exact integers. An adversarial search looks for
-neighbours that move a query further than it states.
+l1, l2 and joint norms, changes are compared with the stated sensitivity in exact integers. An adversarial search looks
+for neighbors that move a query's sum further than stated.
 
 Counts of rejected and accepted records must be exact, withstand attacks in every relation, and be noised before they
 are released.
@@ -57,7 +57,7 @@ VALUES = ("even", "one column", "far", "awkward", "half a step", "signs")
 
 
 def values_of(kind, rng, *, count, rows, bits):
-    """Return a record's values: of total norm about 1, in one column, far beyond the bound, or other edge cases."""
+    """Return the values of a record of a kind: total norm about 1, one column, far beyond the bound, or edge cases."""
     length = 1 / np.sqrt(rows)
     if kind == "even":
         return rng.standard_normal(count) * length
@@ -97,7 +97,7 @@ def emptied(block):
 
 
 def occurrences(layout):
-    """Return how often each packed coordinate occurs in the full matrix or tensor."""
+    """Return how many entries of the full matrix or tensor each packed coordinate represents."""
     span = range(layout.order)
     if layout.kind in ("symmetric", "stack"):
         one = [1 if i == j else 2 for i in span for j in span if i <= j]
@@ -109,12 +109,12 @@ def occurrences(layout):
 
 
 def squared(layout, steps):
-    """Return the exact square of the l2 norm, in squared grid steps."""
+    """Return the exact squared l2 norm of a packed array, in squared grid steps."""
     return sum(times * int(step) ** 2 for times, step in zip(occurrences(layout), steps, strict=True))
 
 
 def is_within(query, norm, steps):
-    """Return whether a change is within the stated sensitivity, exactly where integers allow it."""
+    """Return whether a change is within the stated sensitivity, in exact arithmetic where integers allow it."""
     if norm == "joint":
         parts = query.split(steps)
         of_all = sum(
@@ -131,7 +131,7 @@ def is_within(query, norm, steps):
 
 
 def check_pair(query, norms, relation, one, other):
-    """Compare one record with no record, its emptied record or another record, depending on the relation."""
+    """Compare one record with no record, an emptied record or another record, depending on the relation."""
     here, there = (query.map(query.grid(block)) for block in (one, other))
     gone = {"add_remove": np.zeros_like(here), "zero_out": query.map(query.grid(emptied(one))), "replace_one": there}
     for norm in norms:
@@ -157,7 +157,8 @@ def search(build, data):
     bits = data.draw(st.sampled_from(BITS))
     pair = draw_pair(data, bits=bits, most=4**bits, is_counted=build in OF_WORDS)
     for relation in bounds_of(build):
-        halved = build in SAMPLED and relation == "replace_one"  # a sampled record is replaced through the empty one
+        # replacing a sampled record is bounded as removing and then adding it
+        halved = build in SAMPLED and relation == "replace_one"
         check_pair(build(relation, bits), TABLE[build], "zero_out" if halved else relation, *pair)
 
 
@@ -205,7 +206,7 @@ TARGET = PrivacyTarget(epsilon=2.0, delta=1e-6)
 
 
 class Flagged(ArrayBlocks):
-    """Rows of which some were rejected."""
+    """Rows with a flag for each rejected record."""
 
     def __init__(self, rows, rejected, **others):
         super().__init__(rows, **others)
@@ -225,7 +226,7 @@ class Flagged(ArrayBlocks):
 
 
 def counts(relation, flags):
-    """Return the exact counts of rejected (1) or accepted (0) records."""
+    """Return the query and its exact counts of rejected and accepted records, for flags 1 (rejected) and 0."""
     query = RejectedRecords(n_features=2, clip_norm=1.0, relation=relation, bits=3)
     block = CsrBlock(
         values=np.empty(0),
@@ -277,7 +278,10 @@ def test_a_norm_or_a_clip_norm_without_meaning_is_refused():
 )
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_share_is_released_within_the_target_and_is_near_the_truth(mechanism, relation):
-    """The estimate is within six of its standard deviations: a false alarm in 10^8 runs; the seed is fixed."""
+    """Release the fraction of rejected records: cost within the target, and an estimate near the truth.
+
+    The estimate is within six standard deviations: a false alarm in 10^8 runs; the seed is fixed.
+    """
     rows, rejected = np.tile(np.eye(4), (1000, 1)), np.arange(4000) < 1000
     rows[rejected] = 0.0
     wrapped = RejectedShare(mechanism=mechanism)
@@ -302,7 +306,10 @@ def test_a_budget_of_the_target_admits_counts_and_mechanism(epsilon):
 
 
 def test_the_noise_of_the_counts_is_that_of_their_epsilon():
-    """Laplace noise of scale 16 at epsilon 2 / 32, twice that where a record may move from one count to the other."""
+    """Compare the noise of the counts with Laplace noise of scale 16, at their epsilon of 2 / 32.
+
+    The scale doubles for replaced records, which may move from one count to the other.
+    """
     assert counts_std(PROBLEM, TARGET) == pytest.approx(16 * np.sqrt(2))
     replaced = Problem(n_features=4, clip_norm=1.0, relation="replace_one")
     assert counts_std(replaced, TARGET) == pytest.approx(32 * np.sqrt(2))
@@ -324,7 +331,7 @@ CASES = [
 
 
 def neighbours(relation, record_rows, common, mine, other):
-    """Return the datasets of a relation: with ``mine``, and with no, an empty or another record instead."""
+    """Return neighboring datasets: one with the record ``mine``, one without it, or with it emptied or replaced."""
     first = np.vstack([common, mine])
     counts = [1] * len(common) + [record_rows]
     if relation == "add_remove":
@@ -339,9 +346,10 @@ def total(query, dataset):
 
 
 def search_of_sensitivity(build, norm, relation, data):
-    """Try one pair of neighbours.
+    """Try one pair of neighbors: the change must be within the stated sensitivity.
 
-    A sampled record is replaced through the empty one, so its sensitivity there is the one of an emptied record.
+    Replacing a sampled record is bounded as removing and then adding it, so the sensitivity is that of an emptied
+    record.
     """
     query = build(relation, data.draw(st.sampled_from([2, 6, 12])))
     record_rows = data.draw(st.sampled_from([1, 2]))
@@ -386,7 +394,10 @@ def test_the_second_moments_sensitivity_is_attained(relation, attained):
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
 def test_the_record_means_l1_sensitivity_is_attained(relation):
-    """Attained by a row of equal entries at the bound; where the record is removed, the count changes as well."""
+    """Attain the l1 sensitivity of the mean by a row of equal entries at the bound.
+
+    If the record is removed, the count changes as well.
+    """
     query, mine = record_mean(relation, 12), np.full((1, D), 1 / np.sqrt(D))
     left, right = neighbours(relation, 1, np.empty((0, D)), mine, mine)
     moved = NORMS["l1"](query, total(query, left) - total(query, right))

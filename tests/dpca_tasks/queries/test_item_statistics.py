@@ -1,4 +1,4 @@
-"""Attacks on the statistics of items, with users removed, emptied and replaced, and detection of planted bugs."""
+"""Attacks on the statistics of items: users are removed, emptied and replaced, and planted bugs must be detected."""
 
 import dataclasses
 import itertools
@@ -79,7 +79,7 @@ def test_random_users_do_not_either(relation):
 
 @pytest.mark.parametrize("form", [*RULES, *FORMS])
 def test_the_sensitivity_of_a_removed_user_is_attained(form):
-    """A user with K ratings at the bound and a factor at the bound moves both parts as far as stated."""
+    """Remove a user whose ratings and factor are at their bounds: both parts of the sum move as far as stated."""
     factors = np.zeros((ITEMS, 1), np.int64)
     factors[:, 0] = 1 << 24
     query = statistics(
@@ -91,12 +91,16 @@ def test_the_sensitivity_of_a_removed_user_is_attained(form):
         offsets=np.zeros(ITEMS),
         prior=np.inf,
     )
-    least = 0.98 if form in FORMS else 0.998  # weights are rounded down to their grid
+    least = 0.98 if form in FORMS else 0.998  # some room, because weights are rounded down to their grid
     assert moved(query, *neighbours("add_remove", STRANGERS["rates everything at the end"], None)) > least
 
 
 def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_gets_close():
-    """With equal shares the square is 4.5 K, in units in which a removed user causes 2 K: 2.25 times as much."""
+    """Compare the bound for a replaced user with that for a removed user, and search for a larger effect.
+
+    With equal shares, the squared effect is at most 4.5 K, and 2 K for a removed user: a factor of 2.25, or 1.5 in the
+    norm.
+    """
     bounds = [statistics(relation).parts["outer"].bound for relation in ("zero_out", "replace_one")]
     assert (bounds[1] / bounds[0]) ** 2 == pytest.approx(2.25, rel=1e-12)
     rng, best = np.random.default_rng(3), 0.0
@@ -176,7 +180,7 @@ def test_blocks_do_not_matter(rule):
 
 
 def test_only_the_first_row_of_a_record_counts():
-    """So a record of any number of rows moves a sum as little as a record of one row."""
+    """Only the first row of a record may count, so a record of many rows has no larger effect than one row."""
     query = statistics("add_remove")
     rows = sparse.vstack([STRANGERS["rates one item"], STRANGERS["rates everything at the end"]]).tocsr()
     both = exact_sum(ArrayBlocks(rows, record_rows=[2]), query)
@@ -186,7 +190,7 @@ def test_only_the_first_row_of_a_record_counts():
 
 
 def test_the_sums_are_what_the_method_says():
-    """A second implementation, in floats, of the computation on the grid."""
+    """Compare the sums with a second implementation in floats."""
     query = statistics("add_remove", clip="weight", user_norm=2.0, rating_clip=1.0, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -210,7 +214,10 @@ def test_the_sums_are_what_the_method_says():
 
 
 def test_weights_and_the_term_of_all_items_are_what_the_method_says():
-    """A second implementation, in floats: all ratings with scaled weights, and users solved with the extra term."""
+    """Compare sums with weights and a term of all items with a second implementation in floats.
+
+    All ratings have scaled weights, and users are solved with the extra term.
+    """
     rng, term = np.random.default_rng(6), 0.5 * np.eye(RANK)
     query = statistics("add_remove", bits=10, weights=WEIGHTS["weights"], unobserved=term, gram_share=0.2, ridge=0.2)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -233,7 +240,10 @@ def test_weights_and_the_term_of_all_items_are_what_the_method_says():
 
 
 def test_a_term_of_all_items_makes_replacement_dearer_by_as_much_as_if_it_were_part_of_h():
-    """A search over lengths, cosines and shares of common items stays below the stated bound and approaches it."""
+    """Search for the largest effect of a replaced user if the sum has a term of all items.
+
+    The search over lengths, cosines and fractions of common items must stay below the stated bound and approach it.
+    """
     h, g = 0.3, 0.2
     w = 1 - h - g
     factor = (statistics("replace_one", outer_share=h, gram_share=g).parts["gram"].bound) ** 2
@@ -298,7 +308,7 @@ def test_the_digest_covers_every_parameter_and_no_coins():
 
 
 def test_a_statistic_keeps_its_digest():
-    """A stored step is looked up by this digest."""
+    """The digest of a query must not change between versions, because a stored step is found by its digest."""
     assert statistics("zero_out").digest().hex() == "163f44f9ccd7ea74e20af085e044ab3d299b7e088ba4275324724a0cefe7b14f"
     assert totals("zero_out").digest().hex() == "16c7f3fe5d33bc6cfae8af4e42e6a6485441e58562d4fe0af3612521cf8b1eb7"
     assert totals("zero_out", coins="step").digest() != totals("zero_out").digest()
@@ -306,10 +316,11 @@ def test_a_statistic_keeps_its_digest():
 
 @pytest.mark.parametrize("planted_coins", [False, True])
 def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_stated(monkeypatch, planted_coins):
-    """Two users agree in their factor, and disagree on the one item that both rate.
+    """Plant separate coins for the sums H and w: the effect of a replaced user must exceed the stated one.
 
-    With K = 1 and separate coins, w may count that item and H two others, one of each user. This moves the sums by ``2
-    h + 4 w`` where ``2 h + 2 w + w^2 / 2h`` is stated.
+    Two users have equal factors, and differ in the one item that both rate. With K = 1 rating per user and separate
+    coins, w may count that item, and H may count two other items, one of each user. This moves the sums by ``2 h + 4
+    w``, but ``2 h + 2 w + w^2 / 2h`` is stated, where h and w are the shares of the sums.
     """
     if planted_coins:
         own = ItemStatistics.add
@@ -324,7 +335,7 @@ def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_state
 
         monkeypatch.setattr(ItemStatistics, "add", twice)
     factors = np.full((ITEMS, 1), 1 << 24)
-    factors[1] = 1  # the common item hardly affects the factors of its raters
+    factors[1] = 1  # ratings of the common item hardly affect the users' factors
     worst = 0.0
     for info in range(40):
         query = statistics(

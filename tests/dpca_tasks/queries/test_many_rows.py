@@ -1,9 +1,9 @@
 """Records of many rows against every query's sensitivity, extended rows and samples, and running totals.
 
-A record of m rows is rounded m times. At about ``4^bits`` rows each of them is as short as a grid step, so the effect
-of rounding is as large as the record. On every grid the same records are compared as neighbours, over all pairs.
-Extended rows, norm histograms and samples are compared with plain numpy. Running totals must return what a query adds,
-and the declared density must not change any bit.
+A record of m rows is rounded m times. At about ``4^bits`` rows, each row is as short as a grid step, so the effect of
+rounding is as large as the record. On every grid the same records are compared as neighbors, over all pairs. Extended
+rows, norm histograms and samples are compared with plain numpy. Running totals must return what a query adds, and the
+declared density must not change any bit.
 """
 
 import itertools
@@ -60,7 +60,7 @@ PARTS = (0.25, 0.5, 0.8, 0.999, 1.0, 1.05)
 
 
 def sizes(query):
-    """Return numbers of rows near every threshold of a grid."""
+    """Return numbers of rows at which rounding to the query's grid changes its behavior."""
     turning = getattr(query, "longest", 1)
     near = [1, 2, 5, turning, turning + 1, *(round(part * 4**query.bits) for part in PARTS)]
     return sorted({size for size in near if 1 <= size <= LONGEST})
@@ -90,7 +90,7 @@ def block_of(row, size, *, alone=False):
 
 @cache
 def contributions(build, relation, bits):
-    """Return the contributions of all the table's records on one grid, and of emptied records."""
+    """Return the contributions to a sum of all test records, with rows and emptied, on one grid."""
     query = build(relation, bits)
     added, emptied = [], [np.zeros(query.layout.size, np.int64)]
     for size in sizes(query):
@@ -125,9 +125,10 @@ def attacked(query, relation, norm, added, emptied):
 
 
 def test_every_row_of_a_sum_that_is_requested_is_attacked():
-    """Eigensolvers are left out: their gap movement is proved, and attacked by the audit.
+    """Check that every query in the gate's table is attacked by these tests, except eigensolvers.
 
-    Statistics of items concern users of one row, and are attacked in `test_item_statistics`.
+    The gap movement of eigensolvers is proved, and attacked by the audit. Statistics of items concern users of one row,
+    and are attacked in `test_item_statistics`.
     """
     attacked = {build("zero_out", 12).kind for build in TABLE}
     names = ("statistics", "totals", "averages", "moment", "scores")
@@ -148,7 +149,10 @@ def test_every_row_of_a_sum_that_is_requested_is_attacked():
     ids=lambda case: getattr(case, "__name__", case),
 )
 def test_no_record_of_many_rows_moves_a_sum_beyond_its_sensitivity(build, bits):
-    """A sampled record is replaced through the empty one; a report covers any two records under any relation."""
+    """Compare the contributions of all pairs of test records: no distance may exceed the sensitivity.
+
+    Replacing a sampled record is bounded as emptying it. A local report covers any two records under any relation.
+    """
     for relation, norm in itertools.product(bounds_of(build), TABLE[build]):
         query, added, emptied = contributions(build, relation, bits)
         halved = build in SAMPLED and relation == "replace_one"
@@ -165,7 +169,10 @@ def test_a_histogram_of_any_grid_counts_a_record_once(bits):
 
 
 def constant_moved(build, norm, bits):
-    """Return the largest change for records of equal rows with constants, each computed as a multiple of one row."""
+    """Return the largest change by an emptied record of equal rows with constants, and the stated bound.
+
+    Each contribution is computed as a multiple of one row's.
+    """
     query = build("zero_out", bits)
     square = 4**bits
     added: list[np.ndarray] = []
@@ -195,7 +202,10 @@ def constant_moved(build, norm, bits):
     ids=lambda case: getattr(case, "__name__", case),
 )
 def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build, norm, bits):
-    """For any two numbers of rows, one record's constants do not cover the other's, and no bound requires it."""
+    """Empty a record of any length: the constants that remain must be those of the full record.
+
+    Constants of records with different numbers of rows differ, but no bound requires their comparison.
+    """
     moved, bound = constant_moved(build, norm, bits)
     assert moved <= bound * (1 + 1e-12)
     assert moved > 0.4 * bound
@@ -203,7 +213,11 @@ def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build,
 
 @pytest.mark.parametrize("size", [65_536, 65_537, 209_715, 261_881, 262_144, 262_200])
 def test_an_emptied_record_of_as_many_rows_as_the_grid_has_steps_is_within_the_bound(size):
-    """Constants were once rounded away next to a full row but kept if emptied (20 features, epsilon 0.01)."""
+    """Empty records of as many rows as a grid has steps: the change must be within the sensitivity.
+
+    In an earlier version, constants were rounded away next to a full row but not in an emptied record (at 20 features
+    and epsilon 0.01).
+    """
     query = centred_moment("zero_out", 9)
     full, emptied = (
         query.map(query.grid(block_of(scale * np.eye(D)[0], size, alone=True)))[None] for scale in (1.0, 0.0)
@@ -214,7 +228,11 @@ def test_an_emptied_record_of_as_many_rows_as_the_grid_has_steps_is_within_the_b
 
 
 def test_rounded_scores_of_many_rows_are_why_the_products_differ():
-    """By `MomentProduct` two records are nearly sqrt 3 apart on any grid; rounded as one product, at most sqrt 2."""
+    """Compare two queries for products of replaced records on coarse grids.
+
+    With `MomentProduct`, which rounds scores, two records are nearly sqrt 3 apart. If the whole product is rounded
+    once, they are at most sqrt 2 apart.
+    """
     for bits in (4, 5):
         found = {}
         for build in (product_of_halves, replaced_product_of_halves):
@@ -241,7 +259,7 @@ def test_longer_directions_and_grids_of_few_steps_have_the_bound_of_the_triangle
     fine = replaced_product_of_halves("replace_one", 12)
     kind, facts = type(fine), {"n_features": D, "clip_norm": 1.0, "relation": "replace_one"}
     assert kind(directions=fine.directions, bits=1, **facts).sensitivity("l2") == 2.0
-    same = np.full((D, 2), 1 << 23)  # two equal columns of norm 1: singular value sqrt 2
+    same = np.full((D, 2), 1 << 23)  # two equal columns of norm 1 have singular value sqrt 2
     assert kind(directions=same, bits=12, **facts).sensitivity("l2") == 2.0
     assert moment_product("replace_one", 12).sensitivity("l2") == 2.0
     assert second_moment("replace_one", 12).sensitivity("l2") < 1.4143
@@ -272,7 +290,7 @@ def test_an_extended_moment_holds_second_moment_sum_and_count(counts):
 
 
 def scales(counts):
-    """Return the factor by which clipping to norm 2 scales each record."""
+    """Return the factor by which each record is scaled when it is clipped to norm 2."""
     bounds = np.concatenate([[0], np.cumsum(counts)])
     norms = [np.linalg.norm(ROWS[start:stop]) for start, stop in itertools.pairwise(bounds)]
     return np.minimum(1, 2.0 / np.maximum(norms, 1e-9))
@@ -323,14 +341,14 @@ def with_coins(key=b"k" * 32, rate=0.3):
 
 
 def chosen(query, *, n=20_000, block_records=4096):
-    """Return which records are sampled: each is a single row of ones, and nonempty if sampled."""
+    """Return which of ``n`` records are in a sample; each record is a single row of ones, and empty if not sampled."""
     source = ArrayBlocks(np.ones((n, 5)), block_records=block_records)
     blocks = [query.grid(source.read(at)) for at in range(source.n_blocks)]
     return np.concatenate([np.diff(block.row_ptr[block.record_ptr]) > 0 for block in blocks])
 
 
 def test_a_sample_holds_each_record_with_its_rate_whatever_the_blocks():
-    """A binomial of 20,000 at 0.3, two-sided at 1e-6; the key is fixed."""
+    """Compare the number of sampled records with a binomial of 20,000 at 0.3, two-sided at 1e-6; the key is fixed."""
     inside = chosen(with_coins())
     assert stats.binomtest(int(inside.sum()), inside.size, 0.3).pvalue > 1e-6
     np.testing.assert_array_equal(inside, chosen(with_coins(), block_records=333))

@@ -1,4 +1,4 @@
-"""Records under a public map: bounded images in exact integers, one record at a time, in every block.
+"""Moments of records under a public map: mapped records are bounded in exact integers, independent of their block.
 
 The attack tries 120,000 pairs of records under random maps, means, norms and grids, and compares integers. No change
 may exceed the stated sensitivity, and each bound must be attained.
@@ -35,14 +35,14 @@ def query(**changes: Any) -> MappedMoment:
 
 
 def images(requested, rows, record_rows=None, **others):
-    """Return the images of all records of a source as one integer array."""
+    """Return the mapped, clipped and gridded rows of all records as one integer array."""
     source = ArrayBlocks(rows, record_rows=record_rows, **others)
     blocks = [requested.grid(source.read(at)) for at in range(source.n_blocks)]
     return np.vstack([strip for block in blocks for strip in requested.images(block)]).astype(np.int64)
 
 
 def trial_query(rng, relation):
-    """Return a query under a random map, orthonormal or not, with a random mean, norm, grid and part."""
+    """Return a query with a random map, orthonormal or not, and random mean, norm, grid and constant part."""
     d, bits = int(rng.integers(2, 31)), int(rng.integers(4, 15))
     width = int(rng.integers(1, d + 1))
     directions = np.linalg.qr(rng.standard_normal((d, width)))[0]
@@ -78,7 +78,7 @@ def trial_records(rng, n_records, record_rows, directions):
 
 
 def distances(one, other):
-    """Return ``|Z^T Z - V^T V|^2`` of pairs of records as exact integers; with 28 bits none exceeds ``2^58``."""
+    """Return ``|Z^T Z - V^T V|^2`` for pairs of records Z and V as exact integers, below ``2^58`` for 28 bits."""
 
     def squares(left, right):
         return (np.einsum("nid,njd->nij", left, right) ** 2).sum(axis=(1, 2))
@@ -87,7 +87,7 @@ def distances(one, other):
 
 
 def attack(rng, *, queries, pairs):
-    """Return the largest change over the stated sensitivity, and over one unit, by relation and kind of query."""
+    """Return the largest change relative to the sensitivity, and to one clip norm squared, by relation and query."""
     worst: dict[tuple[str, str], float] = {}
     for relation in RELATIONS:
         for _ in range(queries):
@@ -123,7 +123,10 @@ def test_a_longer_attack_finds_no_such_record_either():
 
 
 def test_the_bound_holds_after_rounding_on_the_coarsest_grids():
-    """With few steps rounding alone can exceed the bound; the norm is compared after it."""
+    """Map records on grids of 1 to 4 bits: the norm must be bounded after rounding.
+
+    With so few steps, rounding alone can exceed the bound.
+    """
     for bits, part in itertools.product((1, 2, 3, 4), (0, FIRST_CENTRED, NEXT)):
         requested = query(bits=bits, part=part, norm=norm_of(0.5))
         made = images(requested, ROWS * 3, [3] * 40).reshape(40, 3, -1)
@@ -132,7 +135,7 @@ def test_the_bound_holds_after_rounding_on_the_coarsest_grids():
 
 
 def clipped_images(requested, records):
-    """Return the images of records in floating point, in clip norms: clip, centre, map, clip again."""
+    """Return the mapped records in floating point, in clip norms: clipped, centered, mapped, and clipped again."""
     t = np.eye(D) - requested.reductions @ requested.directions.T * 2.0**-24
     mean = np.zeros(D) if requested.shift is None else requested.shift * 2.0**-16
     norm, found = float(requested.norm[0]), []
@@ -151,7 +154,7 @@ def clipped_images(requested, records):
 @pytest.mark.parametrize("mean", [None, MEAN], ids=["origin", "mean"])
 @pytest.mark.parametrize("counts", [[1] * 120, [1, 5] * 20, [4] * 30], ids=["rows", "mixed", "records"])
 def test_images_are_centred_mapped_and_then_clipped_as_whole_records(counts, mean, part):
-    """Records of one and several rows: equal to floating point within the steps of all grids."""
+    """Compare mapped records of one and several rows with floating point, within the steps of all grids."""
     requested = query(part=part, shift=None if mean is None else on_shift_grid(mean))
     made = images(requested, ROWS, counts) * np.sqrt(requested.unit) / 2.0**requested.bits
     expected = clipped_images(requested, np.split(ROWS, np.cumsum(counts)[:-1]))
@@ -161,7 +164,7 @@ def test_images_are_centred_mapped_and_then_clipped_as_whole_records(counts, mea
 
 @pytest.mark.parametrize("record_rows", [1, 3])
 def test_count_and_mean_follow_from_the_constants_however_records_are_split(record_rows):
-    """Equal records, in one row each or split into rows of equal norm, give the same count and mean."""
+    """Compute count and mean from the constants: they must not depend on how records are split into rows."""
     rows = np.repeat(ROWS[:20] / np.sqrt(record_rows), record_rows, axis=0)
     requested = query(part=NEXT, shift=on_shift_grid(MEAN), norm=norm_of(2.0))
     source = ArrayBlocks(rows, record_rows=[record_rows] * 20)
@@ -172,7 +175,7 @@ def test_count_and_mean_follow_from_the_constants_however_records_are_split(reco
 
 
 def mapped_rows(requested, q, shares):
-    """Return the images of gridded rows before they are clipped, in steps of ``2^-42``."""
+    """Return mapped rows before they are clipped, in steps of ``2^-42``."""
     cells, (n_rows, d) = np.empty(q.shape), q.shape
     columns = np.tile(np.arange(d, dtype=np.int32), n_rows)
     write_rows(q.ravel(), columns, np.arange(n_rows + 1) * d, shares, requested.shift.astype(np.float64), cells)
@@ -181,9 +184,9 @@ def mapped_rows(requested, q, shares):
 
 
 def test_an_image_does_not_depend_on_its_block():
-    """Bits of the images before they are clipped: alone, next to 6 and next to 2,999 others.
+    """Compare the bits of mapped rows computed alone, with 6 and with 2,999 other rows.
 
-    Under BLAS in floats, the last bits of most rows depend on the number of rows next to them.
+    With floating-point BLAS, the last bits of most rows depend on the number of rows computed together.
     """
     rng = np.random.default_rng(8)
     d, n_rows = 300, 3000
@@ -201,17 +204,17 @@ def test_an_image_does_not_depend_on_its_block():
 
 
 def test_all_products_are_exact_at_the_bounds():
-    """The longest allowed map, mean and records of three rows, against Python integers."""
+    """Compare products at the largest allowed map, mean and records with Python integers."""
     rng = np.random.default_rng(3)
     d, n_records = WIDEST, 20
     signs = rng.choice([-1, 1], (2, d, d))
     both = {"directions": signs[0] * 519, "reductions": signs[1] * 519}  # rows of norm 4152; the bound is 4160
-    shift = on_shift_grid(-rng.uniform(0.5, 1.0, d))  # odd entries, so that scores are rounded down
+    shift = on_shift_grid(-rng.uniform(0.5, 1.0, d))  # odd entries, so that scores must be rounded down
     requested = query(n_features=d, bits=14, norm=norm_of(2.0), shift=shift, **both)
     rows = rng.choice([-1.0, 1.0], (3 * n_records, d)) / np.sqrt(3 * d)
     rows[:3] = 1 / np.sqrt(3 * d)
     q = requested.grid(ArrayBlocks(rows, record_rows=[3] * n_records).read(0)).values.reshape(len(rows), d)
-    share = 9459  # 2^14 over the root of 3, rounded down
+    share = 9459  # 2^14 / sqrt(3), rounded down
     z = q.astype(object) * 2**16 - share * shift.astype(object)
     scores = np.vectorize(lambda score: score // 2**12, otypes=[object])(z.dot(both["directions"].astype(object)))
     y = z * 2**12 - scores.dot(both["reductions"].T.astype(object))
@@ -225,7 +228,7 @@ def test_all_products_are_exact_at_the_bounds():
 @pytest.mark.parametrize("part", [0, FIRST_CENTRED, NEXT])
 @pytest.mark.parametrize("density", [None, 0.4, 1.0])
 def test_sparse_rows_without_a_map_are_those_of_a_map_that_changes_nothing(density, part):
-    """Within one step of each entry; nearly all are equal."""
+    """Compare sparse rows without a map with a map that changes nothing, within one grid step of each entry."""
     sparse = ROWS * (np.random.default_rng(1).random(ROWS.shape) < 0.4)
     nothing = {name: np.zeros((D, 0), np.int64) for name in ("directions", "reductions")}
     zeros = {name: np.zeros((D, 1), np.int64) for name in nothing}

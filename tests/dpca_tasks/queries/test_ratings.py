@@ -1,4 +1,4 @@
-"""Attacks on the average rating and the moment of rating rows, and scores of predictions of hidden ratings.
+"""Attacks on the average rating and the moment of rating rows, and scores of predicted hidden ratings.
 
 Users of every kind are removed, emptied and replaced, and planted bugs must be detected. Scores must equal the metrics
 of the artifact's predictions and stay within their bounds.
@@ -45,13 +45,16 @@ def test_a_user_counts_once_however_many_ratings_there_are():
 
 
 def test_the_published_centring_moves_them_further_than_stated(monkeypatch):
-    """It sums ratings and counts them as if every user gave one rating."""
+    """Use the centering of the paper, which sums and counts all ratings of each user.
 
-    def published(self, block):
+    The stated bound holds if each user counts once.
+    """
+
+    def published(self, block, total):
         above = 2.0 * block.values / 2.0**16 - 1.0
-        return np.array([np.rint(above.sum() * 2.0**self.bits), block.values.size << self.bits], np.int64)
+        total += np.array([np.rint(above.sum() * 2.0**self.bits), block.values.size << self.bits], np.int64)
 
-    monkeypatch.setattr(UserMeans, "map", published)
+    monkeypatch.setattr(UserMeans, "add", published)
     mine = STRANGERS["rates everything at the end"]
     assert moved(averages("zero_out"), *neighbours("zero_out", mine, None)) > 6.9
 
@@ -90,7 +93,7 @@ def test_no_user_moves_a_moment_beyond_the_stated_sensitivity(relation, scaling,
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_sensitivity_is_attained(relation):
-    """Attained by a user with a row at the bound, and by replacing this user by one with other items."""
+    """Attain the sensitivity by a user with a row at the bound, removed or replaced by a user with other items."""
     query = built(relation, "normalise", **NOTHING_BEFORE, prior=math.inf, offsets=np.zeros(ITEMS))
     mine, other = user([0, 1], [5.0, 1.0]), user([2, 3], [5.0, 1.0])
     assert 0.99 < moved(query, *neighbours(relation, mine, other)) <= 1.0
@@ -133,7 +136,7 @@ def test_at_most_k_ratings_of_a_user_are_counted():
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_the_moment_is_what_the_method_says(scaling):
-    """A second implementation, in floats, of the computation on the grid."""
+    """Compare the moment with a second implementation in floats."""
     query = moment("add_remove", scaling=scaling, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
     ratings = rng.integers(1, 6, (30, ITEMS)) * (rng.random((30, ITEMS)) < 0.7)
@@ -192,7 +195,7 @@ OFFSETS = {"factors": np.zeros((ITEMS, 0), np.int64)}
 
 
 def predicting(query):
-    """Return the artifact with which a consumer predicts."""
+    """Return the artifact with which a consumer predicts ratings, with the query's factors and offsets."""
     step = {"centre": query.centre, "prior": query.prior, "rating_bound": query.rating_bound}
     step |= {"gains": query.gains.tolist(), "row_norm": query.row_norm} if query.gains.size else {"ridge": query.ridge}
     step |= {"unobserved": 0.3} if query.unobserved is not None else {}

@@ -1,6 +1,7 @@
-"""Records around a public mean: bounded centred rows in exact integers, their moment, and captured energies.
+"""Moments of records around a public mean: centered rows are bounded in exact integers, and sums are exact.
 
-Energies along and off directions are whole parts of each record's norm, equal to dense arithmetic within their bounds.
+The captured energies along and off directions add up to each record's squared norm, and equal dense arithmetic within
+their bounds.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ def query(mean=MEAN, **changes):
 
 
 def stands_for(requested, source):
-    """Return the centred rows that each gridded record represents, in Python integers: steps of ``2^-(bits + 16)``."""
+    """Return the centered rows that each gridded record represents, as integers in steps of ``2^-(bits + 16)``."""
     shift, found = requested.shift.astype(object), []
     for block in (requested.grid(source.read(at)) for at in range(source.n_blocks)):
         dense = np.zeros((block.row_ptr.size - 1, requested.n_features + 1), object)
@@ -56,7 +57,7 @@ def stands_for(requested, source):
     data=st.data(),
 )
 def test_no_record_stands_for_more_than_the_bound_whatever_the_mean_and_the_grid(made, bits, data):
-    """Means are arbitrary, equal to the rows, or equal to the negated rows, where distances are 0 or 2."""
+    """Generate means that are arbitrary, equal to a row or its negative: no record may exceed the bound."""
     entry = st.one_of(entries(finite=True), st.sampled_from(sorted({*made.ravel(), *-made.ravel()})))
     mean = data.draw(hnp.arrays(np.float64, made.shape[1], elements=entry).filter(lambda m: np.isfinite(m).all()))
     with np.errstate(over="ignore"):
@@ -76,7 +77,10 @@ def test_a_mean_on_its_grid_is_never_longer_than_one_clip_norm(mean):
 @pytest.mark.parametrize("counts", [[1] * 90, [1, 5] * 15, [0, 9] * 10], ids=["rows", "records", "empty"])
 @pytest.mark.parametrize("scale", [1.0, 4.0], ids=["within", "clipped"])
 def test_the_matrix_is_the_moment_of_clipped_records_around_the_mean(counts, scale):
-    """Records have norms up to ten, twice the clip norm and more, and one or several rows."""
+    """Compare the matrix with the moment of clipped centered records, of one and several rows.
+
+    Norms are up to 10; the clip norm is 2.
+    """
     requested = query(MEAN * 0.7)
     expected = np.zeros((D, D))
     for record in np.split(ROWS * scale, np.cumsum(counts)[:-1]):
@@ -122,7 +126,7 @@ def product(**changes):
 
 
 def test_products_around_a_mean_are_exact():
-    """Compared with Python's integers; the only rounding is the conversion to floats at the end."""
+    """Compare products around a mean with Python's integers; only the final conversion to floats rounds."""
     source, requested = ArrayBlocks(ROWS, block_records=11), product()
     exact = np.zeros(DIRECTIONS.shape, object)
     for record in stands_for(requested.plain, source):
@@ -142,7 +146,10 @@ def test_directions_are_lifted_without_rounding():
 
 
 def test_limbs_of_the_largest_records_stay_small():
-    """So that 2^33 rows fit: records, mean and direction along one axis, with either sign."""
+    """Sum the largest possible record: each limb must stay below 2^29, so that 2^33 rows fit.
+
+    Record, mean and direction are along one axis, with either sign.
+    """
     for sign, row in itertools.product((1, -1), (1, -1)):
         along = np.zeros((D, 1), np.int64)
         along[0] = sign << EIGENSOLVER_DIRECTION_BITS
@@ -187,13 +194,19 @@ def test_what_could_round_or_overflow_is_refused():
 
 @pytest.mark.parametrize("norm", ["l1", "l2", "nuclear"])
 def test_a_sum_of_extended_records_is_not_to_be_noised(norm):
-    """Its extended records have norm up to 2; only the centred rows that they represent are bounded."""
+    """Request a sensitivity for the sum of extended records, which must be refused.
+
+    Extended records have norm up to 2; only the centered rows that they represent are bounded.
+    """
     with pytest.raises(InvalidInput, match="centred_moment"):
         query().sensitivity(norm)
 
 
 def test_an_emptied_record_moves_the_scores_by_more_than_a_removed_one():
-    """For a record at 60 degrees from a mean of norm 1, at a distance of one clip norm: by the square root of 3."""
+    """Empty a record at 60 degrees from a mean of norm 1, one clip norm away: scores move by sqrt 3.
+
+    Removing the record would move them by 1 at most.
+    """
     requested = query([1.0, 0.0], clip_norm=1.0, relation="zero_out")
     here, there = (
         requested.matrix(exact_sum(ArrayBlocks(np.array([row])), requested))

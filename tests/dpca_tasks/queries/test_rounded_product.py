@@ -58,7 +58,7 @@ def test_it_agrees_with_the_float_product_up_to_the_grid():
 def test_directions_outside_the_unit_range_or_of_another_height_are_refused():
     with pytest.raises(InvalidInput, match="magnitude at most 1"):
         query(np.full((3, 1), 1.5))
-    least = np.full((3, 1), np.iinfo(np.int64).min)  # its magnitude does not fit an int64
+    least = np.full((3, 1), np.iinfo(np.int64).min)  # the magnitude of the smallest int64 does not fit an int64
     with pytest.raises(InvalidInput, match="magnitude at most 1"):
         dataclasses.replace(query(np.eye(3)), directions=least)
     with pytest.raises(InvalidInput, match="rows"):
@@ -90,7 +90,10 @@ def contribution(query, record):
 
 
 def worst_rows(clip, *, width=WIDTH):
-    """Return two unit rows of the proof's worst case: scores of norm c and cosine u, and equal other parts."""
+    """Return two unit rows that are the worst case of the proof for replaced records.
+
+    Their scores have norm c, the clip, and cosine u, and the remaining parts of both rows are equal.
+    """
     cosine = max(-1.0, -(1 - clip**2) / (2 * clip**2)) if width > 1 else -1.0
     scores = clip * np.array([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]])
     rows = np.zeros((2, D))
@@ -110,14 +113,17 @@ def test_the_bound_for_a_replaced_record_is_attained(clip):
 
 
 def stretched(rng, mean):
-    """Return a record of some rows, long or short along the directions."""
+    """Return a random record of 1 to 3 rows, long or short along the directions, around a mean."""
     record = rng.standard_normal((rng.integers(1, 4), D)) * np.exp(rng.normal(0.0, 2.0, D)) + mean
     return record / np.linalg.norm(record) * rng.choice([0.3, 1.0, 1.0, 5.0])
 
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_no_pair_of_records_of_any_rows_is_further_separate(clip):
-    """Covers records of several rows: the proof holds for all positive semi-definite moments of trace at most 1."""
+    """Search pairs of records of several rows: none may exceed the bound that the worst pair of rows attains.
+
+    The proof holds for all positive semi-definite moments of trace at most 1.
+    """
     rng, query = np.random.default_rng(3), clipped(clip)
     worst = worst_rows(clip)
     found = 0.0
@@ -176,7 +182,7 @@ def moment(kind=SecondMoment, *, bits=12, relation="add_remove"):
 
 
 def value(words):
-    """Return the integers that two words represent, in arbitrary precision."""
+    """Return the integers that pairs of 32-bit words represent, in arbitrary precision."""
     return words[0].astype(object) * 2**32 + words[1].astype(object)
 
 
@@ -192,7 +198,10 @@ def identity(query):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_the_identity_gives_the_moment_itself(kind, data):
-    """So its sensitivity is the moment's, which is proved and attacked there."""
+    """Apply the moment to the identity: the result must be the moment itself.
+
+    So the sensitivity is that of the moment, which is proved and attacked elsewhere.
+    """
     query = moment(kind, bits=data.draw(st.sampled_from([2, 12, 14])))
     per_record = data.draw(st.sampled_from([1, 2]))
     made = data.draw(rows(n_features=OPERATOR_PRODUCT_D, min_rows=2, max_rows=4))
@@ -289,7 +298,7 @@ def query_of_eigensolver_product(directions=EIGENSOLVER_PRODUCT_DIRECTIONS, **ch
 
 
 def integers(requested, source):
-    """Return the sum of ``x^T (x V)`` in Python's integers."""
+    """Return the sum of ``x^T (x V)`` over all gridded rows x, in Python's integers."""
     total = np.zeros(requested.directions.shape, object)
     for at in range(source.n_blocks):
         block = requested.grid(source.read(at))
@@ -321,7 +330,10 @@ def test_the_product_does_not_depend_on_blocks():
 
 
 def test_limbs_of_the_largest_rows_stay_small():
-    """So that 2^33 rows fit: a row and a direction along one axis, with either sign."""
+    """Sum the largest possible row: each limb of the product must stay small enough for 2^33 rows.
+
+    Row and direction are along one axis, with either sign.
+    """
     for sign in (1, -1):
         along = np.zeros((EIGENSOLVER_PRODUCT_D, 1), np.int64)
         along[0] = sign * 2**EIGENSOLVER_DIRECTION_BITS

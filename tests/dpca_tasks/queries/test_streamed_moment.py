@@ -1,4 +1,4 @@
-"""Joint sensitivity of all ticks of a stream: changes stay within the stated bound for any history of a record."""
+"""Joint sensitivity of all ticks of a stream: for any history of a record, changes stay within the stated bound."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ def tick_of(moment, weights, tick, *, horizon=TICKS, arrivals=None):
 
 
 def answer(query, records):
-    """Return the sum over records, each (first seen, rows); None represents an unknown arrival."""
+    """Return the sum over records, each given as (tick first seen, rows); None is an unknown arrival."""
     total = np.zeros(query.layout.size, np.int64)
     for seen, rows in records:
         source = ArrayBlocks(rows, record_rows=[len(rows)], first_seen=None if seen is None else [seen])
@@ -55,13 +55,16 @@ def answer(query, records):
 
 
 def squared_norm(query, packed):
-    """Return the squared Frobenius norm of a packed integer matrix, exactly, in squared units."""
+    """Return the exact squared Frobenius norm of a packed integer matrix, in squared units."""
     matrix = unpack_symmetric(packed.astype(float), query.layout.order)
     return Fraction(sum(int(entry) ** 2 for entry in matrix.ravel()), query.steps_per_unit**2)
 
 
 def moved(moment, weights, mine, others):
-    """Return the squared joint change over all ticks; a history is (first seen, rows at each tick or None)."""
+    """Return the squared change of all ticks together, between two histories of one record.
+
+    A history is (tick first seen, rows at each tick or None).
+    """
     total = Fraction(0)
     for tick in range(1, TICKS + 1):
         query = tick_of(moment, weights, tick)
@@ -79,7 +82,10 @@ RECORDS = (None, np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.array([[0.6,
 
 
 def step_table(weights, relation):
-    """Return what each tick, arrival and record of `RECORDS` adds, in units: (ticks, arrivals, records, 2, 2)."""
+    """Return what a record adds to a tick, for each tick, arrival and record of `RECORDS`.
+
+    The shape is (ticks, arrivals, records, 2, 2), in units of the grid.
+    """
     found = np.zeros((TICKS, TICKS, len(RECORDS), D, D))
     for tick, arrival, (at, rows) in itertools.product(range(TICKS), range(TICKS), enumerate(RECORDS)):
         if rows is not None:
@@ -92,7 +98,7 @@ def step_table(weights, relation):
 @each_strategy
 @each_relation
 def test_no_pair_of_histories_moves_a_stream_further_than_stated(weights, relation):
-    """Covers all pairs of histories of four ticks, with every change of record, absence and return."""
+    """Try all pairs of histories of four ticks, with every change of the record, absence and return."""
     table = step_table(weights, relation)
     separate = np.square(table[:, :, :, None, None] - table[:, None, None]).sum(axis=(-2, -1))
     histories = np.array(list(itertools.product(range(len(RECORDS)), repeat=TICKS)))
@@ -124,7 +130,10 @@ histories = st.tuples(
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_the_program_keeps_the_joint_bound_for_any_rows(relation, data):
-    """Records of many rows, as short as the grid, edited, removed and restored, or replaced by another history."""
+    """Generate histories of a record of many rows that is edited, removed and restored, or replaced.
+
+    Rows may be as short as a grid step. The joint change must be within the bound.
+    """
     weights = data.draw(st.sampled_from(sorted(CHOSEN)).map(CHOSEN.get))
     kind = data.draw(st.sampled_from([SecondMoment, CentredMoment]))
     moment = kind(**facts(relation, bits=data.draw(st.sampled_from([1, 3, 10]))))
@@ -144,7 +153,7 @@ def test_a_record_that_arrives_first_and_stays_attains_the_bound(weights):
 
 
 def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
-    """The table of ids exists to prevent this planted mistake."""
+    """Let an id return with a new arrival: the joint bound is exceeded, so the table of ids must prevent this."""
     weights = CHOSEN["sqrt"]
     row = np.eye(D)[:1]
     total = sum(
@@ -158,7 +167,10 @@ def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
 @each_strategy
 @each_relation
 def test_numbers_that_are_given_up_at_some_tick_cost_nothing(weights, relation):
-    """From that tick on all arrivals are 1; covers every arrival of either history and every such tick."""
+    """Replace all arrivals by 1 from some tick on: the joint sensitivity must not grow.
+
+    All arrivals of both histories and all such ticks are tried.
+    """
     query = tick_of(SecondMoment(**facts(relation)), weights, 1)
     for mine, other, last in itertools.product(range(1, TICKS + 1), repeat=3):
         worst = 0.0
@@ -179,7 +191,7 @@ def test_the_arrival_is_the_first_tick_whose_snapshot_is_not_older():
 
 
 def test_a_records_arrival_does_not_depend_on_rows_or_policies_around_it():
-    """The number of a block is preserved by every step that makes other blocks of it."""
+    """Split, scale and reorder blocks: each record must keep the tick at which it was first seen."""
     moment = SecondMoment(**facts())
     tick = tick_of(moment, CHOSEN["sqrt"], 3)
     rows = np.array([[0.5, 0.5], [1.0, 0.0]])
@@ -215,7 +227,10 @@ def test_blocks_hold_records_of_one_number_and_cover_all_of_them():
 
 @each_relation
 def test_the_curator_releases_a_tick_under_the_event_of_the_whole_stream(relation):
-    """One ordinary step; the std of the answer is z times the joint sensitivity."""
+    """Release a tick in one ordinary step: its noise std must be z times the joint sensitivity.
+
+    z is the noise multiplier of the whole stream's event.
+    """
     weights, multiplier = CHOSEN["sqrt"], 3.0
     noise = Symmetric(noise_multiplier=multiplier)
     query = tick_of(SecondMoment(**facts(relation, bits=9)), weights, 2)

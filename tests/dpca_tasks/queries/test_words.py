@@ -1,8 +1,8 @@
-"""Word pairs and triples of documents, and third moments of points along public directions.
+"""Word pairs and triples of documents, and third moments of points along public directions: exact and bounded.
 
-Word pairs are exact shares, rounded toward zero; documents have separate rules for counts. Triples are the projection
-of the whole tensor, within bounds kept in integers. Third moments are exact in integers, and opposite points move them
-furthest.
+The sums over word pairs are exact fractions, rounded toward zero. Word triples are the projection of the whole tensor,
+with integers that stay within their bounds. Third moments of points are exact in integers, and opposite points have the
+largest effect on them.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ def test_a_document_that_is_not_made_of_counts_adds_nothing():
 
 
 def test_a_long_document_is_cut_to_the_bound_by_its_own_words_alone():
-    """Shares of words are preserved to within one word."""
+    """Cut long documents to the word limit: the fraction of each word must be preserved to within one word."""
     query, rng = requested(words_at_most=17), np.random.default_rng(8)
     for _ in range(50):
         counts = rng.integers(0, 200, 5)
@@ -128,7 +128,7 @@ def word_triples(relation="replace_one", **changes):
 
 
 def projected(counts, directions):
-    """Return the whole D x D x D tensor along the directions, from exact fractions."""
+    """Project a document's whole D x D x D tensor, from exact fractions, onto the directions."""
     whole, columns = triples(counts).astype(np.longdouble), directions / 2.0**24
     return np.einsum("abc,ai,bj,ck->ijk", whole, columns, columns, columns)
 
@@ -183,7 +183,10 @@ def test_short_directions_have_the_bound_of_the_triangle_and_opposite_ones_attai
 
 
 def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch):
-    """Without this rule documents of one word exceed the bound on many grids."""
+    """Round a core of word triples to its bound: without the rounding toward zero, some cores exceed the bound.
+
+    Documents of one word exceed the bound on several grids.
+    """
     directions = on_direction_grid(np.full((5, 3), 3**-0.5))
     beyond = []
     for bits in range(2, 20):
@@ -233,7 +236,7 @@ def point_triples(relation="replace_one", *, width=2, share=0.1, **changes):
 
 
 def core(scores, variance):
-    """Return ``y y y - variance Sym3(y)``."""
+    """Return ``y y y - variance Sym3(y)`` for the scores y, the third moment of a point less its noise."""
     nearby = np.einsum("i,jk->ijk", scores, np.eye(scores.size))
     sym = nearby + nearby.transpose(1, 0, 2) + nearby.transpose(2, 1, 0)
     return np.einsum("i,j,k->ijk", scores, scores, scores) - variance * sym
@@ -256,7 +259,10 @@ def test_a_core_is_that_of_the_clipped_scores_rounded_toward_zero(width, bits):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(("width", "share"), [(1, 0.0), (1, 0.2), (1, 0.5), (2, 0.0), (2, 0.5), (3, 0.1), (3, 0.4)])
 def test_no_point_moves_the_sum_beyond_the_stated_sensitivity_and_one_attains_it(relation, width, share):
-    """Points along one axis and along all axes, of every length up to twice the bound, and opposite points."""
+    """Try points along one axis and along all axes, of every length up to twice the bound, and opposite points.
+
+    None may exceed the stated sensitivity, and one must attain it.
+    """
     query = point_triples(relation, width=width, share=share)
     columns = query.directions / 2.0**24
     axes = [columns[:, 0], columns.sum(axis=1) / width**0.5]
@@ -309,7 +315,10 @@ def test_the_noise_variance_lies_on_a_grid_of_its_own_rounded_down():
 
 
 def test_what_was_released_before_is_stored_with_the_answer_as_the_directions_are():
-    """A resumed release must send the same request, although it may compute these numbers with other last bits."""
+    """Store released public inputs with the answer, so that a resumed release sends the same request.
+
+    Recomputed, these numbers could have other last bits.
+    """
     query = point_triples(share=0.1)
     assert {name: array.dtype.kind for name, array in query.public_inputs().items()} == {
         "directions": "i",

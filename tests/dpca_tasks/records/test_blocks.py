@@ -1,7 +1,7 @@
-"""Records on the grid, and generated ratings.
+"""Records on the integer grid, and generated ratings.
 
-Records must respect the clip bound in integers, have a canonical form, and be independent of their neighbours.
-Generated ratings must have the documented rank, std, activity, skew and means.
+Records must respect the clip bound in integers, have a canonical form, and be independent of other records. Generated
+ratings must have the documented rank, std, activity, skew and means.
 """
 
 import itertools
@@ -72,14 +72,17 @@ def test_a_record_at_the_bound_is_rounded_again_toward_zero():
     row = np.ones((1, 14))
     (block,) = gridded(row, clip_norm=math.sqrt(14))
     exact = 2**12 / math.sqrt(14)
-    assert 14 * round(exact) ** 2 > 4**12  # rounding to nearest would break the bound
+    assert 14 * round(exact) ** 2 > 4**12  # rounding to nearest would exceed the bound
     np.testing.assert_array_equal(block.values, np.full(14, math.floor(exact)))
 
 
 @pytest.mark.parametrize("count", [39, 64, 65, 128, 1000])
 @pytest.mark.parametrize("size", [1.0, -1.0, 1e300])
 def test_many_long_entries_on_the_finest_grid_do_not_wrap_around(count, size):
-    """Rounded without prior scaling, squares of 2^56 and more would add up past 2^63 from 128 entries on."""
+    """Grid rows with many long entries on the finest grid: the sum of squares must not overflow.
+
+    Without scaling before rounding, squares of 2^56 and more would exceed 2^63 from 128 entries on.
+    """
     (block,) = gridded(np.full((1, count), size), bits=28)
     assert (block.values.astype(object) ** 2).sum() <= 4**28
     np.testing.assert_allclose(block.values * math.sqrt(count) / 2**28, np.sign(size), rtol=1e-6)
@@ -133,7 +136,10 @@ def test_rows_are_canonical_exactly_when_their_ids_increase_strictly_inside_the_
     st.booleans(),
 )
 def test_no_record_moves_a_sum_by_more_than_its_bound_whatever_its_columns(columns, drawn, bits, one_record):
-    """Entries of one row and column act as their sum, so the bound applies to the squares of these sums."""
+    """Generate records that list a column several times: the sum of squares must be within the bound.
+
+    Entries of the same row and column are added, so the bound applies to these sums.
+    """
     row_ptr = np.concatenate([[0], np.cumsum([len(row) for row in columns])]).astype(np.int64)
     record_ptr = np.array([0, len(columns)]) if one_record else np.arange(len(columns) + 1)
     indices = np.array([column for row in columns for column in row], np.int64)
@@ -214,7 +220,7 @@ def test_noise_without_a_grid_is_refused(noise_std):
 def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> None:
     assert expected_count(50_000) == 216
     made = low_rank(n_users=2_000, n_items=400, seed=3, tested=100)
-    assert made.train.nnz / 2_000 == pytest.approx(expected_count(2_000), rel=0.02)  # std of the mean is 0.25
+    assert made.train.nnz / 2_000 == pytest.approx(expected_count(2_000), rel=0.02)  # the mean has a std of 0.25
     assert made.train.data.std() == pytest.approx(1.0, abs=0.05)
     dense = made.train.toarray()
     whole = low_rank(n_users=30, n_items=20, seed=1)
@@ -227,7 +233,10 @@ def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> Non
 
 
 def test_the_skewed_task_has_the_activity_skew_and_errors_of_its_sheet() -> None:
-    """At 4,000 users, the errors are within 0.01 of .986 and .924; item counts scale with the number of users."""
+    """Compare generated ratings with the documented activity, skew and prediction errors.
+
+    At 4,000 users, the errors are within 0.01 of .986 and .924; item counts scale with the number of users.
+    """
     made = skewed(n_users=4_000, seed=0)
     whole = made.train.nnz + made.held.nnz
     assert made.held.nnz / whole == pytest.approx(0.1, abs=0.002)

@@ -14,7 +14,7 @@ KNOWN = np.diag(np.concatenate([[30.0, 20.0, 14.0], np.linspace(8.0, 0.0, 37)]))
 
 
 def isometric_noise(order, *, seed):
-    """Return noise of std 1 off the diagonal and sqrt 2 on it."""
+    """Return a symmetric noise matrix with std 1 off the diagonal and sqrt 2 on the diagonal."""
     square = np.random.default_rng(seed).standard_normal((order, order)) / math.sqrt(2)
     return square + square.T
 
@@ -24,7 +24,7 @@ def noisy(signal, *, seed, noise_std=1.0):
 
 
 def signal(columns, *strengths):
-    """Return a signal along the given columns, orthonormalised in their order."""
+    """Return a second moment with these strengths along the columns, which are orthonormalized in order."""
     directions = np.linalg.qr(columns)[0]
     moment = (directions * np.array(strengths)) @ directions.T
     return (moment + moment.T) / 2
@@ -35,12 +35,12 @@ def held(second_moment, rows):
 
 
 def captured(second_moment, rows):
-    """Return the variance that rows capture, divided by the variance of the best rows."""
+    """Return the variance that the given components capture, divided by that of the best components."""
     return held(second_moment, rows) / float(np.linalg.eigvalsh(second_moment)[-len(rows) :].sum())
 
 
 def planted(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
-    """Return a copy of a module with pieces of its text replaced; each piece occurs once."""
+    """Return a copy of a module in which pieces of the source text are replaced; each piece must occur once."""
     source = inspect.getsource(module)
     for before, after in changes:
         assert source.count(before) == 1, before

@@ -1,7 +1,7 @@
-"""Releases in rounds of rows in memory, by floats and NumPy's noise: a reference for the numerics alone.
+"""Releases in rounds of rows in memory, with floats and NumPy's noise: a reference for the numerics alone.
 
-Rows have norm 1 at most. ``mu`` is the noise level of the whole release: its noise without rounds has standard
-deviation ``1 / mu`` on the diagonal.
+Rows have norm 1 at most. ``mu`` is the noise level of the whole release: a release in one round would have noise of
+standard deviation ``1 / mu`` on the diagonal.
 """
 
 import math
@@ -18,7 +18,10 @@ SHARES = {2: (0.2, 0.8), 3: (0.1, 0.3, 0.6)}
 
 
 def decaying_rows(n_rows=4_000, order=40, *, offset=0.0, seed=0):
-    """Return rows of norm 1 with decaying directions, on features of unlike size, around an offset if one is given."""
+    """Return rows of norm 1 whose variance decays over directions, around an offset if one is given.
+
+    The features have different scales.
+    """
     rng = np.random.default_rng(seed)
     turn = np.linalg.qr(rng.standard_normal((order, order)) * np.geomspace(3.0, 0.3, order)[:, None])[0]
     rows = rng.standard_normal((n_rows, order)) * np.geomspace(1.0, 0.05, order) @ turn.T
@@ -27,7 +30,10 @@ def decaying_rows(n_rows=4_000, order=40, *, offset=0.0, seed=0):
 
 
 def moment(rows, *, public_map, mean=None, clip_norm=1.0, constant=0.0):
-    """Return the second moment of mapped and clipped rows that end in a constant, if it is not 0."""
+    """Return the second moment of rows that are centered, mapped and clipped.
+
+    If ``constant`` is not 0, each row ends in it.
+    """
     mapped = public_map.forward((rows if mean is None else rows - mean).T).T
     mapped *= np.minimum(1.0, clip_norm / np.maximum(np.linalg.norm(mapped, axis=1), 1e-300))[:, None]
     if constant:
@@ -36,7 +42,10 @@ def moment(rows, *, public_map, mean=None, clip_norm=1.0, constant=0.0):
 
 
 def in_rounds(rows, *, mu, n_components, n_rounds=3, centred=False, seed=0, module=numerics):
-    """Return the estimate and the answers of a release whose maps are designed by a module of numerics."""
+    """Release rows in rounds; return the final estimate and the answers of all rounds.
+
+    ``module`` designs the maps.
+    """
     estimate: Any = None
     answers = []
     for number, share in enumerate(SHARES[n_rounds]):

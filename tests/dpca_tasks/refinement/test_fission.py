@@ -1,8 +1,8 @@
-"""Approximate eigenpairs, and scores of refinement methods.
+"""Approximate eigenpairs, and scores of refinement methods by data fission: unbiased, with planted faults detected.
 
-A few products must find all components above the noise, in either precision; what they cannot find is decomposed.
-Scores must be unbiased, and every plausible planted fault must be detected. A bias is compared with its standard error
-over fixed draws; a correct score exceeds 4 standard errors with probability 6e-5 per statistic.
+A few products must find all components above the noise, in either precision; if they cannot, the matrix is decomposed
+completely. A score's bias is compared with its standard error over fixed draws; a correct score exceeds 4 standard
+errors with probability 6e-5 per statistic.
 """
 
 import inspect
@@ -91,7 +91,7 @@ def error_in_standard_errors(errors):
 
 
 def eigenvalue_errors(module, *, declared_std=1.0, draws=300, moment=noisy):
-    """Return the score minus the variance held by the leading three eigenvectors, for many draws."""
+    """Return, for many draws, the score by eigenvalues minus the variance captured by the leading eigenvectors."""
     errors = []
     for seed in range(draws):
         standard = standardised(moment(KNOWN, seed=seed))
@@ -104,7 +104,10 @@ def eigenvalue_errors(module, *, declared_std=1.0, draws=300, moment=noisy):
 
 
 def fission_errors(module, *, draws=80, share=0.5, second_moment=KNOWN):
-    """Return scores minus the variance held by subspaces found at higher noise, with fresh probes for each draw."""
+    """Return, for each draw, scores by fission minus the variance captured by subspaces found with more noise.
+
+    Each draw has fresh probes.
+    """
     methods: tuple[Method, ...] = ("none", "spikes")
     errors: dict[Method, list[float]] = {method: [] for method in methods}
     order = len(second_moment)
@@ -136,7 +139,7 @@ def few_probes(monkeypatch):
 def test_the_score_by_eigenvalues_is_unbiased():
     errors = eigenvalue_errors(leading_pairs)
     assert abs(error_in_standard_errors(errors)) < SURE
-    assert errors.std() / math.sqrt(len(errors)) < 0.3  # so that a bias of 1.2 is detectable
+    assert errors.std() / math.sqrt(len(errors)) < 0.3  # small enough to detect a bias of 1.2
 
 
 def test_the_stated_deviation_of_that_score_is_that_of_its_error():
@@ -153,7 +156,7 @@ def test_the_stated_deviation_of_that_score_is_that_of_its_error():
 
 
 def report_errors(module, *, draws=40):
-    """Return the errors of scores of the spikes method, and the standard deviations that the scores state."""
+    """Return the errors of scores of the method spikes, and the standard deviations that the scores state."""
     errors, declared = [], []
     for seed in range(draws):
         standard = standardised(noisy(KNOWN, seed=seed))
@@ -220,7 +223,10 @@ def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
 
 
 def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
-    """With 300 columns, probes use a few products only, and many components are at the edge of the noise."""
+    """Score subspaces of 300 columns, where probes use only a few products that do not converge.
+
+    Many components are at the edge of the noise.
+    """
     assert depth(len(WIDER), width(len(WIDER), 3))
     for errors in fission_errors(leading_pairs, draws=24, second_moment=WIDER).values():
         assert abs(error_in_standard_errors(errors)) < SURE
@@ -228,7 +234,10 @@ def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
 
 
 def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
-    """The release's own eigenvectors contain its noise, which the other part of the fission contains, too."""
+    """Plant a probe that starts from the release's own eigenvectors: its scores must be biased.
+
+    Those eigenvectors contain the noise of the release, which the other part of the fission also contains.
+    """
     errors = []
     for seed in range(8):
         standard = standardised(noisy(WIDER, seed=seed))
@@ -242,7 +251,10 @@ def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
 
 
 def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
-    """If the probe equals the release's own noise, one part is the signal itself, and the other has more noise."""
+    """Plant a probe equal to the release's own noise: its scores must be biased.
+
+    One part of the fission is then the signal itself, and the other has more noise.
+    """
     errors = []
     for seed in range(30):
         standard = standardised(noisy(KNOWN, seed=seed))
@@ -291,7 +303,10 @@ def test_noise_that_is_no_isometric_normal_is_refused():
 
 
 def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
-    """Each draw has its own top-up, because a constant one would contribute a constant error."""
+    """Score releases with noise in the upper triangle only, whose diagonal gets additional noise.
+
+    Each draw needs separate additional noise, because a constant one would contribute a constant error.
+    """
 
     def upper_triangle(second_moment, *, seed):
         monkeypatch.setattr(noisy_moment, "PUBLIC_SEED", seed)

@@ -1,6 +1,6 @@
-"""Refined eigenpairs: gains, losses that auto avoids, and invariances.
+"""Refined eigenpairs: gains, losses that the method auto avoids, and invariances.
 
-Covers refinement from the pairs that an artifact stored. All draws are fixed.
+Refinement from the eigenpairs stored in an artifact is also tested. All draws are fixed.
 """
 
 import math
@@ -29,7 +29,7 @@ def _one_thread():
 
 
 def few_features(order=400, loaded=12):
-    """Return a signal of five components on a few features each."""
+    """Return a second moment with five components, each in a few features."""
     rng, columns = np.random.default_rng(5), np.zeros((order, 5))
     for column in columns.T:
         column[rng.choice(order, loaded, replace=False)] = rng.standard_normal(loaded)
@@ -37,7 +37,7 @@ def few_features(order=400, loaded=12):
 
 
 def ruinous():
-    """Return a signal whose weak components lie on features where the strong component is zero."""
+    """Return a second moment whose weak components are in features where the strong component is zero."""
     rng, columns = np.random.default_rng(5), np.zeros((400, 7))
     columns[:40, 0] = rng.standard_normal(40)
     columns[40:, 1:] = rng.standard_normal((360, 6))
@@ -45,7 +45,10 @@ def ruinous():
 
 
 def avoiding():
-    """Return a strong component on half of the features, and three weak ones, two of them on the other half."""
+    """Return a second moment with one strong component in half of the features, and three weak ones.
+
+    Two of the weak components are in the other half.
+    """
     rng, columns = np.random.default_rng(5), np.zeros((600, 4))
     columns[:300, [0, 3]] = rng.standard_normal((300, 2))
     columns[300:, [1, 2]] = rng.standard_normal((300, 2))
@@ -100,7 +103,7 @@ def test_controls_gain_and_lose_nothing():
 
 
 def scores_of_what_is_the_same(monkeypatch):
-    """Return the scores of four methods that find the same subspace, which are not scored by default."""
+    """Return the scores of four methods that find the same subspace; by default, equal subspaces are not scored."""
     monkeypatch.setattr(leading_pairs, "ALIKE", -1.0)
     equal = signal(hadamard(128)[:, [0, 5, 77]] / math.sqrt(128), 400.0, 170.0, 100.0)
     scores = list(refine(noisy(equal, seed=1), n_components=3).scores.values())
@@ -169,7 +172,7 @@ def rank_one_draw(seed, order=500, loaded=50):
 
 
 def noise_of_a_step(module):
-    """Return the std of the noise that a step of message passing adds to a signal of rank one."""
+    """Return the std of the noise that one step of message passing adds to a signal of rank one."""
     noise = []
     for seed in range(12):
         column, matrix, values, rows = rank_one_draw(seed)
@@ -180,7 +183,7 @@ def noise_of_a_step(module):
 
 
 def test_a_step_of_message_passing_has_noise_of_unit_size():
-    """Twelve draws have a standard error of 0.008."""
+    """A step of message passing must have noise of std 1; twelve draws have a standard error of 0.008."""
     assert noise_of_a_step(noisy_moment) == pytest.approx(1.0, abs=0.03)
 
 
@@ -321,7 +324,10 @@ def test_auto_tries_nothing_where_no_direction_stands_above_the_noise(strength, 
 
 
 def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions(monkeypatch):
-    """Eigenvalues pass the edge of the noise, but no direction is distinguished once their mean is subtracted."""
+    """Refine a signal that is equal in all directions: the method auto must try no refinement.
+
+    Eigenvalues exceed the edge of the noise, but no direction is distinguished once their mean is subtracted.
+    """
     moment = noisy(3.0 * np.eye(100), seed=6)
     assert moment.standard.eigenvalues[0] > moment.standard.edge
     assert refine(moment, n_components=2).scores == {}
@@ -330,7 +336,7 @@ def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions(monkeypatc
 
 
 def test_centring_is_part_of_what_is_refined():
-    """The mean of rows is not a component; the chosen pairs belong to the centred matrix."""
+    """Refine a release around a private mean: components must belong to the centered matrix, not to the mean."""
     rng = np.random.default_rng(2)
     spread = few_features(100, 8)
     mean = 3.0 * rng.standard_normal(100)

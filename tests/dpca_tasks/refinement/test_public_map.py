@@ -1,4 +1,4 @@
-"""A public map is applied as its integers define it, and inverted exactly up to rounding."""
+"""Public maps: they are applied as their integers define, and inverted up to rounding."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ SHAPES = [(1, 0), (1, 1), (2, 1), (2, 2), (30, 5), (60, 60), (500, 60)]
 
 
 def drawn(order, width, *, least=2.0**-6, seed=0):
-    """Return a map with factors down to the least that a design uses."""
+    """Return a random map with factors from 1 down to the smallest that a design uses."""
     rng = np.random.default_rng(seed)
     directions = np.linalg.qr(rng.standard_normal((order, max(width, 1))))[0][:, :width]
     return PublicMap.on_grid(directions, np.geomspace(1.0, least, width) if width > 1 else np.full(width, least))
@@ -38,7 +38,10 @@ def test_products_are_those_of_the_whole_matrix(order, width):
 
 @pytest.mark.parametrize(("order", "width"), SHAPES)
 def test_the_inverse_is_that_of_the_map_on_its_grid(order, width):
-    """Rounding makes T asymmetric by about ``2^-12``, and an inverse of the symmetric T would miss by as much."""
+    """The inverse must be that of the rounded map T, which rounding makes asymmetric by about ``2^-12``.
+
+    An inverse of the symmetric map before rounding would have an error of that size.
+    """
     public_map = drawn(order, width)
     unit = np.eye(order)
     if 1 < width < order:

@@ -1,4 +1,4 @@
-"""Statements of refined releases: valid bounds, consistent ratios, and no statement about unknown quantities.
+"""Facts stated about refined releases: valid bounds, consistent ratios, and no claim about unknown quantities.
 
 All draws are fixed. A bound that holds in 97.5 of 100 releases fails 3 times or more in 30 with probability 4 %.
 Post-processing must return the mechanism's result bit for bit where nothing is refined, and state refusals in one line.
@@ -37,7 +37,7 @@ RATIOS = ("share", "share_low", "captured_variance", "captured_variance_low")
 
 
 def bounds(second_moment, reported, rows):
-    """Pair each lower bound with the truth."""
+    """Return each stated lower bound together with the true value."""
     truth = held(second_moment, rows)
     best = np.linalg.eigvalsh(second_moment)[-len(rows) :].sum()
     return {
@@ -59,14 +59,14 @@ def coverage(*, method="spikes", draws=DRAWS):
 
 
 def wishart_noise(order, *, seed):
-    """Return a difference of Wishart matrices, of std 1 off the diagonal."""
+    """Return a difference of two Wishart matrices, scaled to std 1 off the diagonal."""
     rng = np.random.default_rng(seed)
     first, second = rng.standard_normal((2, order + 1, order))
     return (first.T @ first - second.T @ second) / math.sqrt(2 * (order + 1))
 
 
 def is_plain(reported):
-    """Return whether values are None or finite, ratios are from 0 to 1, and bounds are below their estimates."""
+    """Return whether stated values are None or finite, ratios within [0, 1], and bounds below their estimates."""
     numbers = [value for value in asdict(reported).values() if value is not None and not isinstance(value, tuple)]
     numbers += reported.explained_variance_ratio or ()
     ratios = [getattr(reported, name) for name in RATIOS if getattr(reported, name) is not None]
@@ -110,7 +110,7 @@ def test_bounds_on_noise_that_is_not_normal_hold():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_raw_ratios_pass_one_where_honest_ones_do_not():
-    """With few records, the leading eigenvalues alone exceed the trace."""
+    """With few records, the leading eigenvalues exceed the trace; stated ratios must nevertheless be below 1."""
     second_moment = np.diag(np.concatenate([[25.0], np.full(79, 0.5)]))
     moment = noisy(second_moment, seed=2)
     refinement = refine(moment, n_components=10)
@@ -125,7 +125,10 @@ def test_raw_ratios_pass_one_where_honest_ones_do_not():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_components_above_the_noise_are_counted_and_noise_is_not():
-    """With an edge at 1 %, more than 6 of 200 releases pass it with probability 0.4 %."""
+    """Count components above the noise edge: three for a signal of three, and at most 6 of 200 releases of noise.
+
+    The edge is exceeded with probability 1 % each, so more than 6 exceed it with probability 0.4 %.
+    """
     three = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.zeros(37)]))
     edge = standardised(noisy(three, seed=0)).edge
     for seed in range(3):
@@ -185,7 +188,7 @@ def test_a_coarse_grid_or_other_noise_gets_bounds_and_no_estimate():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_the_edge_of_a_centred_matrix_is_wider_along_the_mean():
-    """All rows are equal and far from the origin: centring leaves only noise, and none of it exceeds its edge."""
+    """Release equal rows far from the origin around their mean: only noise is left, and none may exceed the edge."""
     over = {"right": 0, "plain": 0}
     total = 4_000.0
     for seed in range(40):
@@ -208,7 +211,7 @@ def test_mechanisms_that_release_no_matrix_say_nothing():
 
 @pytest.mark.usefixtures("_one_thread")
 def test_the_best_k_directions_hold_no_less_where_the_signal_has_no_others():
-    """With exactly three components, the whole trace is theirs, and its estimate must not reduce their share."""
+    """Assess releases of exactly three components: the estimated trace must not reduce their share of the variance."""
     three, short = np.diag(np.concatenate([[90.0, 70.0, 50.0], np.zeros(57)])), 0
     for seed in range(60):
         moment = noisy(three, seed=seed)
@@ -237,7 +240,10 @@ def test_the_same_bytes_twice_and_on_any_number_of_threads():
 @pytest.mark.parametrize("strength", [0.6, 3.0])
 @pytest.mark.parametrize("order", [20, 45])
 def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, noise):
-    """The trace of isometric noise of std 1 off the diagonal is a sum of d numbers of variance 2."""
+    """The bound on a share of the variance must allow for the noise of the trace.
+
+    The trace of noise with std 1 off the diagonal is a sum of d numbers of variance 2.
+    """
     drawn = isometric_noise(order, seed=3) if noise == "isometric" else wishart_noise(order, seed=3)
     matrix = np.diag(np.concatenate([[60.0, 40.0, 30.0], np.full(order - 3, strength)])) + drawn
     moment = NoisyMoment(matrix=matrix, noise_std=1.0, noise=noise)
@@ -255,7 +261,7 @@ def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, 
 def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, noise):
     order = 32
     for factor, declared in ((0.99, False), (1.01, True)):
-        rest = np.linspace(0.3, -0.3, order - 1)  # distinct, with sum zero
+        rest = np.linspace(0.3, -0.3, order - 1)  # distinct values with sum zero
         diagonal = np.concatenate([[1.645 * factor * math.sqrt(2.0 * order)], rest])
         moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, noise=noise)
         reported = assess(moment, refine(moment, n_components=2, method="none"))
@@ -322,14 +328,20 @@ def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
 
 
 def unformed(second_moment: np.ndarray, *, seed: int, count: int, kept: int) -> Subspace:
-    """Return a subspace in operator form: leading pairs, with those beyond ``count`` as further pairs."""
+    """Return a release without a formed matrix: ``kept`` leading eigenpairs, of which ``count`` are components.
+
+    The others are further pairs.
+    """
     values, rows = leading_eigenpairs(noisy(second_moment, seed=seed).matrix, kept)
     further = rows[count:] if kept > count else None
     return Subspace(components=rows[:count], eigenvalues=values[:count], spectrum=values, further=further, noise=NOISE)
 
 
 def test_posterior_means_of_a_matrix_that_is_not_formed_use_the_further_pairs():
-    """Seeds are fixed. The mean gain over eight is .011, its standard error .006; without further pairs it is 0."""
+    """Compute posterior means of a release without a formed matrix, with and without further eigenpairs.
+
+    Seeds are fixed. The mean gain over eight is .011, with a standard error of .006; without further pairs it is 0.
+    """
     second_moment, gains = four_columns(), []
     for seed in range(8):
         pairs, more = (

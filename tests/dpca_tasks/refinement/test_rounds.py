@@ -1,7 +1,7 @@
 """Numerics of releases in rounds: maps, clip norms, combined answers and components.
 
-Every planted fault must be detected. Reference values are closed forms, systems solved as a whole, and the exact
-moments of rows. Draws are fixed; a tolerance is at least 4 standard deviations of a correct result.
+Every planted fault must be detected. Reference values are closed forms, dense linear systems, and the exact moments of
+rows. Draws are fixed; a tolerance is at least 4 standard deviations of a correct result.
 """
 
 import math
@@ -49,14 +49,14 @@ def random_map(width, *, order=ORDER, seed=0):
 
 
 def seen(matrix, *, noise_std=1.0, public_map=None, n_records=1_000.0, **more):
-    """Return an estimate as if it came from one round."""
+    """Return an estimate that comes from one round with this matrix."""
     public_map = PublicMap.identity(len(matrix)) if public_map is None else public_map
     one = Round(map=public_map, matrix=public_map.around(matrix), noise_std=noise_std)
     return Estimate(matrix=matrix, noise_std=noise_std, rounds=(one,), n_records=n_records, **more)
 
 
 def test_two_rounds_combine_as_their_closed_form():
-    """With unit vectors as directions, every entry is a weighted mean of two entries."""
+    """Combine two rounds with unit vectors as directions: each entry is a weighted mean of the two entries."""
     rng, factors = np.random.default_rng(0), np.array([0.25, 0.5, 0.125, 1.0, 1.0, 1.0])
     first, second = (square + square.T for square in rng.standard_normal((2, 6, 6)))
     mapped = PublicMap.on_grid(np.eye(6)[:, :3], factors[:3])
@@ -93,7 +93,10 @@ def test_rounds_combine_to_the_least_squares_estimate(widths):
 
 
 def noise_is_even_after_the_map(module):
-    """Outside the last map every round is mapped alike; the root mean square of 595 entries is within 15 %."""
+    """Check that noise outside the last map is as stated: the root mean square of 595 entries is within 15 %.
+
+    Outside the last map, all rounds map rows equally.
+    """
     public_map, kept = random_map(5), 0.5
     mapped = public_map.around(SECOND_MOMENT)
     first = Round(
@@ -113,7 +116,10 @@ def noise_is_even_after_the_map(module):
 
 
 def first_rounds_are_forecast_around_their_mean(module):
-    """The noise of the mean is in the energy twice: in ``sum |x - m|^2``, and subtracted from the moment."""
+    """Compare the forecast of ``sum |x - m|^2`` around a released mean m with the rows.
+
+    The noise of the mean enters twice: in the sum itself, and in the subtraction from the moment.
+    """
     n_rows, noise_std, constant = 2_000, 30.0, 1 / math.sqrt(3.0)
     rows = np.random.default_rng(0).standard_normal((n_rows, ORDER)) * math.sqrt(0.1 / ORDER)
     rows -= rows.mean(axis=0)
@@ -127,7 +133,7 @@ def first_rounds_are_forecast_around_their_mean(module):
 
 
 def third_rounds_are_forecast_before_the_map(module):
-    """The forecast of ``sum |T x|^2`` is compared with the rows; 10 % of error is harmless."""
+    """Compare the forecast of ``sum |T x|^2`` in round 3 with the rows, for the map T; 10 % of error is harmless."""
     _, answers = in_rounds(ROWS, mu=1.0, n_components=COUNT, n_rounds=3, module=module)
     assert min(each.map.width for each in answers[1:]) > 0
     mapped = moment(ROWS, public_map=answers[-1].map, clip_norm=9.0)
@@ -135,7 +141,10 @@ def third_rounds_are_forecast_before_the_map(module):
 
 
 def a_mean_that_is_left_is_removed(module):
-    """The mean of round 1 is wrong by half of a unit vector here, in a direction without other energy."""
+    """Check that the error of round 1's mean is removed; here it is half of a unit vector.
+
+    Rows have no other variance in that direction.
+    """
     away = np.zeros(ORDER)
     away[0] = 0.5
     rows = ROWS * np.r_[0.0, np.ones(ORDER - 1)]
@@ -152,7 +161,10 @@ def a_mean_that_is_left_is_removed(module):
 
 
 def components_are_refined_where_the_noise_is_even(module):
-    """A map narrower than k leaves most components where nothing is mapped."""
+    """Check where components are refined, for maps narrower and wider than the number k of components.
+
+    Outside a narrow map, noise is even, and most components are there.
+    """
     for width, k in ((3, 4), (6, 4)):
         public_map, exact = random_map(width), np.diag(np.geomspace(900.0, 1.0, ORDER))
         estimate = seen(
@@ -165,7 +177,10 @@ def components_are_refined_where_the_noise_is_even(module):
 
 
 def maps_are_used_below_the_threshold_alone(module):
-    """One direction has part of the energy, so that the map keeps about that of the rest."""
+    """Check that a map is used only if it reduces the sum of squares below a threshold.
+
+    One direction has part of the variance, so the map leaves about the variance of the rest.
+    """
     used = []
     for strength in np.linspace(450.0, 700.0, 30):
         matrix = np.diag(np.r_[strength, np.full(ORDER - 1, (1_000.0 - strength) / (ORDER - 1))])
@@ -227,7 +242,10 @@ def test_planted_faults_are_detected(check, before, after):
 
 @pytest.mark.parametrize("outside", [50.0, 1_000.0])
 def test_leading_factors_minimise_the_predicted_loss(outside):
-    """No single factor of the k directions can be changed with profit; further ones are fixed."""
+    """Change each factor of the k leading directions: the predicted loss must not decrease.
+
+    The factors of further directions are fixed.
+    """
     energies = np.geomspace(900.0, 80.0, 6)
     factors = numerics.factors_of(energies, outside, n_components=3, order=200)
 
@@ -255,7 +273,7 @@ def test_clip_factors_grow_as_noise_matters_less_within_their_bounds():
 
 @pytest.mark.parametrize("exact", [np.zeros((ORDER, ORDER)), 4.0 * np.eye(ORDER)], ids=["zero", "isotropic"])
 def test_moments_without_large_directions_get_no_map(exact):
-    for seed in range(20):  # an eigenvalue of noise is above its edge in 1 of 100 cases, and is then not useful
+    for seed in range(20):  # noise has an eigenvalue above its edge in 1 of 100 cases; a map for it is not useful
         estimate = seen(exact + isometric_noise(ORDER, seed=seed), n_records=4.0 * ORDER)
         found = proposed(estimate, n_components=COUNT, noise_std=0.5)
         assert (found.clip_norm, found.energy) == (1.0, None) or (found.energy or 0.0) < USELESS * 4.0 * ORDER
@@ -282,7 +300,7 @@ def test_a_map_that_shrinks_nothing_gives_the_plain_estimate():
     released = SECOND_MOMENT + 0.5 * isometric_noise(ORDER, seed=1)
     found = continued(estimate, Answer(released=released, noise_std=0.5, map=unit))
     np.testing.assert_allclose(found.matrix, (estimate.matrix + 4.0 * released) / 5.0, rtol=0, atol=1e-9)
-    # refined in other coordinates, of which the map's own directions are a part
+    # components are refined in coordinates that include the map's directions
     rows = components(found, n_components=COUNT, method="eb").components
     plain = refine(NoisyMoment(matrix=found.matrix, noise_std=found.noise_std), n_components=COUNT, method="eb")
     assert captured(SECOND_MOMENT, rows) > captured(SECOND_MOMENT, plain.components) - 1e-4
@@ -304,7 +322,10 @@ def test_permuted_columns_are_permuted_in_all_rounds():
 
 
 def test_rounds_capture_more_than_one_release():
-    """Around a large mean the loss falls to a third, in the mean of five draws."""
+    """Compare captured variance of rounds and of one release around a large mean: the loss falls to a third.
+
+    The loss is the mean of five draws.
+    """
     rows, lost, noise_std = decaying_rows(offset=3.0), np.zeros(2), 10.0 / math.sqrt(2.0)
     exact = rows.T @ rows
     for seed in range(5):

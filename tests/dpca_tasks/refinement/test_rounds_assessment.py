@@ -1,8 +1,8 @@
-"""Statements about releases in rounds: unbiased scores, valid bounds, and plain values in every edge case.
+"""Facts stated about releases in rounds: unbiased scores, valid bounds, and plain values in every edge case.
 
-The truth is the moment of the rows as weighted in the last round. Draws are fixed. A bound that holds in 97.5 of 100
-releases fails twice or more in 12 with probability 3 %, and more than 6 times in 200 with probability 24 %; measured
-bounds hold more often.
+The reference is the moment of the rows as weighted in the last round. Draws are fixed. A bound that holds in 97.5 of
+100 releases fails twice or more in 12 with probability 3 %, and more than 6 times in 200 with probability 24 %;
+measured bounds hold more often.
 """
 
 import math
@@ -27,7 +27,10 @@ COUNT, MU, DRAWS = 6, 0.1, 12
 
 
 def is_plausible(errors):
-    """Return whether errors have mean 0 and a standard deviation up to 1.5, the mean to 4 standard errors (3e-4)."""
+    """Return whether standardized errors have mean 0, to 4 standard errors, and a std between 0.3 and 1.5.
+
+    A correct mean fails with probability 3e-4.
+    """
     return abs(errors.mean()) < 4.0 * errors.std() / math.sqrt(len(errors)) and 0.3 < errors.std() < 1.5
 
 
@@ -38,7 +41,7 @@ def _one_thread():
 
 
 def weighted(rows, estimate, answer: Answer):
-    """Return the exact moment of rows as weighted in a round."""
+    """Return the exact moment of the rows as they are mapped, clipped and centered in a round."""
     exact = moment(
         rows, public_map=answer.map, mean=estimate.mean, clip_norm=answer.clip_norm, constant=answer.constant
     )
@@ -48,7 +51,7 @@ def weighted(rows, estimate, answer: Answer):
 
 
 def statements(rows, *, mu, n_components, draws, centred, module=rounds_assessment):
-    """Return, for each draw, the error of C in its standard deviations, and whether each bound holds."""
+    """Return, for each draw, the standardized error of the captured variance, and whether each bound holds."""
     exact = around_mean(rows) if centred else rows.T @ rows
     errors, holds = [], []
     for seed in range(draws):
@@ -105,7 +108,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_planted_faults_are_detected(fault):
-    """With few records the noise of their mean is large."""
+    """Assess releases of few records, where the noise of the mean is large: planted faults must be detected."""
     module = planted(rounds_assessment, FAULTS[fault]) if fault else rounds_assessment
     errors, _ = statements(ROWS[:600], mu=0.25, n_components=COUNT, draws=DRAWS, centred=True, module=module)
     assert is_plausible(errors) == (fault is None)

@@ -1,7 +1,7 @@
-"""Rosters, masks and opened totals.
+"""Rosters, masks and opened totals: rosters are checked once, masks cancel exactly, and totals are exact sums.
 
-A roster is public, checked once, and has one digest. Masks cancel exactly, hide what they cover, and are never reused;
-seeds are fixed. An opened total is the sum of the sites' integers in any order, or it is refused.
+A roster is public and has one digest. Masks hide each site's integers, and are never reused; seeds are fixed. An opened
+total is the sum of the sites' integers in any order, or it is refused.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ def masks_of(roster, address=FIRST, *, size=50, secret=bytes(32)):
 
 
 def byte_test(words):
-    """Return the smallest p-value of a chi-square test of each byte, times the number of tests."""
+    """Return the smallest p-value of chi-square tests of all byte positions, times the number of tests."""
     table = words.view(np.uint8).reshape(-1, 8)
     return 8 * min(stats.chisquare(np.bincount(table[:, at], minlength=256)).pvalue for at in range(8))
 
@@ -126,7 +126,10 @@ def test_masks_differ_by_round_attempt_roster_session_and_dealing():
 
 
 def test_a_million_masked_words_are_uniform():
-    """Independent of the masked values: here zeros, and one site's sum, which an unmasked message would reveal."""
+    """Test masked words for uniformity, for two sets of masked values: zeros, and one site's sum.
+
+    An unmasked message would reveal that sum.
+    """
     roster = roster_of(3)
     integers = np.arange(1_000_000) - 500_000
     words = masked(integers, masks_of(roster, size=integers.size)["b"])
@@ -138,7 +141,7 @@ def test_a_million_masked_words_are_uniform():
 def test_masks_of_two_sites_are_unrelated_next_to_their_sum():
     masks = masks_of(roster_of(3), size=200_000)
     assert byte_test(masks["a"] - masks["b"]) > FALSE_ALARM
-    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the third mask, with its sign
+    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the sum of two masks is the negative third mask
 
 
 def test_a_site_without_a_seed_or_outside_the_roster_has_no_mask():

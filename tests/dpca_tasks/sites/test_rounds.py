@@ -1,7 +1,7 @@
-"""Shares of noise and rounds of a joint release.
+"""Shares of noise, and rounds of a joint release.
 
 Shares must add up to the noise that every site's mu needs, and no more; keys are fixed. A round repeats a request to
-the same roster without charge, then uses a smaller roster with fresh noise, and opens no void attempt.
+the same roster without charge, then uses a smaller roster with fresh noise, and never opens a void attempt.
 """
 
 import dataclasses
@@ -107,7 +107,7 @@ def test_the_grid_is_the_finest_that_holds_noise_and_total():
 
 @dataclass
 class Scripted:
-    """A site that answers with its integer, which depends on the roster, unless its script makes it silent."""
+    """A site whose answer depends on the roster; it does not answer the requests with numbers in ``silent_at``."""
 
     name: str
     seeds: MaskSeeds
@@ -179,13 +179,16 @@ def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
 
 
 def test_a_round_may_be_opened_otherwise_by_the_same_rules():
-    """A site silent in two attempts leaves the next roster; a site lost later is missing from the answer."""
+    """Open a round with another way to sum: a site silent in two attempts is omitted from the next roster.
+
+    A site that is lost later is missing from the answer.
+    """
     roster, requested = roster_of(4, attempts=2), []
 
     def sum_over(query, *, roster, address):
         requested.append((roster.size, address))
         if len(requested) < 3:
-            raise SiteSilent("site b did not stay; begin another attempt.", names=("b",))
+            raise SiteSilent("site b left the attempt; begin another attempt.", names=("b",))
         return np.array([7]), roster.without("c")
 
     opened = open_round(parties(roster), "query", roster=roster, index=2, sum_over=sum_over)

@@ -1,9 +1,9 @@
-"""Exact sums over partitions, locally and on a cluster.
+"""Exact sums over partitions, locally and on a Dask cluster: the same bits for any partition, order and workers.
 
-Any partition, order and cluster must give the same bits, and nothing may be lost or counted twice. Partition bounds and
-placement must be balanced, complete and stable. When workers die repeatedly, killed or out of memory, the sum must be
-exact or end after a limit with a one-line error. Clusters are tested for rows that stay on their workers, workers that
-leave, and one thread per task; none of it changes a bit.
+No record may be lost or counted twice. Partition bounds and placement must be balanced, complete and stable. When
+workers die repeatedly, killed or out of memory, the sum must be exact or end after a limit with a one-line error.
+Clusters are tested for rows that stay on their workers, workers that leave, and one thread per task; none of these
+changes a bit.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ QUERY = SecondMoment(n_features=7, clip_norm=1.5, relation="add_remove", bits=12
 
 
 class KillsOneWorker(ArrayBlocks):
-    """A source that kills the process that reads its last block, once."""
+    """A source of blocks that kills the process which reads its last block, once."""
 
     def __init__(self, rows, *, mark, **cut):
         super().__init__(rows, **cut)
@@ -100,7 +100,7 @@ def test_a_cluster_gives_the_bits_of_one_process(client, block_records):
         progress=lambda *at: seen.append(at),
     )
     np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(ROWS), QUERY))
-    assert {count for _, count in seen} <= {8}  # partitions, a public number: four per worker
+    assert {count for _, count in seen} <= {8}  # the number of partitions is public: four per worker
 
 
 def test_a_killed_worker_changes_no_bit(client, tmp_path):
@@ -191,7 +191,7 @@ def test_partitions_settle_evenly_on_the_workers_there_are(homes, workers):
     assert len(settled) == len(homes)
     assert set(settled) <= set(workers)
     assert max(settled.count(worker) for worker in workers) <= most
-    for worker in workers:  # partitions move only where necessary
+    for worker in workers:  # a partition changes its worker only if necessary
         keep = sum(before == after == worker for before, after in zip(homes, settled, strict=True))
         assert keep == min(homes.count(worker), most)
 
@@ -220,7 +220,7 @@ MEMORY = 1 << 29
 
 
 class Deadly(ArrayBlocks):
-    """A source whose block 3 kills its reader, or exhausts its memory, once per mark."""
+    """A source of blocks that kills the process which reads block 3, or exhausts its memory, once per mark file."""
 
     def __init__(self, rows, *, marks, how, **cut):
         super().__init__(rows, **cut)
@@ -299,7 +299,7 @@ def product(seed):
 
 
 class Watched(ArrayBlocks):
-    """A source that leaves a mark for every block read, in any process."""
+    """A source of blocks that writes a mark file for every block read, in any process."""
 
     def __init__(self, rows, *, marks, **cut):
         super().__init__(rows, **cut)
@@ -317,7 +317,7 @@ class Watched(ArrayBlocks):
 
 
 class KillsOneWorkerClusterSum(Watched):
-    """A source that kills the reading process while a mark exists."""
+    """A source of blocks that kills the reading process while a mark file exists."""
 
     def read(self, block, /):
         if (self.marks / "kill").exists():
@@ -327,7 +327,7 @@ class KillsOneWorkerClusterSum(Watched):
 
 
 class Threads(ArrayBlocks):
-    """A source that lets two tasks read at once and records their linear-algebra threads."""
+    """A source that lets two tasks read at the same time, and records the number of BLAS threads in each."""
 
     meeting = threading.Barrier(2, timeout=30)
     seen: list[int] = []  # noqa: RUF012 - of the class, since the source travels
@@ -341,7 +341,7 @@ class Threads(ArrayBlocks):
 
 
 class Opened(ArrayBlocks):
-    """A source that leaves a mark in each process that unpickles it."""
+    """A source that writes a mark file in each process that unpickles it."""
 
     def __init__(self, rows, *, marks):
         super().__init__(rows)
@@ -365,7 +365,7 @@ def in_process(**settings):
 
 @pytest.fixture
 def lonely():
-    """Return a scheduler without a worker."""
+    """Yield a client of a Dask scheduler without workers."""
     with in_process(n_workers=0) as cluster, Client(cluster, set_as_default=False) as client:
         yield client
 

@@ -1,4 +1,4 @@
-"""Test clusters: in this process, and settings that name them."""
+"""Dask clusters in the test process, and settings that name a cluster."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.certificates import Files
 
 
 def in_process(*, n_workers: int) -> LocalCluster:
-    """Start workers that are threads of this process."""
+    """Start a Dask cluster whose workers are threads of this process."""
     return LocalCluster(
         n_workers=n_workers,
         threads_per_worker=1,
@@ -22,5 +22,5 @@ def in_process(*, n_workers: int) -> LocalCluster:
 
 
 def under_tls(address: str, files: Files, **others: Any) -> Settings:
-    """Return settings that name a cluster and the certificate to present to it."""
+    """Return settings that name a cluster, with the certificate that a client presents to it."""
     return Settings(cluster=address, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **others)

@@ -1,4 +1,4 @@
-"""Cluster security: where rows may go, and what workers must not do with them."""
+"""Cluster security: to which clusters rows may be sent, and what their workers must not do."""
 
 import os
 import time
@@ -29,7 +29,7 @@ from tests.flows.clusters.local_clusters import in_process, under_tls
 
 @pytest.fixture
 def spilling() -> Iterator[str]:
-    """The address of a cluster in this process whose workers may spill to disk, as in Dask's defaults."""
+    """Yield the address of a cluster in this process whose workers may spill to disk, as in Dask's defaults."""
     with in_process(n_workers=1) as cluster:
         yield cluster.scheduler_address
 
@@ -37,7 +37,7 @@ def spilling() -> Iterator[str]:
 def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ALLOCATOR:  # values left by an earlier cluster of this process would take precedence
+    for name in ALLOCATOR:  # values set by an earlier cluster of this process would take precedence
         monkeypatch.delenv(name, raising=False)
 
     def seen() -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_a_scheduler_without_workers_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def encrypted(files: Files) -> Iterator[str]:
-    """The address of a cluster that requires certificates."""
+    """Yield the address of a cluster that requires certificates."""
     settings = under_tls("tls://127.0.0.1:0", files)
     with (
         LocalCluster(
@@ -251,7 +251,8 @@ def test_a_client_that_dies_of_reconnecting_ends_the_sum(monkeypatch: pytest.Mon
     monkeypatch.setitem(dask.config.config["distributed"]["comm"]["timeouts"], "connect", "1s")
 
     async def die(*_: object, **__: object) -> None:
-        raise ValueError("IOStream is not idle; cannot convert to SSL")  # as Tornado reports an early cut
+        # Tornado reports an early disconnection in these words
+        raise ValueError("IOStream is not idle; cannot convert to SSL")
 
     def lose(address: str) -> None:
         with connect(address, Settings(encrypted_scratch=True)) as client:
@@ -298,7 +299,7 @@ def test_settings_come_from_the_environment_and_a_number_of_workers_wins(monkeyp
 
 
 class _Shown:
-    """A cluster client that has only a dashboard link."""
+    """Stub of a cluster client that has only a dashboard link."""
 
     def __init__(self, link: str | None) -> None:
         self._link = link

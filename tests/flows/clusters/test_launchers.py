@@ -1,7 +1,7 @@
-"""Launched clusters and access by other users.
+"""Launched clusters: each serves one run and ends with it, and no other user has access.
 
-A launched cluster serves one run, neither spills nor communicates in clear text, and ends with the run. Another user of
-the machine has no access to the local cluster or to Prefect's server of a command.
+A launched cluster neither spills to disk nor communicates in clear text. Another user of the machine has no access to
+the local cluster or to Prefect's server of a command.
 """
 
 import os
@@ -31,7 +31,7 @@ from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stran
 
 
 class _Started:
-    """A replacement for a cluster of any library: real workers in this process, and the recorded arguments."""
+    """Stub of a launcher library's cluster class: it starts real workers in this process and records its arguments."""
 
     requested: ClassVar[dict[str, Any]] = {}
     name = "a-cluster"
@@ -57,7 +57,7 @@ class _Started:
 
 
 class _Gateway:
-    """A replacement for a gateway of one cluster."""
+    """Stub of a Dask Gateway that creates one cluster."""
 
     standing: _Started
 
@@ -87,7 +87,7 @@ FAKES = {
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a replacement for every launcher library."""
+    """Install a stub for every launcher library."""
     for module, fake in FAKES.values():
         monkeypatch.setitem(sys.modules, module.partition(".")[0], ModuleType(module))
         monkeypatch.setitem(sys.modules, module, fake)
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that runs Prefect's server and a local cluster, and its processes."""
+    """A running program with Prefect's server and a local cluster: its process ids and its scratch folder."""
 
     main: int
     processes: set[int]

@@ -1,4 +1,4 @@
-"""``dpca budget open`` and ``show``: default terms, stated exclusions, and deltas that are too large."""
+"""Commands ``dpca budget open`` and ``show``: default terms, stated exclusions, and refusal of large deltas."""
 
 import getpass
 import json

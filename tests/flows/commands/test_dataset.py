@@ -1,6 +1,6 @@
-"""``dpca schema`` and ``dpca dataset``.
+"""Commands ``dpca schema`` and ``dpca dataset``.
 
-Schema drafts are derived from names and types alone. Arrived files are listed, and retried.
+Schema drafts are derived from names and types alone. Files that arrived in an inbox are listed, and retried.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Terminal output of ``dpca backup``."""
+"""Command ``dpca backup``: its terminal output."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""``dpca mechanism`` and ``dpca audit``.
+"""Commands ``dpca mechanism`` and ``dpca audit``: they use public facts alone, without a home or data.
 
-They use public facts, without a home or data, and ``--mechanism auto`` is planned once.
+The option ``--mechanism auto`` plans once.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""``dpca registry``: spectra of releases, alias moves, keys, roots and trust, as typed by users."""
+"""Command ``dpca registry``: spectra of releases, alias moves, keys, roots and trust, as typed by users."""
 
 import getpass
 import json
@@ -70,7 +70,7 @@ def test_history_tells_who_moved_an_alias_and_from_where(dpca: Command) -> None:
 
 @pytest.fixture
 def signed(released: Path, dpca: Command, tmp_path: Path) -> Path:
-    """Create a root for a home with a release; return the root's key."""
+    """Create a root key for a home with a release; return the path of the key."""
     assert (released / "registry" / "signed" / "sub.json").exists()
     key = tmp_path / "root.key"
     assert dpca("registry", "root", "init", "--out", key).status == 0

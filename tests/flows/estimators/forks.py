@@ -1,7 +1,7 @@
-"""A program that fits with a slot in killed children, and in two concurrent children; prints the latter as JSON.
+"""Program that fits estimators with a slot in children that are killed, and in two concurrent children.
 
-It is run as a module with a folder for signals, in a home that has a budget ``patients``. One process without threads
-is warmed up and forks all children.
+It prints the results of the two as JSON. It is run as a module with a folder for signals, in a home that has a budget
+``patients``. One process without threads is warmed up and forks all children.
 """
 
 import json
@@ -34,7 +34,7 @@ def killed(point: str) -> None:
 
 
 def together(folder: Path, number: int) -> None:
-    """Fit once both children have stored their rows, which differ."""
+    """Fit in a child, but wait before the charge until both children have stored their different rows."""
 
     def charge_together(*arguments: Any) -> Any:
         (folder / f"{number}.stored").touch()

@@ -1,4 +1,4 @@
-"""Rows and the estimator shared by the tests of estimators."""
+"""Rows, and the estimator that all tests of estimators use."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from flows.estimators import InMemoryBudget, PrivatePCA
 
 ROWS: NDArray[np.float64] = np.random.default_rng(7).normal(size=(4_000, 5)) * [9.0, 4.0, 1.0, 1.0, 1.0] + 3.0
 NEIGHBOUR = ROWS.copy()
-NEIGHBOUR[17] += 1.0  # the rows with one of them changed
+NEIGHBOUR[17] += 1.0  # NEIGHBOUR differs from ROWS in one row
 TERMS: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6}
 
 

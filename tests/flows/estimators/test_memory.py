@@ -1,4 +1,4 @@
-"""In-memory budgets: releases depend on arguments and never on rows, and only the owning process can spend."""
+"""In-memory budgets: public results depend on arguments and never on rows, and only one process can spend."""
 
 import copy
 import os
@@ -24,7 +24,10 @@ def fail_after_the_charge(fitted: PrivatePCA, rows: np.ndarray) -> None:
 
 
 def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
-    """Return all public results of two fits, the second on other rows: warnings, releases, spent budget, names."""
+    """Fit twice, the second time on other rows; return all public results.
+
+    They are warnings, number of releases, spent budget and names.
+    """
     budget = InMemoryBudget(5.0, 1e-6)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -36,7 +39,7 @@ def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
 
 @pytest.mark.parametrize("slot", [None, "a"])
 def test_neighbours_have_equal_releases_charges_and_warnings(slot: str | None) -> None:
-    """The second fit is on the same rows, on rows with one of them changed, and on entirely different rows."""
+    """Repeat a fit on the same rows, on rows with one row changed, and on other rows: public results are equal."""
     same, changed, others = (outcome(rows, slot=slot) for rows in (ROWS.copy(), NEIGHBOUR, ROWS[::-1] * 0.5))
     assert same == changed == others
     assert same[2] == (2 if slot is None else 1)
@@ -47,7 +50,7 @@ def test_a_second_fit_with_equal_parameters_warns_before_it_is_charged() -> None
     first = model(epsilon=1.0, budget=budget).fit(ROWS)
     spent = budget.spent
     with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on InMemoryBudget.* slot='NAME'"):
-        clone(first).fit(ROWS)  # warnings are errors here
+        clone(first).fit(ROWS)  # pytest turns warnings into errors here
     assert budget.spent == spent
     assert len(budget.releases) == 1
     with pytest.warns(RepeatedFitWarning, match="fit 2 with equal parameters") as caught:
@@ -73,7 +76,10 @@ def test_a_fit_that_was_refused_counts_for_no_warning() -> None:
 
 
 def test_a_slot_is_charged_once_and_returned_whatever_the_rows() -> None:
-    """Includes rows that would be refused, because the rows are not read."""
+    """Fit with a used slot on any rows: the stored release is returned, even for rows that would be refused.
+
+    The rows are not read.
+    """
     budget = InMemoryBudget(**TERMS)
     first = model(slot="a", budget=budget).fit(ROWS)
     assert budget.spent == pytest.approx(2.0, rel=1e-6)
@@ -128,14 +134,17 @@ def test_a_slot_with_other_columns_is_refused() -> None:
 def test_a_slot_that_failed_after_its_charge_is_finished_from_the_rows_of_that_charge(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An uninterrupted run has the same key, and so the same noise."""
+    """Fail after the charge and fit again: the result must be that of an uninterrupted run on the charged rows.
+
+    Both runs use the same key, and so the same noise.
+    """
     monkeypatch.setattr(os, "urandom", lambda size: b"k" * size)
     expected = model(slot="a", budget=InMemoryBudget(**TERMS)).fit(ROWS)
     budget, rows = InMemoryBudget(**TERMS), ROWS.copy()
     fail_after_the_charge(model(slot="a", budget=budget), rows)
     assert budget.spent == pytest.approx(2.0, rel=1e-6)
     assert not [*budget.releases]
-    rows[:] = 0.0  # the budget holds a copy, not the caller's array
+    rows[:] = 0.0  # the budget has a copy of the array, so this change has no effect
     with pytest.raises(Conflict, match="clip_norm"):
         model(slot="a", clip_norm=3.0, budget=budget).fit(rows)
     for later in (rows, NEIGHBOUR):
@@ -174,7 +183,7 @@ def test_an_unpickled_estimator_transforms_and_cannot_spend() -> None:
 
 
 def test_a_forked_budget_cannot_spend_what_its_parent_spends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The finished release of a slot is also returned in the child; an unfinished one is left to the parent."""
+    """Use a budget in another process: a finished release of a slot is returned, and any other fit is refused."""
     budget, unbounded = InMemoryBudget(**TERMS), InMemoryBudget()
     fitted = model(slot="a", budget=budget, epsilon=1.0).fit(ROWS)
     fail_after_the_charge(model(slot="b", budget=unbounded), ROWS)

@@ -1,4 +1,4 @@
-"""Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits outside any guarantee."""
+"""Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits without a guarantee."""
 
 from typing import Any
 

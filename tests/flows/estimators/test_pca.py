@@ -1,8 +1,7 @@
-"""Fitted estimators and scikit-learn's conventions.
+"""Fitted estimators: results, refusals, and scikit-learn's conventions; none contains raw values.
 
-No estimator holds raw values, whatever it was fitted to. Principal components are tested for the results of a fit,
-refusals, and attributes. Item factors are tested for ratings in any container, folding in of users, and one-line
-refusals.
+Principal components are tested for the results of a fit, refusals, and attributes. Item factors are tested for ratings
+in any container, fitting of new users to the items, and one-line refusals.
 """
 
 import os
@@ -78,7 +77,7 @@ def held_bytes(thing: object, seen: set[int]) -> Iterator[bytes]:
 
 
 def words_of(held: bytes) -> set[int]:
-    """Return all runs of eight bytes, at any offset."""
+    """Return all runs of eight bytes in a byte string, at any offset, as integers."""
     octets = np.frombuffer(held, np.uint8)
     if octets.size < 8:
         return set()
@@ -91,7 +90,7 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(kind: str, monkeypatch
 
     def noted(size: int) -> bytes:
         made = real(size)
-        if size != 16:  # UUIDs, for example in file names of code that is compiled for the first time
+        if size != 16:  # 16 bytes are a UUID, for example in the file name of newly compiled code
             keys.append(made)
         return made
 
@@ -108,7 +107,7 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(kind: str, monkeypatch
 
 
 def test_the_search_for_raw_values_finds_one() -> None:
-    """The estimator keeps one of its rows in an attribute of an attribute."""
+    """Store a row in a nested attribute of an estimator: the search for raw values must find it."""
     fitted = model(budget=InMemoryBudget(**TERMS)).fit(FRAME)
     fitted.kept_ = {"row": [ROWS[3:4].copy()]}
     raw = {int(word) for word in ROWS[3].view("<u8")}
@@ -122,7 +121,10 @@ PCA_FRAME = pd.DataFrame(ROWS, columns=NAMES, index=pd.RangeIndex(len(ROWS)) + 1
 
 @pytest.mark.filterwarnings("ignore::flows.estimators.RepeatedFitWarning")
 def test_scikit_learn_finds_no_fault_but_that_two_fits_differ() -> None:
-    """One check skips itself unless an environment variable is set, which `make estimators` does."""
+    """Run scikit-learn's checks: only the one that fits twice may fail, because the noise differs.
+
+    One check is skipped unless an environment variable is set; `make estimators` sets it.
+    """
     results = check_estimator(PrivatePCA(), on_skip=None, expected_failed_checks=FRESH_NOISE)
     found = {(result["check_name"], result["status"]) for result in results if result["status"] != "passed"}
     left_out = {(check, "skipped") for check in (*NON_DETERMINISTIC, "check_array_api_input")}
@@ -133,7 +135,10 @@ def test_scikit_learn_finds_no_fault_but_that_two_fits_differ() -> None:
 
 
 def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
-    """The noise is a hundredfold weaker than the signal: relative errors of 0.1 exceed twenty standard deviations."""
+    """Compare variances and mean with scikit-learn's PCA: relative errors must be below 0.1.
+
+    The noise is a hundred times weaker than the signal, so 0.1 exceeds twenty standard deviations.
+    """
     private, plain = model(epsilon=50.0).fit(ROWS), PCA(2).fit(ROWS)
     assert private.explained_variance_ == pytest.approx(plain.explained_variance_, rel=0.1)
     assert private.explained_variance_ratio_ == pytest.approx(plain.explained_variance_ratio_, rel=0.1)
@@ -151,7 +156,10 @@ def test_around_the_origin_there_is_no_mean_and_variances_that_need_a_number_of_
 
 
 def test_rounds_release_a_number_of_rows_around_the_origin_too() -> None:
-    """Over 15 fits, variances had standard deviations of 0.012: 0.15 is twelve of them, for two variances twice."""
+    """Release the number of rows in rounds around the origin: variances must be right to 15 %.
+
+    Over 15 fits, variances had a std of 0.012, so the tolerance is twelve of them.
+    """
     for rounds in (2, 3):
         fitted = model(center="none", rounds=rounds, epsilon=50.0).fit(ROWS)
         squares = np.square(ROWS @ fitted.components_.T).mean(axis=0)
@@ -184,7 +192,7 @@ def test_scores_come_in_the_container_that_was_set(container: str) -> None:
 
 
 def test_columns_have_the_names_and_the_order_of_the_fit() -> None:
-    """As in scikit-learn, columns in another order, or a missing column, are refused and never matched silently."""
+    """Transform columns in another order or without one of them: they are refused, as in scikit-learn."""
     fitted = model().fit(PCA_FRAME)
     assert fitted.feature_names_in_.tolist() == list(fitted.artifact_.manifest["feature_names"]) == NAMES
     with pytest.raises(ValueError, match="Feature names must be in the same order"):
@@ -209,7 +217,10 @@ def test_a_search_over_a_pipeline_is_one_release_for_each_fit() -> None:
 
 
 def test_one_slot_for_a_whole_search_is_refused_at_its_second_candidate() -> None:
-    """Otherwise all folds would get the release of the first fit, which includes rows held out later."""
+    """Use one slot for a grid search: the second candidate must be refused.
+
+    Otherwise all folds would get the release of the first fit, which includes rows held out later.
+    """
     pipeline = make_pipeline(model(slot="search"), LogisticRegression())
     search = GridSearchCV(pipeline, {"privatepca__n_components": [1, 2]}, cv=2, error_score="raise")
     with pytest.raises(Conflict, match=r"slot 'search' was charged with other terms \(n_components\)"):
@@ -266,7 +277,10 @@ def test_rows_that_are_not_finite_are_refused(value: float) -> None:
 
 
 def test_a_clip_norm_of_a_quantile_is_a_release_that_is_paid_for() -> None:
-    """The norm is within one histogram bin of the rows' quantile, and its epsilon is part of the charged event."""
+    """Choose the clip norm as a quantile: it is near the rows' quantile, and its epsilon is charged.
+
+    The norm is within one histogram bin.
+    """
     budget = InMemoryBudget(**TERMS)
     fitted = model(clip_norm="quantile:0.9", budget=budget).fit(ROWS)
     ratio = fitted.clip_norm_ / np.quantile(np.linalg.norm(ROWS, axis=1), 0.9)
@@ -307,7 +321,7 @@ def model_of_factorization(**changed: Any) -> PrivateMatrixFactorization:
 
 
 def stored(dense: np.ndarray) -> sparse.csr_array:
-    """Return a sparse matrix that stores every entry: zeros, and NaN for missing values."""
+    """Return a sparse matrix that stores every entry, including zeros, and NaN for missing values."""
     return sparse.csr_array((dense.ravel(), np.indices(dense.shape).reshape(2, -1)), shape=dense.shape)
 
 
@@ -330,7 +344,8 @@ def content(table: Any) -> str:
 def test_equal_ratings_are_the_same_rows_whatever_holds_them_and_a_zero_is_a_rating(kind: str) -> None:
     assert (SPARSE.data == 0).any()
     assert content(TABLES[kind]) == content(SPARSE)
-    assert content(sparse.csr_array(np.where(KNOWN, FULL, 0))) != content(SPARSE)  # its zeros are no ratings
+    # sparse zeros are missing here, not ratings
+    assert content(sparse.csr_array(np.where(KNOWN, FULL, 0))) != content(SPARSE)
     fitted = model_of_factorization().fit(TABLES[kind])
     expected = [fitted.artifact_.predict(user.indices, user.data) for user in SPARSE[:20]]
     assert np.asarray(fitted.predict(TABLES[kind]))[:20] == pytest.approx(np.array(expected))
@@ -349,7 +364,7 @@ def test_predictions_are_those_of_offsets_and_factors_of_users_and_items() -> No
 
 
 def test_unknown_ratings_of_new_users_are_predicted_better_than_by_offsets_alone() -> None:
-    """Trained on 500 users at a low noise level; predicts the unknown half of the other hundred users."""
+    """Fit 500 users with little noise, and predict the unknown half of 100 new users: better than offsets alone."""
     fitted = model_of_factorization(epsilon=50.0).fit(SPARSE[:500])
     new, unknown = SPARSE[500:], ~KNOWN[500:]
     errors = (fitted.predict(new) - FULL[500:])[unknown]

@@ -1,4 +1,4 @@
-"""Estimators on a ledger: releases depend on arguments and never on rows; a slot is charged once."""
+"""Estimators on a ledger: public results depend on arguments and never on rows; a slot is charged once."""
 
 import json
 import os
@@ -59,7 +59,10 @@ def content_of(rows: np.ndarray) -> str:
 def test_neighbours_have_equal_versions_charges_and_warnings(
     slot: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second fit is on the same rows or with one row changed; all statements of the ledger are compared."""
+    """Repeat a fit on the same rows and on rows with one row changed: versions and ledger must be equal.
+
+    All statements of the ledger are compared.
+    """
     found: list[list[Any]] = []
     for name, second in (("same", ROWS.copy()), ("changed", NEIGHBOUR)):
         monkeypatch.setenv("DPCA_HOME", str(tmp_path / name))
@@ -85,7 +88,8 @@ def test_a_second_fit_with_equal_parameters_warns_before_rows_are_stored_and_cha
     model(epsilon=1.0, budget=budget).fit(ROWS)
     spent, stored = budget.statement().spent, snapshots(budget)
     with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on PopulationBudget\('patients'\)"):
-        model(epsilon=1.0, budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)  # warnings are errors here
+        # pytest turns warnings into errors here
+        model(epsilon=1.0, budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)
     assert budget.statement().spent == spent
     assert snapshots(budget) == stored
 
@@ -97,7 +101,10 @@ def snapshots(budget: PopulationBudget) -> list[Path]:
 def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
     budget: PopulationBudget, tmp_path: Path
 ) -> None:
-    """Rows that would be refused are not read. The other process loads neither Prefect nor Dask."""
+    """Fit with a used slot, here and in another process: the first release is returned, and no rows are read.
+
+    The other process loads neither Prefect nor Dask.
+    """
     first = model(slot="night", budget=budget).fit(ROWS)
     assert first.published_ == "subspace.patients@1"
     spent = budget.statement().spent
@@ -117,7 +124,7 @@ def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Any]:
-    """Return the settings of a home in which children fitted with slots, and the output of two of them."""
+    """Run `forks` in a new home; return the settings of the home, and the output of its two concurrent children."""
     folder = tmp_path_factory.mktemp("forks")
     settings = {"DPCA_HOME": str(folder / "home"), "DPCA_STATE_FOLDER": str(folder / "state")}
     with pytest.MonkeyPatch.context() as patch:
@@ -146,7 +153,10 @@ def of_slot(budget: PopulationBudget, slot: str) -> Release:
 def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_charged(
     forked_budget: PopulationBudget, point: str
 ) -> None:
-    """Later rows vary along another axis, and other terms are refused before the slot is finished."""
+    """Fit with the slot of a killed process: the charged rows are used, and other terms are refused.
+
+    The rows of the second fit vary along another axis, so the result shows which rows were used.
+    """
     budget, spent = forked_budget, forked_budget.statement().spent
     release = of_slot(budget, point)
     assert release.state == ("reserved" if point.startswith("reserve") else "noising")
@@ -164,7 +174,10 @@ def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_cha
 def test_processes_with_one_slot_at_once_are_one_release_and_keep_one_snapshot(
     forks: tuple[dict[str, str], Any], forked_budget: PopulationBudget
 ) -> None:
-    """Both processes have stored their rows, which differ, before either is charged."""
+    """Two processes fit with one slot at the same time: there is one release and one snapshot.
+
+    Both have stored their different rows before either is charged.
+    """
     first, second = forks[1]
     assert first == second
     assert of_slot(forked_budget, TOGETHER).state == "committed"
@@ -223,7 +236,7 @@ def test_a_slot_that_an_operator_gave_up_is_refused(budget: PopulationBudget) ->
 
 
 def test_other_rows_are_another_release_until_the_budget_refuses(budget: PopulationBudget) -> None:
-    """The rows of a refused request are not kept."""
+    """Fit on other rows until the budget refuses: each fit is a release, and rows of a refused fit are removed."""
     assert model(budget=budget).fit(ROWS).published_ == "subspace.patients@1"
     with pytest.warns(RepeatedFitWarning):
         again = model(budget=budget).fit(da.from_array(ROWS[1:], chunks=(900, 5)))
@@ -239,7 +252,7 @@ def test_other_rows_are_another_release_until_the_budget_refuses(budget: Populat
 def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
     budget: PopulationBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It transforms without any ledger."""
+    """Unpickle an estimator: it spends from the same ledger only, and transforms rows without any ledger."""
     fitted = model(slot="night", budget=budget).fit(ROWS)
     spent, frozen = budget.statement().spent, pickle.dumps(fitted)
     assert str(tmp_path).encode() not in frozen
@@ -256,7 +269,7 @@ def test_an_unpickled_estimator_spends_from_the_same_ledger_and_from_no_other(
 
 
 def test_ratings_keep_their_zeros_and_items_their_names(budget: PopulationBudget) -> None:
-    """Stored zeros are ratings, and users without ratings count."""
+    """Fit ratings with stored zeros: they are ratings, users without ratings count, and items keep their names."""
     users = np.random.default_rng(5)
     films = pd.DataFrame(np.where(users.random((90, 6)) < 0.5, users.integers(0, 6, (90, 6)), np.nan), columns=FILMS)
     films.iloc[[3, 89]] = np.nan
@@ -328,7 +341,7 @@ def test_rows_of_another_population_are_refused_before_a_charge(budget: Populati
     model(budget=budget).fit(ROWS)
     Workspace.open().ledger.open_budget("staff", epsilon=4.0, delta=5e-6)
     staff = Workspace.open().budget("staff")
-    with pytest.raises(Conflict, match="two budgets for the same people add up"):
+    with pytest.raises(Conflict, match="privacy losses of two populations with the same people add up"):
         model(budget=staff).fit(ROWS)
     assert staff.statement().spent == 0
 

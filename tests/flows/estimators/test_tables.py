@@ -1,7 +1,7 @@
-"""Containers of rows, and tables without usable rows.
+"""Containers of rows: results do not depend on the container, and tables without usable rows are refused.
 
-Results do not depend on the container, and data that need not be in memory as a whole never are. Tables that hold no
-numbers, or no rows, are refused in one line, by every estimator and by its releases.
+Data that need not be in memory as a whole are read in parts. Tables without numbers or without rows are refused in one
+line, by every estimator and by its releases.
 """
 
 import functools
@@ -110,7 +110,7 @@ def test_equal_rows_are_the_same_rows_with_equal_scores_whatever_holds_them(kind
 
 
 class Watched:
-    """Rows that are computed on demand, chunk by chunk, with the largest computed chunk recorded."""
+    """Dask rows that are computed chunk by chunk; ``most`` is the size of the largest computed chunk."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most, real = 0, da.Array.compute
@@ -270,7 +270,7 @@ STRANGE: dict[str, Any] = {
 
 @functools.cache
 def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
-    """Return both estimators, fitted."""
+    """Return a fitted PrivatePCA and a fitted PrivateMatrixFactorization."""
     factors = PrivateMatrixFactorization(
         n_components=1, epsilon=1.0, delta=1e-6, ratings_between=(1, 5), ratings_per_user=5, budget=InMemoryBudget()
     )
@@ -284,7 +284,7 @@ def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
 @pytest.mark.parametrize("rows", STRANGE.values(), ids=STRANGE)
 @pytest.mark.parametrize("method", ["fit", "transform", "predict", "artifact"])
 def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: str) -> None:
-    rows = rows() if callable(rows) else rows  # raised by AnnData on creation
+    rows = rows() if callable(rows) else rows  # AnnData raises an error when created, so it is created here
     pca, factors = fitted()
     calls: dict[str, list[Callable[[Any], Any]]] = {
         "fit": [clone(pca).fit, clone(factors).fit],
@@ -292,7 +292,8 @@ def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: s
         "predict": [pca.inverse_transform, factors.predict, factors.inverse_transform],
         "artifact": [pca.artifact_.transform, pca.artifact_.inverse_transform],
     }
-    if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):  # the artifact gives scores for no row
+    # an artifact returns scores for an array of no rows
+    if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):
         assert pca.artifact_.transform(rows).shape == (0, pca.n_components_)
         return
     for call in calls[method]:

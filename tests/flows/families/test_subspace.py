@@ -1,10 +1,10 @@
-"""The subspace family through the command.
+"""The subspace family, used through the command ``dpca subspace``.
 
-Covers the forecast before spending: a dry run, a confirmation, and a request that refuses noise. The gate reads only
-two published subspaces: the verdict of one, and the directions of both. Post-processing of a published release is free,
-or refused where its artifact does not allow it. The upper triangle of a released matrix is kept up to a size, and read
-back bit for bit. The noise of a stream's estimate is compared with a single release. A family is planned without an
-orchestrator and without a cluster library.
+The forecast before spending is tested in a dry run, at a confirmation, and for a request that refuses noise. The gate
+reads two published subspaces only: the verdict of one, and the directions of both. Post-processing of a published
+release is free, or refused where its artifact does not allow it. The upper triangle of a released matrix is stored up
+to a size, and read back bit for bit. The noise of a stream's estimate is compared with a single release. A family is
+planned without an orchestrator and without a cluster library.
 """
 
 import json
@@ -30,10 +30,9 @@ from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream
 from flows.families.base import FAMILIES, family_named, stored_request
 from flows.families.restated_subspace import packed, restate_subspace
 from flows.families.streams import StreamTerms, factor
-from flows.jobs import run_release
 from flows.releases import stages
 from flows.releases.arrival_ends import drift_from, judge
-from flows.releases.stages import plan_on
+from flows.releases.stages import plan_on, release_directly
 from flows.releases.verdicts import preview
 from flows.reports.terminal import rounded_down
 from flows.requests import SubspaceRequest
@@ -50,7 +49,7 @@ WORDS = (
 
 @pytest.fixture
 def few(rows_file: Path, dpca: Command) -> None:
-    """Ingest sixty rows, declared as such, and open a budget."""
+    """Ingest sixty rows with the bound ``--records-at-most 60``, and open a budget."""
     words = ("--name", "people", "--features", 6, "--records-at-most", 60, "--direct")
     assert dpca("dataset", "ingest", rows_file, *words).status == 0
     assert dpca("budget", "open", "people", "--epsilon", "3", "--delta", "1e-4").status == 0
@@ -94,9 +93,9 @@ def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pyte
     logged: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(stages, "log_event", lambda event, **facts: logged.append((event, facts)))
     with pytest.raises(Refused, match="on_noise=refuse"):
-        run_release(SubspaceRequest(**NOISY, on_noise="refuse"), direct=True)
+        release_directly(SubspaceRequest(**NOISY, on_noise="refuse"))
     assert (logged, releases()) == ([], [])
-    run_release(SubspaceRequest(**NOISY), direct=True)
+    release_directly(SubspaceRequest(**NOISY))
     assert logged[0][0] == "expects_noise"
     assert logged[0][1]["forecast"].startswith("expect noise: ")
     assert len(releases()) == 1
@@ -149,7 +148,7 @@ class _Terminal:
 
 
 def subspace(*columns: int, above: int | None = 2, features: int = 6, **others: Any) -> PrivateSubspace:
-    """Return a subspace of unit vectors."""
+    """Return a subspace whose components are the unit vectors of these columns."""
     outcome = {name: fact for name, fact in {"above_noise": above, **others}.items() if fact is not None}
     return PrivateSubspace(components=np.eye(features)[list(columns)], manifest={"outcome": outcome})
 
@@ -194,7 +193,10 @@ def test_what_stands_above_the_noise_and_holds_the_champions_directions_passes(
 
 
 def test_random_directions_lack_what_the_docstring_says() -> None:
-    """The mean over 400 draws, from seed 0, is within 0.03 of 1 - k/d, which is five standard deviations."""
+    """Compare the mean drift of 400 random subspaces with 1 - k/d; 0.03 is five standard deviations.
+
+    The draws come from seed 0.
+    """
     draws = np.random.default_rng(0)
     champion, found = subspace(0, 1), []
     for _ in range(400):
@@ -210,7 +212,10 @@ def test_signs_and_order_do_not_matter() -> None:
 
 
 def test_directions_within_the_noise_of_a_release_hold_nothing_of_the_champion() -> None:
-    """By chance, noise directions contain a part of any others: everything, with as many directions as columns."""
+    """Directions within the noise must not count when drift from a champion is measured.
+
+    By chance, random directions overlap with any others: completely, with as many directions as columns.
+    """
     candidate = subspace(0, 1, 2, 3, 4, 5, above=1)
     assert drift_from(candidate, subspace(0, 1, 2, above=3)) == pytest.approx(2 / 3)
     assert not judge(candidate, subspace(0, 1, 2, above=3), drift_at_most=0.5).passes
@@ -229,7 +234,7 @@ def spent() -> float:
 
 @pytest.fixture
 def wide(tmp_path: Path, dpca: Command) -> None:
-    """Ingest 600 rows of 24 columns, two of them strong, and open a budget."""
+    """Ingest 600 rows of 24 columns, two of which have most of the variance, and open a budget."""
     source = np.random.default_rng(4).normal(size=(600, WIDE)) * np.r_[2.0, 1.0, np.full(WIDE - 2, 0.05)]
     np.save(tmp_path / "wide.npy", source)
     assert dpca("dataset", "ingest", tmp_path / "wide.npy", "--name", "wide", "--direct").status == 0
@@ -289,7 +294,10 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_a_release_in_rounds_is_refined_anew_from_its_answers(dpca: Command, center: str) -> None:
-    """The same answers give the same components to the bit, and another number of components costs nothing."""
+    """Refine a published release in rounds again: the same answers must give the same components to the bit.
+
+    Another number of components costs nothing.
+    """
     assert dpca(*FIT, "--rounds", "3", "--center", center, "--publish", "sub").status == 0
     found, before = Registry.open().load("sub@1", PrivateSubspace), spent()
     again = restate_subspace(found, n_components=2, parent="x")
@@ -329,7 +337,7 @@ def test_rounds_of_another_mechanism_or_number_are_refused_before_they_are_charg
 
 @pytest.mark.usefixtures("wide")
 def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
-    """The manifest of an older version has no outcome, matrix or refinement; only the plan states the noise."""
+    """Refine an artifact of an older version, without outcome, matrix or refinement: the plan states its noise."""
     assert dpca(*FIT, "--rounds", "1", "--publish", "sub", "--refine", "none").status == 0
     found = Registry.open().load("sub@1", PrivateSubspace)
     facts = {name: fact for name, fact in found.manifest.items() if name != "outcome"}

@@ -1,7 +1,7 @@
-"""A toy family from plan to audit: a new family needs only one file and its table rows.
+"""A toy family from plan to audit: a new family needs one file and its rows in the tables.
 
-It is planned, charged, released, stored as an artifact, registered, used from the command and audited, and no other
-module refers to it.
+The toy family is planned, charged, released, stored as an artifact, registered, used from the command and audited, and
+no other module refers to it.
 """
 
 import json
@@ -40,7 +40,7 @@ PROFILE = (
 
 @pytest.fixture(autouse=True)
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the table rows: a family, its flow, a kind of artifact, a sensitivity, and a command."""
+    """Register the toy family in the tables of families, flows, artifacts, sensitivities and commands."""
     monkeypatch.setitem(FAMILIES, toy.ToyFamily.name, f"{toy.__name__}:TOY")
     monkeypatch.setitem(FLOWS, toy.ToyFamily.name, toy.profile_columns)
     monkeypatch.setitem(KINDS, toy.ToyProfile.kind, f"{toy.__name__}:ToyProfile")
@@ -97,15 +97,15 @@ def test_the_audit_command_attacks_it_too(dpca: Command) -> None:
     ("divisor", "trials"),
     [
         pytest.param(3.0, 300, marks=pytest.mark.audit),
-        pytest.param(1.0, 1500, marks=pytest.mark.audit_only),  # 60 trials of the command's audit in `make test`
+        pytest.param(1.0, 1500, marks=pytest.mark.audit_only),  # `make test` runs 60 trials through the command
     ],
 )
 def test_an_attack_finds_a_part_whose_bound_is_too_small(
     divisor: float, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A third of the noise gives at least three times the epsilon; with all of it the claim holds.
+    """Divide the noise by 3: the audit must find at least three times the epsilon; with all noise, the claim holds.
 
-    All of eight seeds find the planted bound in 300 trials, at an epsilon of 1.7 or more.
+    All of eight seeds find the planted mistake in 300 trials, at an epsilon of 1.7 or more.
     """
     parts = toy.ColumnProfile.parts.fget  # type: ignore[attr-defined]
 
@@ -144,7 +144,10 @@ def test_parts_are_summed_exactly_and_noised_by_their_own_bounds() -> None:
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 def test_no_record_moves_a_part_by_more_than_its_bound(relation: str) -> None:
-    """Random records, some with duplicates and huge values: 300 pairs of neighbours in each relation."""
+    """Try 300 pairs of random records in each relation, some with duplicates and huge values.
+
+    No part of the sum may change by more than its bound.
+    """
     query = toy.ColumnProfile(n_features=3, clip_norm=2.0, relation=relation, bits=toy.BITS)  # type: ignore[arg-type]
     random = np.random.default_rng(5)
     worst = dict.fromkeys(query.parts, 0.0)

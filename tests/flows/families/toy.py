@@ -1,6 +1,6 @@
-"""A family that exists only in the tests: noisy energies and counts of columns, from a two-part statistic.
+"""A family of releases that exists only in the tests: noisy energies and counts of columns.
 
-This file contains everything that a new family needs, as it would be in its files of the packages.
+This file contains everything that a new family needs, which a real family divides among the files of the packages.
 """
 
 import math
@@ -37,13 +37,13 @@ BITS, COUNT_STEPS = 10, 1 << 6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ColumnProfile(JointSum):
-    """The squares of each column, and in how many records it occurs.
+    """Query for the sum of squares of each column, and for the number of records with a nonzero value in it.
 
     Notes
     -----
     Sensitivity. The squares of a clipped record add up to at most 1 in units of the squared clip norm. So they change
-    by at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record occurs in at most d
-    columns, once in each: ``sqrt d`` in l2, also between two records.
+    by at most 1 in l1 and l2, and by at most ``sqrt 2`` when one record replaces another. A record has nonzero values
+    in at most d columns, and counts once in each: ``sqrt d`` in l2, also between two records.
     """
 
     name: ClassVar[str] = "toy_profile"
@@ -52,7 +52,7 @@ class ColumnProfile(JointSum):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """Return energies on the grid of squares, and counts on a separate grid."""
+        """Return the two parts of the sum: energies on the grid of squares, and counts on a separate grid."""
         columns = Layout(kind="vector", order=self.n_features)
         energy = math.sqrt(2.0) if self.relation == "replace_one" else 1.0
         return {
@@ -72,15 +72,13 @@ class ColumnProfile(JointSum):
             ),
         }
 
-    def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Sum squares, and columns that occur."""
-        total = np.zeros(self.layout.size, np.int64)
+    def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
+        """Add the squares and the number of nonzero values of each column."""
         parts = self.split(total)
         np.add.at(parts["energies"], block.indices, block.values.astype(np.int64) ** 2)
         for first, last in zip(block.record_ptr[:-1], block.record_ptr[1:], strict=True):
             stored = slice(block.row_ptr[first], block.row_ptr[last])
             parts["counts"][np.unique(block.indices[stored][block.values[stored] != 0])] += COUNT_STEPS
-        return total
 
 
 ROW = Row("toy_profile 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0)
@@ -88,7 +86,7 @@ ROW = Row("toy_profile 1", ("JointGaussian",), "joint", 1.0, 1.0, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileTerms(Terms):
-    """The public facts of a profile."""
+    """The public facts that a plan of a profile needs."""
 
     n_features: int
     clip_norm: float
@@ -96,7 +94,7 @@ class ProfileTerms(Terms):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The result of the mechanism."""
+    """The released energies and counts of all columns."""
 
     energies: NDArray[np.float64]
     counts: NDArray[np.float64]
@@ -110,7 +108,7 @@ class JointProfile:
     name: ClassVar[str] = "toy_joint"
 
     def plan(self, problem: ProfileTerms, target: PrivacyTarget) -> Plan:
-        """Calibrate the joint noise."""
+        """Calibrate the joint noise of both parts."""
         check_target(problem, target)
         noise = JointGaussian(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
         return Plan(
@@ -124,7 +122,7 @@ class JointProfile:
         )
 
     def run(self, curator: Curator, plan: Plan) -> Profile:
-        """Release the profile."""
+        """Release both parts of the profile with joint noise."""
         facts = plan.problem
         query = ColumnProfile(
             n_features=facts.n_features, clip_norm=facts.clip_norm, relation=facts.relation, bits=plan.bits
@@ -147,7 +145,7 @@ class ToyProfile(Artifact):
     manifest: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Freeze and check."""
+        """Check the arrays and make them read-only."""
         for name in self.dimensions:
             object.__setattr__(self, name, frozen(name, getattr(self, name), ndim=1))
         shape = {"n_columns": len(self.energies)}
@@ -157,15 +155,15 @@ class ToyProfile(Artifact):
 
     @classmethod
     def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "ToyProfile":
-        """Build one from stored arrays."""
+        """Build the artifact from its stored arrays."""
         return cls(energies=arrays["energies"], counts=arrays["counts"], manifest=manifest)
 
     def summary(self) -> dict[str, Any]:
-        """Return the size."""
+        """Return the number of columns for machines."""
         return {"n_columns": len(self.counts)}
 
     def headline(self) -> str:
-        """Return the size in words."""
+        """Return the number of columns in words."""
         return f"{len(self.counts)} columns"
 
 
@@ -180,22 +178,22 @@ class ToyRequest(Request):
 
 
 def build_audited(name: str) -> Mechanism[Profile]:
-    """Build the one mechanism."""
+    """Build the family's only mechanism for an audit."""
     return {"toy_joint": JointProfile()}[name]
 
 
 def audited_problem(relation: Relation) -> ProfileTerms:
-    """Return a problem of two columns."""
+    """Return a problem of two columns for an audit."""
     return ProfileTerms(n_features=2, clip_norm=1.0, relation=relation)
 
 
 def neighbours_of(_name: str, problem: ProfileTerms) -> tuple[Neighbours, ...]:
-    """Return pairs that differ in energy and in counts."""
+    """Return pairs of neighbors that differ in energy and in counts."""
     return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
 
 
 class ToyFamily(Family[ToyRequest, Profile]):
-    """The family."""
+    """The toy family of releases."""
 
     name = ToyRequest.family
     request = ToyRequest
@@ -211,11 +209,11 @@ class ToyFamily(Family[ToyRequest, Profile]):
     )
 
     def build(self, request: ToyRequest) -> Mechanism[Profile]:
-        """Build the mechanism."""
+        """Build the mechanism of a request."""
         return build_mechanism(self, request.mechanism, request.settings)
 
     def problem(self, request: ToyRequest, snapshot: Entry, *, relation: Relation) -> ProfileTerms:
-        """Return the public facts."""
+        """Return the public facts of a request."""
         return ProfileTerms(
             relation=relation,
             records_at_most=snapshot.records_at_most or RECORDS_AT_MOST,
@@ -224,7 +222,7 @@ class ToyFamily(Family[ToyRequest, Profile]):
         )
 
     def requested(self, request: ToyRequest) -> Sequence[Any]:
-        """Return the clip norm."""
+        """Return the clip norm of a request."""
         return [request.clip_norm]
 
     def state(
@@ -235,7 +233,7 @@ class ToyFamily(Family[ToyRequest, Profile]):
         release_id: str,
         feature_names: Sequence[str] | None,
     ) -> ToyProfile:
-        """State the profile."""
+        """Return the artifact that states a released profile."""
         del feature_names
         facts = release_facts(self, planned, release_id=release_id)
         manifest = {**facts, "clip_norm": planned.request.clip_norm}

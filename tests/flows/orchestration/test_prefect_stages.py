@@ -1,7 +1,7 @@
-"""Stages under Prefect.
+"""Stages of a release under Prefect: what Prefect may store, and the progress card of a run.
 
-Restrictions on what Prefect may store are checked for every flow and every task. A run has one progress card, and none
-after its end: done, refused, failed or killed.
+Restrictions on stored values are checked for every flow and every task. A run has one progress card, and none after its
+end: done, refused, failed or killed.
 """
 
 import ast
@@ -38,6 +38,7 @@ from flows.orchestration import prefect_stages as subject
 from flows.orchestration.prefect_stages import RETRY_DELAYS, as_task, finish, in_flow
 from flows.orchestration.stage_calls import ENDINGS, StageEnded, directly
 from flows.releases import running, stages
+from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
 from tests.flows.conftest import newest_run
@@ -48,7 +49,7 @@ SCALARS = (str, int, float, bool, types.NoneType)
 
 
 def _stages() -> dict[str, Callable[..., Any]]:
-    """Return every function that a job passes to its runner: ``run(stage, ...)``."""
+    """Return every stage function that a job passes to its runner, found as ``run(stage, ...)`` in the source."""
     found = {}
     for module in MODULES:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -65,7 +66,7 @@ FLOWS = {thing.name: thing for module in MODULES for thing in vars(module).value
 
 
 def _is_public(kind: Any) -> bool:
-    """Return whether a type can hold names and numbers only."""
+    """Return whether a value of this type can contain names and numbers only."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return all(map(_is_public, typing.get_args(kind)))
     if typing.get_origin(kind) in (dict, Mapping):
@@ -80,8 +81,11 @@ def _is_public(kind: Any) -> bool:
 
 
 def _is_public_result(kind: Any) -> bool:
-    """Return whether a stage may return this type: names, numbers, or the facts of a report, checked elsewhere."""
-    kind = getattr(kind, "__value__", kind)  # resolves a type alias
+    """Return whether a stage may return this type: names, numbers, or the facts of a report.
+
+    The facts of a report are checked elsewhere.
+    """
+    kind = getattr(kind, "__value__", kind)  # replaces a type alias by its type
     if typing.get_origin(kind) is tuple:
         return all(map(_is_public, typing.get_args(kind)))
     return kind in (dict[str, Any], list[dict[str, Any]]) or _is_public(kind)
@@ -122,7 +126,7 @@ def test_a_stage_takes_and_returns_names_and_public_numbers(name: str) -> None:
 
 
 def test_tasks_are_made_in_one_place() -> None:
-    """A task or a result made elsewhere would escape the checks above."""
+    """Tasks may be created in one module only; others would escape the checks of this file."""
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "prefect":
@@ -134,7 +138,7 @@ def test_tasks_are_made_in_one_place() -> None:
 
 
 class _Odd(BaseException):
-    """An exception that does not derive from `Exception`."""
+    """An exception that derives from `BaseException` and not from `Exception`."""
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_stage_is_tried_again_until_its_place_is_back(
     def comes_back() -> str:
         tries.append(len(tries))
         if len(tries) < 3:
-            raise Unavailable("the database rests")
+            raise Unavailable("the database does not answer")
         return "done"
 
     def refuses() -> str:
@@ -292,12 +296,12 @@ def _cards(prefect: SyncPrefectClient) -> list[Artifact]:
 
 @pytest.fixture
 def seen(prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> list[list[Artifact]]:
-    """The cards that exist while a release is computed."""
+    """Return a list of the progress cards that exist while a release is computed."""
     found: list[list[Artifact]] = []
     finish = running.finish_release
 
     def finish_release(*args: Any, progress: Any, **others: Any) -> str:
-        progress(1, 2)  # as a cluster does
+        progress(1, 2)  # reports progress as a cluster does
         found.append(_cards(prefect))
         progress(2, 2)
         found.append(_cards(prefect))
@@ -339,7 +343,7 @@ def test_a_failed_run_leaves_no_card(
 def test_the_card_of_a_killed_run_is_removed_by_the_next(
     prefect: SyncPrefectClient, seen: list[list[Artifact]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:  # as if the process was killed before it could remove the card
+    with monkeypatch.context() as patch:  # simulates a process that is killed before it could remove its card
         patch.setattr(SyncPrefectClient, "delete_artifact", lambda *_: None)
         run_release(_request())
     (left,) = _cards(prefect)
@@ -393,14 +397,17 @@ def test_the_card_of_a_run_that_goes_on_is_left_until_it_is_silent_for_long(
 
 @pytest.mark.usefixtures("ready")
 def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Artifact]]) -> None:
-    run_release(_request(), direct=True)
+    release_directly(_request())
     assert seen
     assert not any(seen)
     assert Workspace.read_only().registry.names() == ["sub"]
 
 
 def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster reports from threads: one report is inside Prefect while the run fails, another comes after the end."""
+    """Report progress from threads while a run ends: no card may remain.
+
+    One report is inside Prefect while the run fails, another comes after the end.
+    """
     cards, calling = set[str](), Event()
 
     def create(*_: Any, **__: Any) -> str:

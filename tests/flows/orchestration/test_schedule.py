@@ -1,8 +1,8 @@
-"""Scheduled runs and deployments under Prefect.
+"""Scheduled runs and deployments under Prefect: each scheduled slot is one release, and Prefect sees names alone.
 
-Each slot of a schedule is one release, for any number of attempts, delays or data changes. Names and displays of a run
-in Prefect depend on the run's dataset, population and published name alone. On a real server, a deployment's form, runs
-with old parameters, dry runs, and the form's text are checked.
+A slot is one release for any number of attempts, delays or data changes. Names and displays of a run in Prefect depend
+only on the dataset, the population and the published name. On a real server, a deployment's form, runs with old
+parameters, dry runs, and the form's text are checked.
 """
 
 import asyncio
@@ -103,10 +103,10 @@ def test_a_key_of_ones_own_wins_over_the_slot(ready: Path) -> None:
 
 
 def _slots(patch: pytest.MonkeyPatch, schedule: Any, *, name: str, start: datetime, count: int) -> list[str]:
-    """Return the slots of the runs that a Prefect schedule plans, as derived by each run."""
+    """Return the slot that each run of a Prefect schedule derives from its planned time."""
     terms, found = StreamTerms(facts={"schedule": name}, plan=cast(Any, None), weights=cast(Any, None)), []
     for date in schedule._get_dates_generator(n=count, start=start):
-        key = f"scheduled {uuid4()} {uuid4()} {date}"  # as the scheduler of Prefect names a run
+        key = f"scheduled {uuid4()} {uuid4()} {date}"  # a key in the form of Prefect's scheduler
         stored = date.astimezone(UTC)
         _run(patch, auto_scheduled=True, expected_start_time=stored, deployment_id="some", idempotency_key=key)
         found.append(terms.slot_at(datetime.fromisoformat(planned_time() or "")))
@@ -171,7 +171,10 @@ def test_every_hour_has_one_slot_when_clocks_change(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server builds the key; if a version builds it differently, this fails and `planned_time` refuses its runs."""
+    """Compare the run key of Prefect's scheduler with the form that `planned_time` reads.
+
+    If a Prefect version builds the key differently, this test fails and `planned_time` refuses its runs.
+    """
     planned = CronSchedule(cron="30 1 * * *", timezone="Europe/Berlin")
     stub = SimpleNamespace(id=uuid4(), schedule=planned, slug="nightly", parameters={})
     monkeypatch.setattr(deployments, "read_deployment_schedules", AsyncMock(return_value=[stub]))
@@ -239,7 +242,7 @@ NAMES_OF_RUNS_REQUEST: dict[str, Any] = {
 
 @pytest.fixture
 def homes(ready: Path, dpca: Command, rows_file: Path) -> Path:
-    """A home with two populations, each with a dataset, a budget and a published release."""
+    """Return a home with two populations, each with a dataset, a budget and a published release."""
     words = (
         "--name",
         "rows-two",
@@ -289,7 +292,7 @@ def test_no_name_tag_card_or_limit_of_a_run_is_of_another_population(
 
 
 def _shown(prefect: SyncPrefectClient, run: FlowRun) -> str:
-    """Return all that Prefect stores about a run, its tasks and its artifacts, as text."""
+    """Return all that Prefect stores about a run, its tasks and its artifacts, as JSON text."""
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     artifacts = prefect.read_artifacts(flow_run_filter=of_run)
     found = [run, *prefect.read_task_runs(flow_run_filter=of_run), *artifacts]
@@ -328,7 +331,7 @@ def _deploy(prefect: SyncPrefectClient, **others: Any) -> UUID:
 
 
 def _run_of_deployment_notes(prefect: SyncPrefectClient, deployment: UUID, **parameters: Any) -> FlowRun:
-    """Run a deployment as a worker would, with parameters given in its form."""
+    """Run a deployment as a worker does, with parameters as entered in its form."""
     made = prefect.create_flow_run_from_deployment(deployment, parameters=parameters, state=Scheduled())
     run_flow(fit_subspace, flow_run=made, parameters=made.parameters, return_type="state")
     return prefect.read_flow_run(made.id)

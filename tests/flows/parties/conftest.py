@@ -1,4 +1,4 @@
-"""A service on loopback with few connections, and parties with certificates that call it."""
+"""Fixtures: a service on loopback with few connections, and callers with certificates."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ MOST, FLOOD = 24, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
-    """A service's side of TLS, and its callers by number."""
+    """The TLS context and certificate of a service, and the certificate files of its numbered callers."""
 
     context: ssl.SSLContext
     names: Mapping[str, str]
@@ -37,19 +37,19 @@ class Party:
     callers: tuple[Path, ...]
 
     def shown(self, by: int = 0) -> ssl.SSLContext:
-        """Return the TLS context of a connection with a caller's certificate."""
+        """Return the client TLS context with which caller number ``by`` connects."""
         path = self.callers[by]
         return calling_context(certificate=path, key=path.with_suffix(".key"), peer=self.certificate)
 
     def caller(self, address: str, *, by: int = 0) -> Caller:
-        """Return a caller of the service at an address."""
+        """Return a client of the service at an address, for caller number ``by``."""
         path = self.callers[by]
         post = Post(name="the service", address=f"https://{address}", certificate=self.certificate)
         return Caller(post, certificate=path, key=path.with_suffix(".key"), timeout=20)
 
     @contextmanager
     def connected(self, address: str, *, by: int = 0) -> Iterator[ssl.SSLSocket]:
-        """Connect to the service at an address with a caller's certificate."""
+        """Yield a TLS connection to the service at an address, for caller number ``by``."""
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), 20) as plain, self.shown(by).wrap_socket(plain) as made:
             yield made
@@ -57,7 +57,7 @@ class Party:
 
 @pytest.fixture
 def parties(tmp_path: Path) -> Callable[[int], Party]:
-    """Return a function that creates a service for a number of callers."""
+    """Return a function that creates certificates for a service and for a number of callers."""
 
     def made(count: int) -> Party:
         names = [f"caller {number}" for number in range(count)]
@@ -75,7 +75,7 @@ def parties(tmp_path: Path) -> Callable[[int], Party]:
 
 @pytest.fixture
 def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """Return a function that serves an application on loopback, with few connections, and returns its address."""
+    """Yield a function that serves an application on loopback, with few connections, and returns its address."""
     monkeypatch.setattr(listening, "MOST", MOST)
     with ExitStack() as stack:
 
@@ -87,7 +87,8 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
             thread.start()
             stack.callback(thread.join)
             stack.callback(lambda: setattr(server, "should_exit", True))
-            stack.callback(await_end, listener)  # of all connections, as the clients have closed theirs
+            # waits until all connections have ended, as the clients have closed theirs
+            stack.callback(await_end, listener)
             return address
 
         yield serve
@@ -95,7 +96,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def flood() -> Iterator[Callable[..., list[socket.socket]]]:
-    """Return a function that opens many connections to an address, and sends the same bytes on each."""
+    """Yield a function that opens many connections to an address, and sends the same bytes on each."""
     with ExitStack() as stack:
 
         def opened(address: str, sent: bytes = b"", *, count: int = FLOOD) -> list[socket.socket]:

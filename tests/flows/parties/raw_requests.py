@@ -1,6 +1,6 @@
-"""Bytes that no regular client sends: broken HTTP, other protocols, and frames that grow when they are read.
+"""Hostile requests that no regular client sends: broken HTTP, other protocols, and frames that grow when read.
 
-Each is sent over a connection with a valid certificate, as a hostile party would.
+Each request is sent over a connection with a valid certificate.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def _sized(path: bytes, body: bytes) -> bytes:
 
 
 def raw_requests(path: str) -> Mapping[str, bytes]:
-    """Return all requests by name, for a service that answers at a path."""
+    """Return the bytes of all hostile requests, by name, for a service at a path."""
     at, sound, chunked = path.encode(), _framed(b"{}"), b"Transfer-Encoding: chunked"
     smuggled = b"POST " + at + b" HTTP/1.1\r\n" + _HOST + b"Content-Length: 11\r\n\r\n" + sound
     entries = [{"name": str(number), "type": "<i8", "shape": [0], "rows": None} for number in range(1000)]
@@ -42,7 +42,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
         "chunks without an end": _post(at, chunked, body=b"5\r\nDPCA1\r\n" * 20),
         "a chunk that is cut": _post(at, chunked, body=b"ffff\r\nDPCA1"),
         "a wait for 100": _post(at, b"Expect: 100-continue", b"Content-Length: 11"),
-        # heads that are too long
+        # request heads that are too long
         "a long address": b"POST /" + b"a" * 300_000 + b" HTTP/1.1\r\n" + _HOST + b"\r\n",
         "a long header": _post(at, b"X-Long: " + b"a" * 1_000_000),
         "many headers": _post(at, *(b"X-%d: 1" % number for number in range(50_000))),
@@ -82,7 +82,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
         "two hosts": _post(at, b"Host: y", b"Content-Length: 11", body=sound),
         "noise": bytes(range(256)) * 64,
         "a handshake inside the connection": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(512),
-        # addresses with another meaning elsewhere
+        # request paths that other servers interpret specially
         "a path upwards": _sized(b"/v1/../../etc/passwd", sound),
         "an encoded path upwards": _sized(b"/v1/%2e%2e/%2e%2e/etc/passwd", sound),
         "a zero byte in a path": _sized(at + b"%00", sound),
@@ -107,7 +107,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
 
 
 def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: float = 20.0) -> bytes:
-    """Send bytes; return the response until the service closes the connection, or sends nothing for long."""
+    """Send bytes; return all that the service sends until it closes the connection or is silent for ``patience``."""
     host, _, port = address.removeprefix("https://").rpartition(":")
     came = b""
     with (
@@ -116,7 +116,7 @@ def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: f
         context.wrap_socket(plain) as made,
     ):
         made.settimeout(patience)
-        with contextlib.suppress(ConnectionError, ssl.SSLError):  # closed before it read everything
+        with contextlib.suppress(ConnectionError, ssl.SSLError):  # the service may close before it has read everything
             made.sendall(sent)
         while part := made.recv(1 << 16):
             came += part
@@ -124,5 +124,5 @@ def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: f
 
 
 def statuses(came: bytes) -> list[int]:
-    """Return the status codes in a response."""
+    """Return the HTTP status codes in a response."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", came)]

@@ -1,9 +1,9 @@
-"""Services under load and attack, and the frame format.
+"""Services between parties: behavior under load and attack, and the frame format.
 
-A caller gets a one-line refusal without paths or addresses, and a slow or greedy caller does not delay others. A caller
-with a complete request is answered, however many other connections are silent or incomplete. Requests that no regular
-client sends are refused, have no effect, and leave others answered. Frames are decoded as they were encoded, and a
-frame that is cut, extended, or of another form is refused completely.
+A refused caller gets one line without paths or addresses. A slow or greedy caller does not delay others: a complete
+request is answered, however many other connections are silent or incomplete. Requests that no regular client sends are
+refused, have no effect, and do not affect others. Frames are decoded as they were encoded, and a frame that is cut,
+extended, or of another form is refused completely.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ HIDDEN: dict[str, tuple[Exception, int]] = {
 
 
 def client(*routes: Route, by: str = "a print") -> httpx.AsyncClient:
-    """Return a client of some routes, with a certificate."""
+    """Return an HTTP client of some routes, which presents the certificate fingerprint ``by``."""
     inside = application(list(routes), names=NAMES)
 
     async def shown(scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +139,7 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
 
 
 def test_one_caller_keeps_no_other_waiting() -> None:
-    """However many requests it sends at once, no more than its places are read."""
+    """Send many requests from one caller at once: only as many as the caller's limit may be read."""
     route = Route(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
     inside = application([route], names=NAMES)
     begun: list[str] = []
@@ -221,7 +221,7 @@ def test_a_connection_that_asks_nothing_ends_at_its_deadline(
     while head != "nothing" and (answer := made.recv(10_000)):
         if answer and head in ("an answered request", "a body that never ends"):
             with contextlib.suppress(OSError):
-                made.sendall(b"X")  # the first byte of another request, or of the rest of this one
+                made.sendall(b"X")  # the first byte of another request, or the next byte of this one
     assert made.recv(1) == b""
 
 
@@ -328,7 +328,10 @@ def test_no_bytes_of_a_party_do_anything_but_be_refused(
 def test_a_message_that_trickles_gives_its_place_back(
     serving: Serve, parties: Callable[[int], Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte arrives in time, but the whole request would take two days."""
+    """Send requests byte by byte: the service must end them after a time, although each byte arrives in time.
+
+    A whole request would take two days.
+    """
     monkeypatch.setattr(listening, "PATIENCE", 0.6)
     monkeypatch.setattr(listening, "HEAD", 0.5)
     party = parties(1)
@@ -348,14 +351,17 @@ def test_a_message_that_trickles_gives_its_place_back(
     with ThreadPoolExecutor(2 * listening.AT_ONCE) as pool, contextlib.closing(party.caller(address)) as calling:
         slow = [pool.submit(trickle) for _ in range(listening.AT_ONCE)]
         time.sleep(0.2)
-        assert calling.call("/act", {}).facts == {}  # waits until a place is free again
+        assert calling.call("/act", {}).facts == {}  # waits until the service can read another request
         assert max(each.result() for each in slow) < 200
 
 
 def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
     serving: Serve, parties: Callable[[int], Party]
 ) -> None:
-    """Active connections are never closed in favour of others, so callers together must not occupy every place."""
+    """Hostile callers use all their connections: another caller must still be answered.
+
+    Active connections are never closed in favor of others, so there must be room for more than the callers' limits.
+    """
     four_and_one = parties(5)
     address = serve_party(serving, four_and_one, lambda *_: encode({}), most=1 << 20)
     with contextlib.ExitStack() as stack:
@@ -367,7 +373,8 @@ def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
         began = time.monotonic()
         with contextlib.closing(four_and_one.caller(address, by=4)) as calling:
             assert calling.call("/act", {}).facts == {}
-        assert time.monotonic() - began < listening.HEAD  # waiting for a place takes at least HEAD
+        # waiting for another request to end would take at least HEAD seconds
+        assert time.monotonic() - began < listening.HEAD
 
 
 MATRIX = np.zeros((1000, 5), np.int64)
@@ -390,7 +397,7 @@ def test_facts_and_arrays_come_back_to_the_bit_and_aligned() -> None:
 
 
 def test_of_a_matrix_with_few_rows_only_these_are_sent() -> None:
-    """8 k s + 4 s bytes for s nonzero rows of k columns."""
+    """Encode a matrix with few nonzero rows: s rows of k columns take 8 k s + 4 s bytes."""
     dense = encode({}, {"directions": MATRIX + 1})
     assert len(encode({}, {"directions": MATRIX})) - len(dense) == (50 * 5 * 8 + 50 * 4) - MATRIX.nbytes - 2
 
@@ -438,7 +445,10 @@ def opened(frame: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def test_a_forged_head_is_refused_or_read_exactly_as_it_stands() -> None:
-    """No part of a head is ignored, and every array is read in the form that the head states."""
+    """Forge a frame's head: it must be refused, or every array is read in the form that the head states.
+
+    No part of a head is ignored.
+    """
     honest, body = opened(encode({"round": 3, "names": ["a", "b"]}, ARRAYS))
     other, _ = opened(encode({"round": 4, "names": ["c"]}, {"shares": np.ones((2, 3)), "words": np.zeros(8, np.int64)}))
     count = 0
@@ -490,7 +500,7 @@ def test_facts_of_another_type_are_refused() -> None:
 
 
 def test_a_frame_without_planned_arrays_is_refused_before_any_is_made() -> None:
-    """An answer of a few bytes can declare an array of 3 GB, of which no row is sent."""
+    """Decode a frame of few bytes that declares an array of 3 GB without rows: it must be refused before allocation."""
     head = json.dumps({"line": "no", "arrays": [{"name": "m", "type": "<i8", "shape": [20_000, 20_000], "rows": 0}]})
     with pytest.raises(FramesRefused, match="malformed"):
         decode(MAGIC + len(head).to_bytes(4, "big") + head.encode(), most=0)

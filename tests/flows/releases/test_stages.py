@@ -25,11 +25,10 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from flows.families.base import every_family, read_planned, stored_request
 from flows.families.subspace import SUBSPACE
-from flows.jobs import run_release
 from flows.releases import running
 from flows.releases import running as subject
 from flows.releases.running import deliver_notices, give_notice
-from flows.releases.stages import plan_on
+from flows.releases.stages import plan_on, release_directly
 from flows.reports import activity as watching
 from flows.reports.activity import Activity
 from flows.requests import SubspaceRequest
@@ -88,7 +87,7 @@ LEDGER: Any = SimpleNamespace(budget=lambda _population: BUDGET)
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that collects every problem for which a mechanism plans."""
+    """Return a list that collects the problem of every call of a mechanism's `plan`."""
     seen: list[Any] = []
     plan: Callable[..., Any] = AnalyzeGauss.plan
 
@@ -151,8 +150,8 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
         patch.setattr(running, "write_artifact", full)
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
     plans.clear()
-    report = run_release(SubspaceRequest(**REQUEST), direct=True)
-    assert len(plans) == 1  # to find the release by its request
+    report = release_directly(SubspaceRequest(**REQUEST))
+    assert len(plans) == 1  # the plan that finds the release by its request
     assert (report["artifact"], report["reused"]) == ("sub@1", False)
 
 
@@ -281,7 +280,7 @@ def test_a_notice_that_was_reported_and_taken_is_never_reported_again_by_one_who
     faster = list[bool]()
 
     def slow(path: Path, payload: bytes) -> bool:
-        """Let another process create the same notice just before."""
+        """Claim the notice file, after another process has just claimed the same file."""
         monkeypatch.setattr(running, "claim_file", claim_file)
         faster.append(give(tmp_path))
         return claim_file(path, payload)

@@ -1,4 +1,4 @@
-"""A home with data and budget whose ledger is remote."""
+"""Fixture: a home with data and budget whose ledger is remote."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ from tests.flows.remote_ledger.remote_home import SECRET, RemoteHome
 
 @pytest.fixture
 def remote(ready: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteHome:
-    """The ledger of a home, behind the routes of its service."""
+    """Return a home whose ledger is reached through the routes of its service."""
     return RemoteHome(ready, tmp_path / SECRET, monkeypatch)

@@ -1,4 +1,4 @@
-"""An in-process remote ledger: a separate workspace behind the service's routes, and calls that may be cut."""
+"""A remote ledger in this process: a separate workspace behind the service's routes, and calls that may be cut."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ SECRET = "private"
 
 
 def move_away(home: Path, place: Path) -> dict[str, str]:
-    """Move database and keys of a home to a separate folder; return the settings that find them."""
+    """Move the database and the keys of a home to another folder; return the settings of that location."""
     place.mkdir(mode=0o700)
     shutil.move(home / "keys", place / "keys")
     for path in home.glob("dpca.sqlite*"):
@@ -42,7 +42,10 @@ _ONE_AT_A_TIME = Lock()
 
 
 class Loopback(Caller):
-    """Calls of an in-process service; the first answer of each route in ``cut`` is lost after the operation."""
+    """Connection to a service in this process.
+
+    The first answer of each route in ``cut`` is lost, after the service has executed the request.
+    """
 
     def __init__(self, service: LedgerService, name: str) -> None:
         with _ONE_AT_A_TIME:
@@ -53,7 +56,7 @@ class Loopback(Caller):
         self.lost: list[str] = []
 
     def send(self, path: str, content: bytes, *, media: str, most: int) -> tuple[int, bytes]:
-        """Send a request as the listener receives it, and lose the answer where requested."""
+        """Execute a request as the service does, and raise `SiteSilent` if the answer is to be lost."""
         answer = asyncio.run(self._posted(path, content, media))
         name = path.rpartition("/")[2]
         if name in self.cut:
@@ -72,7 +75,7 @@ class Loopback(Caller):
 
 
 class RemoteHome:
-    """The ledger of a home, opened as by a service, and the connections of its clients."""
+    """A home, its ledger as opened by the service, and the connections of the service's clients."""
 
     def __init__(self, home: Path, place: Path, patch: pytest.MonkeyPatch) -> None:
         with pytest.MonkeyPatch.context() as opened:
@@ -97,7 +100,7 @@ class RemoteHome:
             patch.setenv(f"DPCA_LEDGER_{name}", value)
 
     def call(self, route: str, /, *, by: str = "runner", **requested: Any) -> Any:
-        """Send a request as a client does."""
+        """Send a request to a route as a client does, and return the result."""
         return Connection(Loopback(self.service, by)).call(route, Answer[Any], **requested)
 
     def journal(self) -> list[str]:
@@ -108,6 +111,6 @@ class RemoteHome:
             return list(connection.execute(text("SELECT name FROM event ORDER BY seq")).scalars())
 
     def reported(self) -> str:
-        """Return the ledger's state of its population, to compare before and after."""
+        """Return the ledger's statement of its population as text, to compare states before and after a request."""
         statement = self.ledger.statement(PEOPLE)
         return json.dumps([statement.spent, [(row.id, row.state, row.updated_at) for row in statement.releases]])

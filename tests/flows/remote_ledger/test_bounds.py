@@ -1,4 +1,4 @@
-"""Bounds on what a remote ledger prices for others; larger requests are refused before any computation."""
+"""Limits of a remote ledger on the events that it prices: larger requests are refused before any computation."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ COSTLY: dict[str, Event] = {
 
 @pytest.fixture
 def requested(remote: RemoteHome) -> dict[str, Any]:
-    """A reservation request as sent by the runner."""
+    """Return the facts of a reservation request as the runner sends them."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
         **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
@@ -79,7 +79,7 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
             remote.call(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a remote ledger accepts"):  # not even for an existing run key
+    with pytest.raises(Invalid, match="a remote ledger accepts"):  # the limit also applies to an existing run key
         remote.call("reserve", **begun | {"event": event})
     assert (remote.reported(), remote.journal()) == before
 
@@ -110,7 +110,10 @@ def test_what_mechanisms_plan_is_inside() -> None:
 
 
 def test_a_delta_next_to_the_losses_requests_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a delta of nearly all the mass epsilon is tiny; a grid step relative to it has no lower bound."""
+    """Price an event at a delta close to 1, where epsilon is tiny: the grid step must have a lower limit.
+
+    A step relative to epsilon alone would have none.
+    """
     requested: list[float] = []
 
     def noted(priced: events.Parts, *, interval: float) -> Any:

@@ -1,4 +1,7 @@
-"""Stored requests are compared with values derived from dataset, budget and charge, for all families."""
+"""Checks of a remote ledger: a stored request must equal the values derived from dataset, budget and charge.
+
+All families of releases are tested.
+"""
 
 import json
 from types import SimpleNamespace
@@ -44,7 +47,7 @@ LEDGER: Any = SimpleNamespace(budget=lambda _: BUDGET)
 
 
 def reservation(request: Request) -> Requested:
-    """Return a function that requests a reservation as a runner does."""
+    """Return the facts of a reservation as a runner sends them."""
     planned = plan_on(LEDGER, ENTRY, request)
     return Requested(
         population="people",

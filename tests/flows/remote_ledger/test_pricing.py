@@ -1,4 +1,4 @@
-"""Quotes of a client stay fast, whatever others request from a remote ledger and however long its pricing takes."""
+"""Pricing of a remote ledger: a client's quote is fast, whatever other clients request and however long it takes."""
 
 import os
 import signal
@@ -27,12 +27,12 @@ HOSTILE = tuple(f"hostile-{number}" for number in range(4))
 
 
 def long(at: float) -> dict[str, Any]:
-    """Return an event whose price takes half a minute to compute: 32 different sampled steps."""
+    """Return an event of 32 different sampled steps, whose price takes half a minute to compute."""
     return dict(events.composed(*(on_samples(0.8 + at + part / 100, rate=0.001, steps=100) for part in range(32))))
 
 
 def short(at: float) -> dict[str, Any]:
-    """Return a usual sampled event."""
+    """Return a usual sampled event, whose price is computed quickly."""
     return on_samples(4.0 + at, rate=0.01, steps=10)
 
 
@@ -42,7 +42,7 @@ def on_samples(multiplier: float, *, rate: float, steps: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Pricing]:
-    """Run the processes of one service for all tests."""
+    """Yield the pricing processes of one service, for all tests of this module."""
     shared = Pricing()
     yield shared
     shared.close()
@@ -50,7 +50,7 @@ def processes() -> Iterator[Pricing]:
 
 @pytest.fixture
 def service(remote: RemoteHome, processes: Pricing) -> LedgerService:
-    """Return a service with hostile clients and an honest one, each with a budget."""
+    """Return a service with hostile clients and an honest client, each with a budget."""
     clients = [
         Client(name=name, certificate="", role=RUNNER, populations=frozenset({name})) for name in (*HOSTILE, "honest")
     ]
@@ -63,7 +63,7 @@ def service(remote: RemoteHome, processes: Pricing) -> LedgerService:
 
 
 class Unable(Pricing):
-    """A pricing service that must not start any process."""
+    """Stub of a pricing service that fails the test if it starts a process."""
 
     def start(self) -> socket.socket:
         raise AssertionError("a process was started")
@@ -83,9 +83,10 @@ def seconds(service: LedgerService, event: dict[str, Any]) -> float:
 def test_four_hostile_clients_keep_no_honest_one_waiting(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request behind one hostile price waits for its deadline, five seconds; none waits for four deadlines.
+    """Request long prices from four hostile clients: an honest quote waits for one deadline of five seconds at most.
 
-    The limit is one second; on a machine busy with other work, eight times the duration of a quote without attackers.
+    The limit is one second; on a machine busy with other work, it is eight times the duration of a quote without
+    attackers.
     """
     quiet = median(seconds(service, short(1.0 + 0.01 * turn)) for turn in range(3))
     monkeypatch.setattr(pricing, "DEADLINE", 5.0)
@@ -126,7 +127,7 @@ def test_a_price_is_stopped_at_its_deadline_for_good(service: LedgerService, mon
 
 
 def computing() -> list[str]:
-    """Return the processes that compute a price, which are grandchildren of this process."""
+    """Return the ids of processes that compute a price, which are grandchildren of this process."""
     (parent,) = (
         child
         for children in Path("/proc/self/task").glob("*/children")
@@ -146,7 +147,10 @@ def test_a_killed_process_is_started_again(service: LedgerService) -> None:
 
 
 def test_the_process_that_forks_is_started_again_while_a_price_is_computed(service: LedgerService) -> None:
-    """Otherwise the running price would hold an end of the killed process's socket, and the next request would wait."""
+    """Kill the process that forks pricing processes while a price is computed: it must be started again.
+
+    The running price must not keep the killed process's socket open, because the next request would then wait.
+    """
     quote(service, "honest", short(0.0))
     with ThreadPoolExecutor(1) as pool:
         attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
@@ -157,7 +161,7 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
         process.wait()
         quote(service, "honest", short(0.25))
         assert not attack.done()
-        while not attack.done():  # a killed price is retried once
+        while not attack.done():  # a price whose process was killed is computed once more
             for child in {*children, *computing()}:
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)

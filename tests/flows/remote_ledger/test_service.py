@@ -33,7 +33,7 @@ REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6,
 
 @pytest.fixture
 def requested(remote: RemoteHome) -> dict[str, Any]:
-    """A reservation request as sent by the runner."""
+    """Return the facts of a reservation request as the runner sends them."""
     planned = plan_request(open_workspace(), REQUEST)
     return {
         **{"population": PEOPLE, "run_key": planned.run_key, "fingerprint": planned.fingerprint},
@@ -43,7 +43,7 @@ def requested(remote: RemoteHome) -> dict[str, Any]:
 
 
 def refusal(remote: RemoteHome, route: str, /, *, by: str = "runner", **facts: Any) -> Exception:
-    """Return the one-line refusal of a request, and check that the ledger's state is unchanged."""
+    """Return the refusal of a request, which must have one line and leave the ledger's state unchanged."""
     before = remote.reported(), remote.journal()
     with pytest.raises((StorageError, DpcaError)) as refused:
         remote.call(route, by=by, **facts)
@@ -84,7 +84,10 @@ def test_the_event_is_priced_here(remote: RemoteHome, requested: dict[str, Any])
 
 
 def test_a_release_is_charged_for_what_it_states(remote: RemoteHome, requested: dict[str, Any]) -> None:
-    """The artifact states the epsilon of the request, so an event with a smaller or no charge is refused."""
+    """Request an event that costs less than the request's epsilon: it must be refused.
+
+    The artifact states the epsilon of the request.
+    """
     for event in (events.approximate(0.0, 0.0), events.composed(requested["event"], events.approximate(0.0, 0.0))):
         assert "is charged nothing" in str(refusal(remote, "reserve", **requested | {"event": dict(event)}))
     for cheap in (events.gaussian(50.0), events.approximate(1e-300, 0.0)):
@@ -170,14 +173,17 @@ def test_a_name_that_others_publish_is_theirs(remote: RemoteHome, requested: dic
     release = begun(remote, requested)
     digest = finish_release(workspace, workspace.ledger.release(release))
     found = refusal(remote, "publish", release=release, name="sub", artifact=digest, made=None)
-    assert "populations of other clients publish 'sub'" in str(found)
+    assert "'sub' has versions of populations that this client may not publish for" in str(found)
     assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
 def test_a_name_that_others_take_meanwhile_is_theirs(
     remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The owner of a name is looked up in the transaction that publishes."""
+    """Publish under a name that another client has just taken: it must be refused.
+
+    The owner of a name is looked up in the transaction that publishes.
+    """
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: requested[name] for name in ("fingerprint", "event", "epsilon", "delta", "request")}
     theirs = remote.ledger.reserve("others", **terms, run_key="theirs", snapshot_id=requested["snapshot"]).release_id
@@ -193,7 +199,7 @@ def test_a_name_that_others_take_meanwhile_is_theirs(
         return commit(*words, **facts)
 
     monkeypatch.setattr(remote.ledger, "commit", late)
-    with pytest.raises(NotAllowed, match="populations of other clients publish 'sub'"):
+    with pytest.raises(NotAllowed, match="'sub' has versions of populations that this client may not publish for"):
         remote.call("publish", release=release, name="sub", artifact=digest, made=None)
     assert remote.ledger.release(release).state == "noising"
     assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
@@ -251,7 +257,7 @@ def test_nobody_is_reported_the_releases_of_others(remote: RemoteHome, requested
 
 
 def test_a_run_key_is_of_a_population(remote: RemoteHome, requested: dict[str, Any]) -> None:
-    """A run key does not reveal that others use it, and cannot take over their release."""
+    """Use a run key that another client uses: neither its existence nor its release may be accessible."""
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
     theirs = remote.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=requested["snapshot"]).release_id
@@ -269,7 +275,10 @@ def test_a_run_key_is_of_a_population(remote: RemoteHome, requested: dict[str, A
 def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(
     remote: RemoteHome, requested: dict[str, Any]
 ) -> None:
-    """The plain key belongs to the ledger's own process, the other one was reserved remotely."""
+    """Use one run key for two populations of a client: each release is found in its population.
+
+    One was reserved by the ledger's own process, the other remotely.
+    """
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
     theirs = remote.ledger.reserve("others", **terms, run_key="weekly", snapshot_id=requested["snapshot"]).release_id

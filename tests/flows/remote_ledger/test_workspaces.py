@@ -1,7 +1,7 @@
-"""Releases through `dpca ledger serve`.
+"""Releases through `dpca ledger serve`: they equal releases with a local ledger.
 
-The runner opens no file next to the database and the keys. A release with a remote ledger equals one with a local
-ledger, whatever answers are lost and wherever it stops.
+The runner opens no file next to the database and the keys. Releases are equal, whatever answers are lost and wherever a
+release is interrupted.
 """
 
 import json
@@ -38,7 +38,7 @@ from tests.flows.remote_ledger.remote_home import PEOPLE, SECRET, RemoteHome, mo
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A home whose ledger is held by another process, and the private files of that process."""
+    """A home, the address of the process that serves its ledger, and that process's private settings."""
 
     home: Path
     keys: Path
@@ -49,7 +49,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterator[Served]:
-    """The service of a copy of a home with data and budget."""
+    """Yield a service for the ledger of a copied home with data and budget."""
     root = tmp_path_factory.mktemp("remote")
     home, keys = root / "home", root / "tls"
     shutil.copytree(ready_home, home)
@@ -76,7 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, ready_home: Path) -> Iterat
 
 @pytest.fixture
 def become(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Configure this process as a client: its settings name the ledger and its own key, but no database."""
+    """Return a function that configures this process as a client, with the ledger's address and no database."""
     opened = []
     connect = remote_workspace.connect.__wrapped__
 
@@ -150,7 +150,8 @@ def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[s
     assert "may not send this request" in dpca(*FIT, "--direct", "--yes").complaint(1)
     become("stranger")
     line = dpca("budget", "show", PEOPLE).complaint(1)
-    assert "certificates" in line or "does not answer" in line  # the reason, or a closed connection
+    # the service states the reason, or closes the connection
+    assert "certificates" in line or "does not answer" in line
 
 
 def test_doctor_asks_the_ledger_who_it_is(
@@ -227,7 +228,7 @@ ROUTES = (
 
 
 class Stopped(Exception):
-    """Simulates a killed process."""
+    """Exception that simulates a killed process."""
 
 
 def test_every_answer_may_be_lost_once(remote: RemoteHome, dpca: Command) -> None:
@@ -360,7 +361,7 @@ def test_a_ledger_that_stays_silent_is_unavailable(remote: RemoteHome, dpca: Com
 def test_what_is_requested_is_published_under_another_name_too(
     remote: RemoteHome, dpca: Command, more: tuple[str, ...]
 ) -> None:
-    """For every request, the facts that an artifact states must equal the facts derived by the ledger."""
+    """Publish requests of several forms under another name: the ledger must accept the facts that artifacts state."""
     done = dpca(*FIT, *more, "--direct", "--yes")
     assert done.status == 0, done
     again = dpca(*FIT, *more, "--publish", "other", "--direct", "--yes")

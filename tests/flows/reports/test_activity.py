@@ -1,7 +1,7 @@
 """Progress reports, the terminal line, and budget shares.
 
-Covers what is reported to waiting callers, and the process that updates one line on a terminal. Shares of a budget are
-proven by reserving them: every run is admitted, and with the next larger float the last is refused.
+Progress must reach waiting callers, and a process updates one line on a terminal. Shares of a budget are verified by
+reserving them: every run is admitted, and with the next larger float the last is refused.
 """
 
 import io
@@ -216,7 +216,7 @@ HALF = ((gaussian(gaussian_noise_multiplier(epsilon=2.4, delta=DELTA)), 2.4),)
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    """Open the ledger of an empty home."""
+    """Return the ledger of an empty home."""
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "home"))
     return Workspace.open().ledger
 
@@ -228,7 +228,7 @@ def reserve(ledger: Ledger, population: str, event: Any, *, epsilon: float, delt
 
 
 def run(ledger: Ledger, population: str, *, epsilon: float, delta: float) -> None:
-    """Reserve one Gaussian release as a mechanism would request it."""
+    """Reserve one Gaussian release at a target, as a mechanism requests it."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
     reserve(ledger, population, event, epsilon=epsilon, delta=delta)
 
@@ -267,7 +267,7 @@ def test_all_runs_are_admitted_and_with_the_next_float_the_last_is_refused(
 
 
 def test_shares_that_are_computed_anew_before_every_run_stay_what_they_were(ledger: Ledger) -> None:
-    """Each run requests its share of the remaining budget; all are admitted, and the shares stay equal."""
+    """Compute the share of each of 12 runs from the remaining budget: shares stay equal, and all runs are admitted."""
     ledger.open_budget("people", epsilon=4.0, delta=DELTA)
     shares = []
     for left in range(12, 0, -1):

@@ -1,7 +1,7 @@
-"""Charts of released numbers.
+"""Charts of released numbers: readable colors, correct numbers, and a description in words.
 
-Colours must be readable on their background, and distinguishable for all types of colour vision. Charts must draw the
-given numbers, and state them in words. The largest loadings of a component are selected correctly.
+Colors must be readable on their background, and distinguishable for all types of color vision. The largest loadings of
+a component must be selected correctly.
 """
 
 import itertools
@@ -28,10 +28,10 @@ from flows.reports.release_charts import (
 )
 from flows.reports.spectrum import Spectrum, top_loadings
 
-LEAST_CONTRAST = 4.5  # WCAG 2, text of any size
-SEPARATE = 20.0  # a colour difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
+LEAST_CONTRAST = 4.5  # minimum contrast of WCAG 2 for text of any size
+SEPARATE = 20.0  # a color difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
 
-# Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
+# simulated color vision, by Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 SIGHT = {
     "full": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
     "no red": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
@@ -219,7 +219,8 @@ def test_a_burn_down_names_every_release_and_what_it_left() -> None:
     words = message(figure)
     for text in ("budget opened", "4.00", "analyze_gauss 00000000  2026-03-01", "3.79 (−0.2)", "sub@3  2026-03-03"):
         assert text in words
-    assert not any("sub@2" in word for word in words)  # not charged: abandoned, or paid by its stream
+    # these releases are not charged: they are abandoned, or paid by their stream
+    assert not any("sub@2" in word for word in words)
 
 
 def test_what_is_left_is_never_rounded_up() -> None:

@@ -1,4 +1,4 @@
-"""`registry show` prints a readable page: the verdict first, then each fact with its label and meaning."""
+"""Command `registry show`: it prints a readable page, with the verdict first, then each fact with its meaning."""
 
 import json
 from pathlib import Path

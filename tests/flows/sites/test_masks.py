@@ -13,7 +13,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.roster import Address, MaskSeeds
 from flows.demo import Federation, aggregator, await_listening, make_federation, running, start, stop
-from flows.jobs import run_sites_fit
+from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame, packed, unpacked
 from flows.parties.certificates import make_identity, signing_identity, signing_key_of
 from flows.sites import releases as stages
@@ -182,7 +182,7 @@ def test_components_of_a_secure_sum_that_a_site_is_lost_in(
     monkeypatch.setattr(Caller, "call", silent(name, first=lost_in))
     with aggregator(participants):
         requested = request(participants, **TOPICS, run_key=f"lost-in-{lost_in}")
-        report = run_sites_fit(requested, direct=True)
+        report = fit_sites_directly(requested)
         found = Registry.open().load(report["artifact"], TensorComponents)
     check_topics(found)
     assert [site["site"] for site in report["sites"]] == [one for one in participants.names if lost_in or one != name]

@@ -12,7 +12,7 @@ from dpca_tasks.accounting import events
 from dpca_tasks.errors import SiteSilent
 from flows.cli import main
 from flows.demo import Federation, aggregator, await_listening, start, stop
-from flows.jobs import run_sites_fit
+from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame
 from flows.sites import releases as stages
 from storage.registry.agreement import compare_artifacts
@@ -77,8 +77,8 @@ def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept
 def test_the_same_request_is_the_same_version_and_each_ledger_is_charged_once(federation: Federation) -> None:
     requested = request(federation, run_key="twice")
     with aggregator(federation):
-        first, again = (run_sites_fit(requested, direct=True) for _ in range(2))
-        other = run_sites_fit(request(federation, run_key="twice", publish="other"), direct=True)
+        first, again = (fit_sites_directly(requested) for _ in range(2))
+        other = fit_sites_directly(request(federation, run_key="twice", publish="other"))
         shown = Registry.open().show(first["artifact"])
         workspace = Workspace.open()
         assert workspace.ledger.verify() > 0
@@ -110,8 +110,8 @@ def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
         with monkeypatch.context() as patch:
             patch.setattr("flows.federate." + stage, lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                run_sites_fit(requested, direct=True)
-        report = run_sites_fit(requested, direct=True)
+                fit_sites_directly(requested)
+        report = fit_sites_directly(requested)
         messages = [site["release"] for site in report["sites"]]
     assert len(messages) == 3
     for site in report["sites"]:
@@ -135,7 +135,7 @@ def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_ag
             assert stages.finish_sites(requested, digest) == []
         shown = Registry.open().show(artifact)["manifest"]["plan"]["sites"]
         assert [site["site"] for site in shown] == list(federation.names[:2])
-        report = run_sites_fit(requested, direct=True)
+        report = fit_sites_directly(requested)
         assert (report["digest"], report["reused"]) == (digest, True)
     with at_home(federation, federation.names[0]) as home:
         (row,) = (one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lost")
@@ -156,7 +156,7 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
 
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Caller, "call", losing)
-        report = run_sites_fit(request(federation, run_key="answer-lost"), direct=True)
+        report = fit_sites_directly(request(federation, run_key="answer-lost"))
     listed = {site["site"]: site["release"] for site in report["sites"]}
     assert list(listed) == list(federation.names)
     assert listed[lost] == answers[0].fact("release", str)
@@ -183,7 +183,7 @@ def test_components_without_a_site_that_is_lost_in_either_round(federation: Fede
             np.testing.assert_array_equal(tried["public.directions"], answered["public.directions"])
     with aggregator(federation), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Caller, "call", silent(lost, first=lost_in))
-        report = run_sites_fit(requested, direct=True)
+        report = fit_sites_directly(requested)
         check_topics(Registry.open().load(report["artifact"], TensorComponents))
     took_part = [site["site"] for site in report["sites"]]
     assert took_part == [*others, *([lost] if lost_in else [])], "whoever was summed in either round is named"

@@ -163,7 +163,7 @@ def test_verify_compares_the_files_with_the_catalog(catalog_of_catalog: Catalog,
     add(catalog_of_catalog, tmp_path, "a")
     with transaction(catalog_of_catalog.engine) as connection:
         connection.execute(sa.update(tables.snapshot).values(content_digest="0" * 64))
-    with pytest.raises(Corrupt, match="differ from the registered ones"):
+    with pytest.raises(Corrupt, match="differ from the registered snapshot"):
         catalog_of_catalog.verify("a")
 
 

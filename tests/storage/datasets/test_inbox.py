@@ -193,7 +193,7 @@ class TestFolder:
     def test_a_folder_that_is_not_there_is_unavailable_and_an_unknown_token_is_not_found(
         self, inbox: Inbox, folder: Path
     ) -> None:
-        with pytest.raises(Unavailable, match="no such folder"):
+        with pytest.raises(Unavailable, match="the folder does not exist"):
             inbox.waiting(str(folder / "elsewhere" / "deep"), settled=0.0)
         with pytest.raises(NotFound, match="list the inbox again"):
             inbox.arrival("0" * 32)

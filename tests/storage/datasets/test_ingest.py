@@ -368,7 +368,7 @@ def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], chan
     (left,) = hidden(catalog)
     for part in parts:
         _restore_time(left, part)
-    with pytest.raises(Conflict, match="part that the killed ingest wrote"):
+    with pytest.raises(Conflict, match="blocks that the killed ingest wrote"):
         take(catalog, parts, resume=True)
     assert hidden(catalog) == []
     assert catalog.entries() == []

@@ -109,7 +109,7 @@ def test_columns_of_another_order_are_mapped_by_name(take_of_saved_columns: Taki
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 def test_a_store_whose_columns_have_another_order_is_refused(take_of_saved_columns: Taking) -> None:
     first = take_of_saved_columns("h5ad", ROWS)
-    with pytest.raises(BadSource, match="the columns differ from those of dataset 'd': they have another order"):
+    with pytest.raises(BadSource, match="the columns differ from the columns of dataset 'd': they have another order"):
         take_of_saved_columns("h5ad", reordered(ROWS))
     assert take_of_saved_columns("h5ad", ROWS) == first
 
@@ -125,7 +125,7 @@ def test_other_columns_are_refused_by_their_names(take_of_saved_columns: Taking)
     ):
         for form in ("csv", "parquet", "h5ad"):
             with pytest.raises(
-                BadSource, match=f"rows.{form}: the columns differ from those of dataset 'd': {message}; "
+                BadSource, match=f"rows.{form}: the columns differ from the columns of dataset 'd': {message}; "
             ):
                 take_of_saved_columns(form, rows, features=len(rows))
     with pytest.raises(BadSource, match="the columns have no names, but those of dataset 'd' have"):

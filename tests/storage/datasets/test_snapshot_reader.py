@@ -258,7 +258,7 @@ def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
     first, second = files_of(dataset, "values")[:2]
     second.write_bytes(first.read_bytes())
     for read in (dataset.verify, lambda: dataset.read(1)):
-        with pytest.raises(Corrupt, match=r"block 1 of .* contradicts its extents"):
+        with pytest.raises(Corrupt, match=r"block 1 of .* does not match the recorded sizes"):
             read()
     shorter = write(tmp_path / "y", single_rows(10, nnz=2), block_nnz=60)
     files_of(dataset, "row_nnz")[0].write_bytes(files_of(shorter, "row_nnz")[0].read_bytes())
@@ -278,7 +278,7 @@ def test_a_lost_chunk_of_an_array_that_few_blocks_need_is_noticed(tmp_path: Path
     )
     assert dataset.read(1).rejected.any() == (name == "rejected")
     files_of(dataset, name)[1].unlink()
-    with pytest.raises(Corrupt, match=r"block 1 of .* contradicts its extents"):
+    with pytest.raises(Corrupt, match=r"block 1 of .* does not match the recorded sizes"):
         dataset.read(1)
 
 

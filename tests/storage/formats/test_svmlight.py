@@ -315,7 +315,7 @@ def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) ->
 @pytest.mark.usefixtures("_client")
 def test_columns_first_are_not_jumped_through(tmp_path: Path, seeds: dict[str, Seed], s3_server: Server) -> None:
     assert seeds["columns.npy"].path.exists()
-    with pytest.raises(BadSource, match="column by column"):
+    with pytest.raises(BadSource, match="column-major order"):
         take(tmp_path, s3_server.url("seeds/columns.npy"))
 
 

@@ -109,7 +109,7 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
     """An earlier message was "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less"."""
     sqlite_ledger.open_budget(POPULATION, **TERMS, failure_delta=0.0)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
-    with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since its first") as no:
+    with pytest.raises(BudgetExhausted, match=r"epsilon 3\.81729 left for one Gaussian release; since the first") as no:
         call(sqlite_ledger, "pure", pure(1.0))
     text = str(no.value)
     assert "charged as the Gaussian that dominates it: 1 at delta 0 would take 6.2073" in text
@@ -283,7 +283,7 @@ def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, colu
     value = {"charge": "[0, 0, 0, 0]", "releases": 0}[column]
     with ledger.engine.begin() as connection:
         connection.execute(tables.charged_total.update().values({column: value}))
-    with pytest.raises(Corrupt, match="the stored total of budget 'people' differs from the sum in the journal"):
+    with pytest.raises(Corrupt, match="the stored total of budget 'people' differs from the sum of the charges"):
         ledger.verify()
     entries = len(entries_of(ledger))
     for use in (

@@ -286,7 +286,7 @@ def test_a_total_that_was_edited_is_found_at_once_also_where_it_agrees_with_the_
     assert looks_needed(used_on_sqlite, known, "UPDATE charged_total SET releases = releases + 1") == 1
     count, charge = known.totals["people"]
     forged = {**known.totals, "people": (count, (0,) * len(charge))}
-    with pytest.raises(Corrupt, match="the sum that was spent before the last check has changed"):
+    with pytest.raises(Corrupt, match="the sum of charges from before the last check has changed"):
         after(used_on_sqlite, replace(known, totals=forged))
 
 

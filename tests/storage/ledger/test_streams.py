@@ -322,7 +322,9 @@ class TestVerification:
                 "before the previous tick",
                 id="out-of-order",
             ),
-            pytest.param(lambda ledger, stream: _forge_release(ledger, stream), "no stream has it", id="no-tick"),
+            pytest.param(
+                lambda ledger, stream: _forge_release(ledger, stream), "assigns it to no stream", id="no-tick"
+            ),
         ],
     )
     def test_a_tick_that_nothing_pays_for_is_found(

@@ -134,7 +134,7 @@ def test_a_later_export_continues_an_earlier_one_and_holds_its_checkpoint(worksp
     found = verify_trail(second, earlier=first, key=first["checkpoints"][0]["key"])
     assert (found["checkpoints"], found["pinned"]) == (2, True)
     assert verify_trail(exported(workspace, "third"))["checkpoints"] == 2
-    with pytest.raises(Corrupt, match="does not continue the earlier one"):
+    with pytest.raises(Corrupt, match="does not continue the earlier export"):
         verify_trail(first, earlier=second)
     with pytest.raises(Corrupt, match="is signed by"):
         verify_trail(second, key="00" * 32)
@@ -309,7 +309,7 @@ def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Wor
         exported(workspace)
     for stored in workspace.home.glob("trail/*/*.json"):  # the stored exports are lost as well
         stored.unlink()
-    with pytest.raises(Corrupt, match=r"does not continue the earlier one|not charged the price of its event"):
+    with pytest.raises(Corrupt, match=r"does not continue the earlier export|not charged the price of its event"):
         verify_trail(exported(workspace), earlier=earlier)
 
 

@@ -45,12 +45,13 @@ CHARGED = " OR ".join(
 
 
 def upgrade() -> None:
-    """Create all tables and triggers."""
+    """Create all tables, indexes and triggers."""
     _create_tables()
     same = " AND ".join(f"OLD.{column} = NEW.{column}" for column in FIXED)
     once = "(OLD.artifact_digest IS NULL OR OLD.artifact_digest = NEW.artifact_digest)"
     whole = "((NEW.artifact_digest IS NULL) = (NEW.state <> 'committed'))"
-    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"  # a NULL violates the rule too
+    # COALESCE makes an unknown (NULL) result a violation of the rule
+    rule = f"COALESCE({FORWARD} AND {same} AND {once} AND {whole}, FALSE)"
     if op.get_bind().dialect.name == "postgresql":
         op.create_index("ix_release_newest", "release", ["population", sa.text("seq NULLS FIRST")])
         _postgresql_rules(rule)
@@ -231,7 +232,7 @@ def _create_tables() -> None:
 def _sqlite_rules(rule: str) -> None:
     once = dict.fromkeys(ONCE, "id = NEW.id")
     for table, taken in (TAKEN | once | {"release": "id = NEW.id OR run_key = NEW.run_key"}).items():
-        op.execute(  # REPLACE would delete the old row without firing a trigger for the deletion
+        op.execute(  # INSERT OR REPLACE would delete the old row without firing the trigger against deletion
             f"CREATE TRIGGER {table}_no_replace BEFORE INSERT ON {table} "
             f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {taken}) "
             f"BEGIN SELECT RAISE(ABORT, 'rows of {table} are never replaced'); END"

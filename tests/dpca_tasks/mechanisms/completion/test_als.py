@@ -1,7 +1,7 @@
-"""Explicit and implicit alternating least squares without privacy.
+"""Explicit and implicit alternating least squares without privacy: exact, and only with an acknowledgment.
 
-Both are exact, require the non-private acknowledgement, and are not listed among the private mechanisms. The objective
-of the implicit variant is checked as well.
+Both require the non-private acknowledgment, and are not listed among the private mechanisms. The objective of the
+implicit variant is checked as well.
 """
 
 import numpy as np
@@ -58,7 +58,7 @@ def test_it_solves_the_regressions_of_a_second_implementation(low_rank):
     for item, column in enumerate(dense.T):
         used = users[column != 0]
         expected = np.linalg.solve(used.T @ used + 2 * np.eye(RANK), used.T @ column[column != 0])
-        assert found[item] == pytest.approx(expected, abs=0.01)  # the grid of users and ratings
+        assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance: the grid of users and ratings
 
 
 def test_offsets_are_taken_off_and_blocks_do_not_matter(low_rank):
@@ -99,7 +99,7 @@ FACTS = problem(n_features=ITEMS, low=0.0, high=1.0, ratings_per_user=ITEMS, rec
 
 @pytest.fixture(scope="module")
 def choices():
-    """Return choices of two kinds of users; each user mostly chooses items of their own half."""
+    """Return a matrix of choices by two kinds of users; users mostly choose items of their kind's half."""
     rng = np.random.default_rng(3)
     own = (np.arange(USERS)[:, None] % 2) == (np.arange(ITEMS)[None] % 2)
     return sparse.csr_array((rng.random((USERS, ITEMS)) < np.where(own, 0.4, 0.05)).astype(float))
@@ -118,7 +118,7 @@ def test_a_round_solves_the_regressions_of_a_second_implementation(choices):
     for item, column in enumerate(dense.T):
         used = users[column > 0]
         expected = np.linalg.solve(used.T @ used + 0.3 * users.T @ users + ridge, users.T @ column)
-        assert found[item] == pytest.approx(expected, abs=0.01)  # the grid of users
+        assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance: the grid of users
 
 
 def test_items_like_those_chosen_are_recommended(choices):

@@ -1,4 +1,4 @@
-"""Private alternating least squares: cost, settings, accuracy and resumption after any step."""
+"""DPALS, private alternating least squares: cost, settings, accuracy, and resumption after any step."""
 
 import math
 
@@ -33,14 +33,17 @@ def target(epsilon):
 
 
 def plain(**changes):
-    """Return the mechanism without offsets, because the data of these tests have none."""
+    """Return DPALS without item offsets, because the ratings of these tests have none."""
     without = {"offsets": False, "sampling": "uniform", "user_means": False, "item_ridge": 0.2}
     return Dpals(**{"rank": RANK, **without, **changes})
 
 
 @pytest.fixture(scope="module")
 def low_rank():
-    """Return ratings of unit variance and rank 2 of which each user gave 25 of 60, the full matrix, and the mask."""
+    """Return ratings of unit variance and rank 2, the full matrix, and the mask of rated items.
+
+    Each user rated 25 of 60 items.
+    """
     rng = np.random.default_rng(7)
     users, items = rng.standard_normal((USERS, RANK)), rng.standard_normal((ITEMS, RANK)) / math.sqrt(RANK)
     whole = users @ items.T
@@ -55,7 +58,7 @@ def run(mechanism, rows, facts, epsilon, *, reservation=None, block_records=4096
 
 
 def unseen_error(result, whole, seen):
-    """Return the error of predictions of hidden ratings, for users who fold in their given ratings."""
+    """Return the error of predicted hidden ratings, for users who are fitted to their given ratings."""
     errors, ridge = [], result.user_step["ridge"]
     for row, rated in zip(whole[:300], seen[:300], strict=True):
         used = result.factors[rated]
@@ -66,7 +69,11 @@ def unseen_error(result, whole, seen):
 
 @pytest.mark.parametrize("epsilon", MU)
 def test_both_statistics_of_every_round_are_charged(epsilon):
-    """``k / sH^2 + k / sw^2``, summed over all rounds, equals the exact mu^2 of the target."""
+    """Check that the noise of both statistics in all rounds adds up to the target's mu.
+
+    The sum of ``k / sH^2 + k / sw^2`` over all rounds must equal mu^2, with k ratings per user and noise stds sH and
+    sw.
+    """
     mechanism = plain(rank=5, rounds=5, growth=1.0)
     facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
     plan = mechanism.plan(facts, target(epsilon))
@@ -83,14 +90,17 @@ def test_totals_and_rounds_add_up_to_the_target(mechanism, epsilon):
     plan = mechanism.plan(problem(), target(epsilon))
     mu = math.sqrt(sum(step["noise_multiplier"] ** -2 for step in events.steps(plan.event)))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # tolerance for rounding of floats
     totals = mechanism.offsets or mechanism.frequent < 1
     assert events.count_steps(plan.event) == mechanism.rounds + totals
 
 
 @pytest.mark.parametrize(("epsilon", "true"), [(1, 1.06), (2, 2.19), (5, 5.575), (10, 10.97), (20, 20.89)])
 def test_printed_noise_is_charged_what_it_costs(epsilon, true):
-    """The printed sigma divided by the bounds of one rating, on both sums of every round."""
+    """Charge the noise that the paper prints by its true epsilon.
+
+    The noise multiplier is the printed sigma divided by the bound of one rating, on both statistics of every round.
+    """
     facts = problem(n_features=1000, ratings_per_user=50, records_at_most=50_000)
     plan = plain(rank=5, rounds=5, calibration="paper").plan(facts, target(epsilon))
     sigma = math.sqrt(2 * 50 * 5 * (epsilon + math.log(1e5))) / epsilon
@@ -115,7 +125,10 @@ def test_a_printed_release_runs_with_its_noise(low_rank):
 
 
 def test_coins_of_a_round_choose_others_than_those_of_the_release(low_rank):
-    """Ratings are chosen at random with negligible noise, so the first rounds differ by their coins alone."""
+    """Sample ratings once per release and anew in each round, with negligible noise.
+
+    The factors of the two runs must differ, because their sampled ratings differ.
+    """
     rows, facts = low_rank[0], problem(ratings_per_user=3)
     once, anew = (run(plain(rounds=1, coins=coins), rows, facts, 1e6) for coins in ("release", "round"))
     assert (once.factors != anew.factors).any()
@@ -156,7 +169,10 @@ def test_a_private_centre_is_the_mean_of_users_means_and_paid_by_the_totals_shar
 
 @pytest.mark.parametrize("orthonormal", [True, False])
 def test_a_start_by_analyze_gauss_is_charged_and_saves_rounds(low_rank, orthonormal):
-    """One round from this start comes close; from a random start it is hardly better than no factors (error 1)."""
+    """Compare a run of one round from a start by Analyze Gauss with one from a random start.
+
+    The random start is hardly better than a prediction without factors, whose error is 1.
+    """
     rows, whole, seen = low_rank
     form = {"rounds": 1, "user_ridge": 0.1, "start_share": 0.3, "orthonormal": orthonormal}
     form |= {} if orthonormal else {"user_norm": 2.0, "rating_clip": 2.2, "user_ridge": 0.5}
@@ -177,7 +193,7 @@ def test_a_private_centre_of_nobody_stays_in_the_range():
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.45), (8, 0.15), (1e5, 0.03)])
 def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, epsilon, most):
-    """The std of hidden ratings is 1, and the noise has one fixed key."""
+    """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     assert unseen_error(run(plain(user_ridge=0.1), rows, problem(), epsilon), whole, seen) < most
 
@@ -283,7 +299,7 @@ def test_weights_learn_as_a_choice_does(low_rank):
 
 
 def test_the_weight_of_all_items_is_part_of_the_users_step_and_of_the_items(low_rank):
-    """Without ratings of 0 in the data, a weight on all pairs pulls predictions of unrated items toward 0."""
+    """Run on data without ratings of 0: a weight on all pairs must pull predictions of unrated items toward 0."""
     rows, _, seen = low_rank
     ones = sparse.csr_array((np.ones_like(rows.data), rows.indices, rows.indptr), shape=rows.shape)
     facts = problem(low=0.0, high=1.0)

@@ -1,8 +1,8 @@
-"""One-shot Analyze Gauss, item means, and private Frank-Wolfe on rating rows.
+"""Completion by one-shot Analyze Gauss, item means and private Frank-Wolfe: cost, accuracy and resumption.
 
-Covers cost, accuracy and resumption after any step. The solution for items consists of the projection where it is
-needed, the ridge after the projection, and a fixed frame. Item offsets must approach the truth as noise vanishes and be
-shrunk under strong noise. Private Frank-Wolfe is tested with exact and with printed noise.
+The solution for items consists of the projection where it is needed, the ridge after the projection, and a fixed frame.
+Item offsets must approach the truth as noise vanishes and be shrunk under strong noise. Private Frank-Wolfe is tested
+with exact and with printed noise.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = ["low_rank"]
 
 
 def plain(**changes):
-    """Return the mechanism without offsets, because the data of these tests have none."""
+    """Return the one-shot mechanism without item offsets, because the ratings of these tests have none."""
     return OneShot(**{"rank": RANK, "offsets": False, "user_means": False, "user_ridge": 0.1, **changes})
 
 
@@ -41,7 +41,7 @@ def test_totals_and_the_moment_add_up_to_the_target(mechanism, epsilon):
     plan = mechanism.plan(problem(), target(epsilon))
     mu = math.sqrt(sum(step["noise_multiplier"] ** -2 for step in events.steps(plan.event)))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # tolerance for rounding of floats
     assert events.count_steps(plan.event) == 1 + mechanism.offsets
 
 
@@ -49,7 +49,7 @@ def test_totals_and_the_moment_add_up_to_the_target(mechanism, epsilon):
     ("scaling", "epsilon", "most"), [("normalise", 2, 0.1), ("clip", 2, 0.15), ("clip", 1e5, 0.05)]
 )
 def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, scaling, epsilon, most):
-    """The std of hidden ratings is 1, and the noise has one fixed key."""
+    """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     result = run(plain(scaling=scaling, spread=1.0), rows, problem(), epsilon)
     assert unseen_error(result, whole, seen) < most
@@ -81,7 +81,10 @@ def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same(low_rank):
 
 
 def test_a_large_diagonal_does_not_hide_the_leading_part():
-    """A large diagonal entry contributes a separate eigenvector unless it is replaced."""
+    """Compute the leading factor of a matrix that has one large diagonal entry.
+
+    The large entry dominates the leading eigenvector, unless the diagonal is replaced before.
+    """
     factor = np.full(8, 8**-0.5)
     moment = np.outer(factor, factor) + np.diag([3.0, *[0.0] * 7])
     kept, replaced = (np.abs(leading_factors(moment, 1, passes=passes)[:, 0]) for passes in (0, 20))
@@ -165,7 +168,7 @@ def test_offsets_and_counts_are_found_up_to_noise(relation):
 
 def test_much_noise_shrinks_offsets_toward_the_centre():
     noisy, _ = run_of_item_means(0.01)
-    assert np.abs(noisy.offsets).max() < 0.5  # the assumed std of offsets
+    assert np.abs(noisy.offsets).max() < 0.5  # 0.5 is the assumed std of offsets
     assert (noisy.counts > 0).all()
 
 
@@ -180,7 +183,10 @@ def test_an_empty_range_is_refused():
 @pytest.mark.parametrize("name", ["item_means", "dpals", "dpfw", "dpsvd", "one_shot"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation):
-    """The bound is wrong with probability at most 0.05; keys come from a fixed seed, so the test is deterministic."""
+    """Audit each completion mechanism: the bound on epsilon must be between 0.5 and the claim.
+
+    The bound is wrong with probability at most 0.05; keys come from a fixed seed, so the test is deterministic.
+    """
     subject = COMPLETION.audit
     finding = audit_mechanism(subject.build(name), relation=relation, subject=subject, target=CLAIM, trials=300)
     assert finding.passed
@@ -188,12 +194,12 @@ def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation
 
 
 def plain_of_dpfw(**changes):
-    """Return the mechanism without offsets, because the data of these tests have none."""
+    """Return private Frank-Wolfe without item offsets, because the ratings of these tests have none."""
     return Dpfw(**{"rank": RANK, "offsets": False, "user_means": False, "spread": 1.0, **changes})
 
 
 def unseen_error_of_dpfw(result, whole, seen):
-    """Return the error of predictions of hidden ratings, computed on the users' side."""
+    """Return the error of predicted hidden ratings, as a consumer computes them from the released items."""
     manifest = {"user_step": dict(result.user_step)}
     items = ItemEmbeddings(factors=result.factors, offsets=result.offsets, low=-10.0, high=10.0, manifest=manifest)
     found = [items.predict(np.flatnonzero(rated), row[rated])[~rated] for row, rated in zip(whole, seen, strict=True)]
@@ -215,7 +221,10 @@ def test_every_round_is_charged(epsilon):
 
 @pytest.mark.parametrize(("relation", "bound"), [("zero_out", 1.0), ("replace_one", math.sqrt(2.0))])
 def test_the_printed_noise_is_charged_by_what_it_is(relation, bound):
-    """The noise std is ``sqrt(64 T ln(1 / delta)) / epsilon`` in squared norms of a row, in any relation."""
+    """Charge the noise that the paper prints by its true epsilon, below 0.25 at a claim of 1.
+
+    The std of the noise is ``sqrt(64 T ln(1 / delta)) / epsilon`` in squared norms of a row, in any relation.
+    """
     mechanism, facts = plain_of_dpfw(rounds=8, calibration="paper"), problem(relation=relation)
     plan = mechanism.plan(facts, target(1))
     (part,) = mechanism._query(facts, bits=1).parts.values()
@@ -224,12 +233,12 @@ def test_the_printed_noise_is_charged_by_what_it_is(relation, bound):
     epsilon = plan.real_epsilon
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
     assert delta == pytest.approx(1e-5, rel=1e-3)
-    assert epsilon < 0.25  # the paper claims 1
+    assert epsilon < 0.25  # at a claim of 1
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.75), (20, 0.4), (1e5, 0.3)])
 def test_predictions_come_closer_to_ratings_that_were_not_given(low_rank, epsilon, most):
-    """The std of hidden ratings is 1, and the noise has one fixed key."""
+    """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     result = run(plain_of_dpfw(), rows, problem(), epsilon)
     assert result.factors.shape == (60, 8 if epsilon <= 5 else 16)
@@ -238,7 +247,10 @@ def test_predictions_come_closer_to_ratings_that_were_not_given(low_rank, epsilo
 
 @pytest.mark.parametrize("epsilon", [0.01, 1.0])
 def test_a_direction_that_is_all_noise_has_a_finite_gain(low_rank, epsilon):
-    """The share of a noisy moment along a direction may be negative; gains are floored at one clipped row."""
+    """Along a direction of pure noise, the released moment may be negative; gains must be positive and bounded.
+
+    The divisor of a gain is at least the norm of one clipped row.
+    """
     result = run(plain_of_dpfw(rounds=6), low_rank[0][:3], problem(records_at_most=300), epsilon)
     gains, row_norm = np.array(result.user_step["gains"]), result.user_step["row_norm"]
     most = plain_of_dpfw()._nuclear_norm(problem(records_at_most=300)) / row_norm

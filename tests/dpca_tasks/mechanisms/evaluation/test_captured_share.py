@@ -1,13 +1,13 @@
 """Private estimates of captured variance and of prediction errors, and the curator's exact diagnostics.
 
 Estimates must be as accurate as they state and reveal no more than they claim. The diagnostics are compared with dense
-arithmetic on a small data set.
+arithmetic on a small dataset.
 
 Keys come from fixed seeds, so repeated runs draw the same noise. Over sets of 100 keys, correct estimates of captured
 variance have a mean error of 0 with a standard error of 0.1 of their stated standard deviation. Of these 100, 95 are
 within two standard deviations, give or take 2: the bounds below would fail in one set of about 1,000. Over sets of 60
 keys, correct estimates of prediction errors have a mean error of 0 with a standard error of 0.13 of their stated
-standard deviation. These bounds fail in one set of about 1,000, too.
+standard deviation. The bounds for prediction errors also fail in one set of about 1,000.
 """
 
 import math

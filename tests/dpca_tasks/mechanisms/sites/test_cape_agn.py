@@ -1,4 +1,4 @@
-"""CAPE noise variances, floating-point messages, and joint components over sites with their baselines.
+"""CAPE noise variances, floating-point messages, and joint tensor components of several sites with their baselines.
 
 CAPE's variances are compared with explicit conditioning of all messages. Floating-point messages must have masks that
 cancel and that hide each single message. Joint components are tested for accuracy in both rounds, opened noise,
@@ -26,7 +26,7 @@ from dpca_tasks.records.blocks import ArrayBlocks
 
 
 def conditioned_mu(noise):
-    """Return mu of a unit shift of site 0 in the sent messages, given the masks of colluding and silent sites."""
+    """Return mu of a unit shift of site 0's message, given the masks of colluding and silent sites."""
     count, known = noise.sites - noise.silent, noise.colluders
     masks = noise.mask_variance * (np.eye(noise.sites) - 1 / noise.sites)
     honest, seen = np.arange(count - known), np.arange(count - known, noise.sites)
@@ -85,7 +85,10 @@ def test_impossible_settings_are_refused(settings, text):
 
 
 def test_the_sum_of_messages_is_that_of_the_sites_with_the_stated_noise_and_weights():
-    """The variance of 50,000 draws has a relative std of 0.0063; a false alarm of 6 stds has a probability of 2e-9."""
+    """Compare the variance of the opened noise with the stated one, for sites with weights 1 and 0.5.
+
+    The variance of 50,000 draws has a relative std of 0.0063; a false alarm of 6 stds has a probability of 2e-9.
+    """
     size, noise = 100_000, Cape(sites=10, masks="gaussian").noise(scale=2.0)
     sums, weights = np.arange(10.0)[:, None] * np.ones(size), np.repeat([1.0, 0.5], size // 2)
     messages = masked_messages(sums, noise, weights, key=bytes(32))
@@ -123,7 +126,7 @@ def reservations(plan):
 
 
 class Watched(LocalParties):
-    """Parties that record every opened total."""
+    """In-process parties that record every opened total."""
 
     @property
     def opened(self):
@@ -173,7 +176,10 @@ def test_each_site_is_charged_half_its_budget_in_each_round(problem):
 
 @pytest.mark.parametrize(("colluders", "weights"), [(0, (1, 1, 1, 1)), (1, (1, 1, 1, 1)), (0, (2, 1, 1, 1))])
 def test_the_opened_noise_of_both_rounds_is_pooled_but_for_colluders(colluders, weights):
-    """Isometric coordinates of empty rows; a false alarm of 5 stds has a probability of 6e-7."""
+    """Open totals of empty rows: the noise variance is that of pooled data, times N / H with H honest sites of N.
+
+    The noise is scaled to equal variance in all coordinates; a false alarm of 5 stds has a probability of 6e-7.
+    """
     mechanism = CapeAgn(n_components=8, colluders=colluders)
     problem = dataclasses.replace(TOPICS, n_features=60)
     membership = Membership(names=("a", "b", "c", "d"), weights=weights)
@@ -214,7 +220,10 @@ def test_a_restarted_release_gives_the_same_components(mechanism, problem):
 
 @every_model
 def test_a_second_round_without_a_site_is_taken_along_the_first_directions(problem):
-    """Topic components do not depend on scale; mixture components are divided by the record count of each total."""
+    """Lose a site in the second round, which uses the directions of the full first round.
+
+    Components of topics do not depend on scale; components of mixtures are divided by the record count of each total.
+    """
     mechanism = CapeAgn(n_components=K, dropouts=1)
     plan = mechanism.plan(
         [problem] * SITES, [CLEAR] * SITES, session="lost", membership=Membership(names=tuple("abcd"), attempts=2)
@@ -235,7 +244,11 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
 
 @every_model
 def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_requested_before(problem):
-    """The resumed run draws fresh noise in round one and resends the stored round two, whose total has other axes."""
+    """Lose a site in the first round of a resumed run, whose second round is already stored.
+
+    The resumed run draws fresh noise in the first round and resends the stored second round, which has other
+    directions.
+    """
     mechanism = CapeAgn(n_components=K, dropouts=1)
     membership = Membership(names=tuple("abcd"), attempts=2)
     plan = mechanism.plan([problem] * SITES, [CLEAR] * SITES, session="since", membership=membership)
@@ -306,7 +319,7 @@ def test_a_variance_or_a_bound_that_does_not_follow_from_what_is_known_is_refuse
         with pytest.raises(InvalidInput, match=r"noise_variance=.* must be"):
             mechanism.query(plan, index=1, public=fine | {"noise_variance": np.array([variance])})
     for norm in (np.nan, 0.0, 1.001 * fine["score_norm"].item(), 1e9):
-        with pytest.raises(InvalidInput, match=r"score_norm=.* that follows"):
+        with pytest.raises(InvalidInput, match=r"score_norm=.* must be .* which follows"):
             mechanism.query(plan, index=1, public=fine | {"score_norm": np.array([norm])})
 
 

@@ -1,6 +1,7 @@
-"""Mechanisms whose sites share noise under masks: accuracy, opened noise, resumption and refusals.
+"""Joint mechanisms whose sites share noise under masks: accuracy, opened noise, resumption and refusals.
 
-For a shrinking roster, noise must be drawable on the planned grid at every size that the planned attempts allow.
+When sites are lost, the noise of every roster size that the planned attempts allow must be drawable on the planned
+grid.
 """
 
 import dataclasses
@@ -77,7 +78,10 @@ def test_each_site_is_charged_the_joint_event_and_no_less_noise_serves_the_stric
 
 @pytest.mark.parametrize(("colluders", "dropouts"), [(0, 0), (1, 0), (1, 1)])
 def test_the_opened_noise_is_pooled_but_for_colluders_and_dropouts(colluders, dropouts):
-    """The variance of 32,000 numbers has a relative std of 0.008; a false alarm of 5 stds has a probability of 6e-7."""
+    """Open the total of empty rows: its noise is that of pooled data, increased for colluders and dropouts.
+
+    The variance of 32,000 numbers has a relative std of 0.008; a false alarm of 5 stds has a probability of 6e-7.
+    """
     mechanism = CapePca(n_components=3, colluders=colluders, dropouts=dropouts)
     problem = dataclasses.replace(PROBLEM, n_features=250)
     plan = mechanism.plan([problem] * 4, [USUAL] * 4, session="empty")
@@ -109,7 +113,7 @@ def test_nobody_left_to_trust_and_impossible_rounds_are_refused(mechanism):
 
 
 class Watched:
-    """Parties that record their queries and may have lost sites."""
+    """In-process parties that record the queries and may have lost sites."""
 
     def __init__(self, plan, rows, *, lost=()):
         parts = zip(np.split(rows, 4), reservations(plan), strict=True)
@@ -123,7 +127,7 @@ class Watched:
         return self.parties.open(query, roster=roster.without(*self.lost), index=index)
 
     def noised_parts(self, part, plans):
-        raise AssertionError("sites that share noise send nothing of their own")
+        raise AssertionError("sites that share noise must not send separately noised parts")
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
@@ -165,7 +169,10 @@ def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
 
 
 def test_a_smaller_roster_states_the_noise_that_it_has():
-    """With one of four sites lost and one colluder, the noise has 3 shares for 2 honest sites instead of 4 for 3."""
+    """Lose one of four sites, with one declared colluder: the stated noise must follow the smaller roster.
+
+    The total then has 3 shares of noise, each large enough for 2 honest sites, instead of 4 shares for 3.
+    """
     mechanism = CapePca(n_components=3, colluders=1)
     membership = Membership(names=tuple("abcd"), attempts=2)
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="smaller", membership=membership)
@@ -215,13 +222,16 @@ def views(
 
 
 def admissible(full: Roster) -> list[Roster]:
-    """Return one roster of every size that a round may continue with."""
+    """Return one roster of every size with which a round may continue after losing sites."""
     least = full.size if full.attempts == 1 else max(2, full.colluders + 1)
     return [full.without(*full.names[left:]) for left in range(least, full.size + 1)]
 
 
 def scales(mechanism: Any, plan: JointPlan, roster: Roster) -> Iterator[tuple[Any, int, int]]:
-    """Yield the noise shares of the first rounds with their orders and squared scales; refuse what cannot be drawn."""
+    """Yield the noise shares of the first two rounds with their orders and squared scales.
+
+    `check_room` refuses a roster whose noise cannot be drawn on the grid.
+    """
     for index in range(min(mechanism.rounds, 2)):
         query = mechanism.query(plan, index=index, public=mechanism.inputs(plan, index=index))
         check_room(roster, steps_per_unit=query.steps_per_unit)

@@ -1,6 +1,7 @@
-"""Drift test: its null distribution is due to noise alone, it corrects for resampled rows, and it detects a change.
+"""Drift test of a stream: only noise determines its null distribution, and it detects a change.
 
-Seeds are fixed. Over all seeds the mean of the null violates its bounds here in fewer than one case in a thousand.
+The test also corrects for rows that are drawn anew in each tick. Seeds are fixed. Over all seeds, the mean under the
+null hypothesis violates its bounds here in fewer than one case in a thousand.
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ def symmetric_noise(rng, std):
 
 
 def outcome(arrived, *, seed, counts, kept=KEPT):
-    """Release the arrivals of each tick, and test for drift."""
+    """Release noisy sums of a stream's arrivals at each tick, and return the result of the drift test."""
     rng = np.random.default_rng(seed)
     answers = {
         tick: sum(WEIGHTS.weight(tick - at) / 2**WEIGHTS.bits * arrived[at - 1] for at in range(1, tick + 1))

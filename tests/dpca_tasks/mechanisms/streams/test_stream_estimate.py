@@ -1,8 +1,8 @@
-"""Estimates, alignment and planning of streams.
+"""Estimates, alignment and planning of streams: exact without noise, and with the stated noise otherwise.
 
-Estimates must be exact without noise, have the stated noise with it, and be correct where answers are missing. An
-aligned subspace is the same subspace, in coordinates as close as possible to the earlier one. A stream's plan has one
-event, noise for all ticks and a grid for both factors, and each tick is an ordinary release.
+Estimates must be correct when answers of some ticks are missing. An aligned subspace is the same subspace, in
+coordinates as close as possible to the earlier one. A stream's plan has one event, noise for all ticks and a grid for
+both factors, and each tick is an ordinary release.
 """
 
 import math
@@ -37,7 +37,10 @@ SEEN = np.repeat(np.arange(1, TICKS + 1), NIGHTS)
 
 
 def sums_of(kind, weights, *, bound=range(1, TICKS + 1)):
-    """Return the noiseless packed sums of all ticks in grid steps, and the plain sums of each tick's arrivals."""
+    """Return the noiseless weighted sums of all ticks, and the unweighted sums of each tick's arrivals.
+
+    Both are packed matrices.
+    """
     moment = kind(**FACTS)
     made = []
     for tick, number in enumerate(bound, start=1):
@@ -72,7 +75,7 @@ def test_the_norm_of_the_coefficients_is_the_factor_over_the_joint_sensitivity(w
 
 
 def test_arrivals_of_a_closed_tick_are_counted_by_and_by():
-    """The published shares of a closed tick's arrivals that are counted 1, 7 and 30 ticks later."""
+    """Compare the counted fraction of a missing tick's arrivals with the published one, 1, 7 and 30 ticks later."""
     weights = choose_weights("sqrt", ticks=365)
     closed = 40
     for later, share in {1: 0.500, 7: 0.784, 30: 0.904}.items():
@@ -87,7 +90,7 @@ def test_arrivals_of_a_closed_tick_are_counted_by_and_by():
 
 
 def test_lost_answers_cost_little():
-    """The published growth of the error: at most 1.024 for one lost answer, and 1.08 for ten in a row."""
+    """Omit answers: the error grows by at most 1.024 for one, and by 1.08 for ten in a row, as published."""
     weights = choose_weights("sqrt", ticks=365)
     whole = np.linalg.norm(coefficients(weights, kept=range(1, 101)))
     for lost, growth in ((range(60, 61), 1.024), (range(60, 70), 1.08)):
@@ -260,7 +263,10 @@ def test_the_same_key_gives_the_same_bits_whatever_the_blocks():
 
 
 def test_a_newer_snapshot_gives_other_noise_for_another_answer():
-    """Content is part of the digest, so different sums never share noise."""
+    """Release a tick from an older and from a newer snapshot: the two answers must not have equal noise.
+
+    The content of a snapshot is part of the digest that determines the noise.
+    """
     rows, seen = np.random.default_rng(0).normal(size=(50, STREAM_TICKS_D)), np.repeat(range(1, 6), 10)
     plan = planned()
     bound, _ = released(plan, 4, ArrayBlocks(rows[:40], first_seen=seen[:40]))
@@ -271,7 +277,7 @@ def test_a_newer_snapshot_gives_other_noise_for_another_answer():
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_estimates_are_assessed_as_releases_are(relation, center):
-    """Strong signals, refined or not: the stated noise is the noise of the estimate."""
+    """Combine ticks of data with two strong directions: assessment and refinement find exactly these two."""
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(8000, STREAM_TICKS_D)) * np.array([1.0, 0.7, 0.1, 0.1, 0.1, 0.1])
     seen = np.repeat(range(1, STREAM_TICKS_TICKS + 1), 1000)

@@ -1,4 +1,4 @@
-"""The exponential mechanism: its law, cost, single answer and refusals."""
+"""Exponential mechanism: its distribution, cost, single answer and refusals."""
 
 import dataclasses
 import math
@@ -42,7 +42,7 @@ def run(mechanism, requested, target, source, *, key=bytes(range(32)), steps=Non
     return mechanism.run(Curator(source, reservation), plan)
 
 
-# The law of a draw, from rows to components.
+# Tests of the distribution of a draw, from rows to components.
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,10 @@ def run(mechanism, requested, target, source, *, key=bytes(range(32)), steps=Non
     [("add_remove", 1.0), pytest.param("zero_out", 1.0, marks=pytest.mark.audit_only), ("replace_one", 0.5)],
 )
 def test_components_have_the_density_of_their_scores(relation, slope):
-    """Rows of norm 4, 12 along one axis and 4 along the other, under a clip norm of 2.
+    """Compare 1500 drawn directions with the density proportional to ``exp(slope * score)``.
 
-    So S is (12, 4) in squared clip norms, and the density is proportional to ``exp(slope * 0.5 * 8 cos^2)``. Total
+    There are 12 rows along one axis and 4 along the other, of norm 4 under a clip norm of 2. So the second moment S is
+    diag(12, 4) in squared clip norms, and the density is proportional to ``exp(slope * 0.5 * 8 cos^2)``. Total
     variation is measured over 16 arcs of the half circle: 1500 draws exceed 0.120 with probability below 1e-6. Twice or
     half the slope of 1 is at a distance of 0.18, as is twice the slope of 1/2.
     """
@@ -70,7 +71,10 @@ def test_components_have_the_density_of_their_scores(relation, slope):
 
 
 def test_a_record_more_raises_every_score_by_at_most_one():
-    """Attained by a record at its bound, simultaneously for every number of directions."""
+    """A record at its bound raises the largest eigenvalue by 1, so the bound on scores is attained.
+
+    This record attains the bound for every number of directions.
+    """
     query = SecondMoment(n_features=5, clip_norm=1.0, relation="add_remove", bits=14)
     moved = unpack_symmetric(exact_sum(ArrayBlocks(7.0 * np.eye(5)[:1]), query) / query.steps_per_unit, 5)
     assert np.linalg.eigvalsh(moved)[-1] == pytest.approx(1.0, abs=1e-3)
@@ -79,7 +83,11 @@ def test_a_record_more_raises_every_score_by_at_most_one():
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @given(common=rows(n_features=3, max_rows=2), mine=rows(n_features=3, min_rows=1, max_rows=1), data=st.data())
 def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, common, mine, data):
-    """The scores of all orthonormal V change within the sums of the k smallest and the k largest eigenvalues."""
+    """Compare the change of scores between neighbors with the sensitivity.
+
+    The scores of all orthonormal V change within the sums of the k smallest and the k largest eigenvalues of the
+    difference.
+    """
     query = SecondMoment(n_features=3, clip_norm=1.0, relation=relation, bits=14)
     other = {
         "add_remove": np.empty((0, 3)),
@@ -97,7 +105,10 @@ def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, c
 
 @pytest.mark.audit_only
 def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
-    """Simulates omitting the square of a clip norm of 2; `tests.audits` runs the same audit without the fault."""
+    """Multiply the slope of the scores by 4, as if the square of a clip norm of 2 were forgotten.
+
+    `tests.audits` runs the same audit without this mistake.
+    """
     monkeypatch.setattr(bingham, "largest_range", lambda **requested: 4.0 * largest_range(**requested))
     finding = attack(Exponential(n_components=1), relation="add_remove", trials=700)
     assert finding.bound > finding.epsilon
@@ -126,7 +137,7 @@ def test_a_private_clip_norm_leaves_the_rest_of_epsilon_for_the_draws():
     assert 1 / histogram["noise_multiplier"] + draws["epsilon"] <= PURE.epsilon
 
 
-# One release, one answer.
+# Tests that a release has one stored answer.
 
 
 def test_a_kept_draw_is_read_back_without_the_rows():
@@ -187,7 +198,10 @@ def test_only_a_symmetric_statistic_has_scores():
 
 
 def test_a_large_epsilon_finds_the_leading_directions():
-    """At epsilon 1e5 the angle to the truth has a std below ``sqrt(5 / (2e5 / 3 * gap))``, here 0.006."""
+    """Draw at epsilon 1e5: the components must be the leading directions.
+
+    The angle to the truth has a std below ``sqrt(5 / (2e5 / 3 * gap))``, here 0.006.
+    """
     made = np.repeat(ROWS, 4, axis=0)
     found = run(Exponential(n_components=3), problem(), PrivacyTarget(epsilon=1e5, delta=0.0), ArrayBlocks(made))
     clipped = made / np.maximum(1.0, np.linalg.norm(made, axis=1, keepdims=True))

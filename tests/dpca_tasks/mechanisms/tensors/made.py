@@ -1,4 +1,4 @@
-"""Documents and points with known components, and a function that runs a mechanism on them."""
+"""Generated documents and points with known components, and a function that runs a mechanism on them."""
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def documents(*, words=6, seed=1):
 
 
 def points(*, seed=2):
-    """Return points around the means."""
+    """Return points of a two-component mixture around `MEANS`, with normal noise."""
     rng = np.random.default_rng(seed)
     parts = rng.choice(2, RECORDS, p=WEIGHTS)
     return MEANS[parts] + np.sqrt(VARIANCE) * rng.standard_normal((RECORDS, MEANS.shape[1]))
@@ -44,7 +44,7 @@ def target(epsilon, delta=1e-5):
 
 
 def run(mechanism, rows, problem, requested, *, reservation=None, block_records=512, kind=Curator, **acknowledged):
-    """Run a mechanism with the noise of one fixed key."""
+    """Run a tensor mechanism on rows under one fixed noise key; return the result."""
     plan = mechanism.plan(problem, requested)
     kept = reservation or InMemoryReservation(event=plan.event, key=bytes(32), relation=problem.relation)
     return mechanism.run(kind(ArrayBlocks(rows, block_records=block_records), kept, **acknowledged), plan)

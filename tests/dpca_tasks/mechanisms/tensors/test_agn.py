@@ -1,7 +1,7 @@
-"""AGN, AVN and the non-private reference for tensor components.
+"""AGN, AVN and the reference without privacy, which release tensor components.
 
-AGN is tested for cost, accuracy, resumption after any step, and the inputs of its second query. AVN has pure noise
-whose parts add up to epsilon. The reference without privacy must be exact and require an acknowledgement.
+AGN is tested for cost, accuracy, resumption after any step, and the inputs of its second query. AVN is pure epsilon-DP,
+and the epsilons of its parts add up. The reference without privacy must be exact and require an acknowledgment.
 """
 
 import math
@@ -51,7 +51,7 @@ def test_both_releases_add_up_to_the_target(epsilon, split):
     squares = [step["noise_multiplier"] ** -2 for step in events.steps(plan.event)]
     mu = math.sqrt(sum(squares))
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
-    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # up to rounding of floats
+    assert 0.999e-5 < delta <= 1e-5 * (1 + 1e-12)  # tolerance for rounding of floats
     assert squares[0] / sum(squares) == pytest.approx(split)
 
 
@@ -207,7 +207,7 @@ def test_an_undeclared_number_of_records_is_reported_where_a_variance_rests_on_i
     [
         (topics_problem(), {"components": 5}, "below n_features=5"),
         (topics_problem(), {"components": 0}, "at least 1"),
-        (topics_problem(words_at_most=None), {}, "state a public bound on the words of one"),
+        (topics_problem(words_at_most=None), {}, "state a public bound on the number of words"),
         (topics_problem(words_at_most=2), {}, "at least 3"),
         (topics_problem(clip_norm=1.0), {}, "are for model=mixture"),
         (topics_problem(model="graph"), {}, "must be topics or mixture"),

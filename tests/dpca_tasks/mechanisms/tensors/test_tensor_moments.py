@@ -1,6 +1,6 @@
-"""The tensor power method, population moments, the noise floor, and the law of a core's noise.
+"""Tensor power method, population moments, the noise floor, and the distribution of a core's noise.
 
-The power method is compared with joint diagonalisation, an independent method.
+The power method is compared with joint diagonalization, an independent method.
 """
 
 import itertools
@@ -20,13 +20,16 @@ from dpca_tasks.noise.distributions import cube_weights, symmetric_weights
 
 
 def orthogonal_tensor(*, order, values, seed):
-    """Return a whitened tensor of orthonormal vectors with given values, and the vectors as rows."""
+    """Return a symmetric tensor with given eigenvalues on orthonormal vectors, and these vectors as rows."""
     rows = np.linalg.qr(np.random.default_rng(seed).standard_normal((order, order)))[0].T[: len(values)]
     return np.einsum("k,ki,kj,kl->ijl", values, rows, rows, rows), rows
 
 
 def by_jennrich(tensor, *, seed):
-    """Return values and vectors by Jennrich's algorithm: eigenvectors of one random contraction over another."""
+    """Return eigenvalues and vectors of a tensor by Jennrich's algorithm.
+
+    It computes the eigenvectors of one random contraction times the inverse of another.
+    """
     one, other = np.random.default_rng(seed).standard_normal((2, len(tensor)))
     ratio = np.linalg.solve((tensor @ other).T, (tensor @ one).T).T
     rows = np.real(np.linalg.eig(ratio)[1]).T
@@ -84,7 +87,7 @@ RECORDS, VARIANCE = 1e5, 0.05
 
 
 def model(*, order, count, topics):
-    """Return components and weights drawn as in the paper, in descending order of weight."""
+    """Return component vectors and weights drawn as in the paper, in descending order of weight."""
     columns = np.linalg.qr(np.random.default_rng(order).standard_normal((order, order)))[0][:, :count]
     rows, weights = columns.T[::-1], np.linspace(10 * count, 1, count)
     if topics:

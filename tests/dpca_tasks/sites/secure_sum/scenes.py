@@ -38,7 +38,7 @@ def scene_of(participants, *, round_index=0, attempt=0, words=5, requested=REQUE
 
 
 class Remembered:
-    """A site memory that lasts as long as the test."""
+    """A site's memory that lasts as long as the test."""
 
     def __init__(self):
         self.kept = {}
@@ -51,7 +51,7 @@ class Remembered:
 
 
 def entropy_of(label):
-    """Return a source of bytes that are the same in each run of a test."""
+    """Return a function that draws random bytes, which are the same in each run of a test."""
     stream = hashlib.shake_256(label.encode())
     at = 0
 
@@ -65,7 +65,10 @@ def entropy_of(label):
 
 @dataclass
 class World:
-    """All sites of a set of participants; their memories outlast their machines, as disks outlast processes."""
+    """All sites of a secure sum, with their integers and memories.
+
+    A memory outlasts its site's state machine, as a disk outlasts a process.
+    """
 
     participants: Participants
     words: int = 5
@@ -101,7 +104,9 @@ PHASES = ("keys", "sealed shares", "masked sums", "signed senders", "opening sha
 
 
 def attempt(world, scene, *, lost=(), order=None, transcript=None):
-    """Run one attempt manually; ``lost`` lists pairs of a site and its first message that never arrives.
+    """Run one attempt of a secure sum, passing all messages by hand.
+
+    ``lost`` lists pairs of a site and its first message that does not arrive.
 
     Returns
     -------

@@ -1,9 +1,9 @@
 """One attempt of a secure sum: exact totals, secrecy of messages, and forged frames.
 
 The opened total must be the exact sum of the senders' integers, and messages must reveal nothing else. Every field of
-every signed frame is dropped, changed, duplicated, moved, or taken from another genuine frame. Frames are cut into
-their fields, including the sites' frames inside a server frame. The other genuine frames come from another site of the
-same attempt, and from the same site in another attempt.
+every signed frame is dropped, changed, duplicated, moved, or replaced by that of another genuine frame. Frames are cut
+into their fields, including the sites' frames inside a server frame. The other genuine frames come from another site of
+the same attempt, and from the same site in another attempt.
 """
 
 import itertools
@@ -93,7 +93,7 @@ def test_each_attempt_has_fresh_masks_and_the_same_total():
 
 
 def test_a_million_masked_words_are_uniform():
-    """A chi-square test of each byte, for one site's message and for the sum of all; keys are fixed."""
+    """Test each byte of masked words by chi-square, for one site's message and for the sum of all; keys are fixed."""
     size = 1_000_000
     world = World(circle_of(3), words=size)
     scene = world.scene()
@@ -120,12 +120,15 @@ def test_a_million_masked_words_are_uniform():
         return 16 * min(stats.chisquare(np.bincount(table[:, at], minlength=256)).pvalue for at in range(8))
 
     assert least_p(sums[0]) > FALSE_ALARM
-    assert least_p(sums[0] + sums[1] + sums[2]) > FALSE_ALARM  # the self-masks are still included
+    assert least_p(sums[0] + sums[1] + sums[2]) > FALSE_ALARM  # each site's own mask is still included
     assert least_p(world.integers["a"].view(np.uint64)) < 1e-100
 
 
 def test_the_server_sees_masked_messages_alone_until_a_sum_is_opened():
-    """No frame holds a site's integers, and all frames except masked sums hold a fixed number of bytes per site."""
+    """Record all frames of an attempt: none may contain a site's integers, and sizes must be fixed.
+
+    All frames except masked sums have a fixed number of bytes per site.
+    """
     world = World(circle_of(10), words=200)
     transcript: list[tuple[str, int, bytes]] = []
     attempt(world, world.scene(), transcript=transcript)
@@ -144,7 +147,10 @@ def test_the_server_sees_masked_messages_alone_until_a_sum_is_opened():
 
 
 def test_a_site_sends_the_bytes_of_its_words_and_two_kilobytes_more():
-    """Upstream with ten sites: 8 d k for a product of d = 1000 and k = 5; likewise 4 d (d + 1) for moments."""
+    """Count the bytes that each of ten sites sends: 8 per word, and at most 2,048 more.
+
+    A product of d = 1000 and k = 5 has d k words, and a moment has d (d + 1) / 2.
+    """
     world = World(circle_of(10), words=5000)
     transcript: list[tuple[str, int, bytes]] = []
     attempt(world, world.scene(), transcript=transcript)
@@ -161,10 +167,10 @@ def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
     machines = world.machines(scene)
 
     def silent(frame):
-        raise SiteSilent("no answer within 1 s; ask again.")
+        raise SiteSilent("the site did not answer within 1 s; ask again.")
 
     def refuses(frame):
-        raise MessageRefused("not now; ask again.")
+        raise MessageRefused("the site cannot answer now; ask again.")
 
     lines = {name: machines[scene.participants.place(name)].receive for name in world.participants.names}
     total = open_sum(scene, lines | {"b": silent, "d": refuses})
@@ -182,7 +188,7 @@ def test_the_next_attempt_is_the_first_that_a_site_has_not_begun():
 
 
 def test_false_shares_make_no_total():
-    """One site's opening share is off by one: the secret does not match its commitment."""
+    """Change one site's opening share by one: the secret does not match its commitment, and no total is opened."""
     world = World(circle_of(4))
     scene = world.scene()
     machines = world.machines(scene)
@@ -226,7 +232,7 @@ def later(world: World) -> dict[Any, list[bytes]]:
 
 
 def fields(raw: bytes, kind: Any, scene: Scene) -> list[bytes]:
-    """Return the fields of a frame, and of the frames inside it."""
+    """Return the fields of a frame as bytes, including those of the frames inside it."""
     ends = [0, *itertools.accumulate(HEAD)]
     assert ends[-1] == HEAD_BYTES
     stop = len(raw) - SIGNATURE_BYTES * kind.is_signed
@@ -240,7 +246,7 @@ def fields(raw: bytes, kind: Any, scene: Scene) -> list[bytes]:
 
 
 def forged(raw: list[bytes], others: list[list[bytes]]) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield every forgery of one field, with its name."""
+    """Yield every forgery of one field of a frame, with its name; ``others`` are genuine frames."""
     for at, part in enumerate(raw):
         before, after = raw[:at], raw[at + 1 :]
         yield f"dropped {at}", [*before, *after]
@@ -256,7 +262,7 @@ def forged(raw: list[bytes], others: list[list[bytes]]) -> Iterator[tuple[str, l
 
 
 def accepted(raw: bytes, kind: Any, scene: Scene) -> bool:
-    """Return whether a frame is decoded, or refused in more than one line."""
+    """Return whether a frame is decoded, or its refusal has more than one line."""
     try:
         decode(raw, kind, scene)
     except MessageRefused as refusal:
@@ -268,7 +274,10 @@ def accepted(raw: bytes, kind: Any, scene: Scene) -> bool:
 def test_every_forged_field_of_a_signed_frame_is_refused(
     kind: Any, frames: dict[Any, list[bytes]], later: dict[Any, list[bytes]], scene: Scene
 ) -> None:
-    """A server frame that forwards signed frames is refused unless it still holds genuine ones in order."""
+    """Forge each field of a signed frame, or of a server frame that forwards signed frames: it must be refused.
+
+    A server frame is accepted only if it contains genuine frames in order.
+    """
     true = frames[kind]
     assert all(accepted(raw, kind, scene) for raw in true)
     others = [fields(raw, kind, scene) for raw in (true[1], later[kind][0])]

@@ -1,7 +1,7 @@
-"""Attacks by a dishonest server: lies about the roster, replays, dropped messages, and inconsistent views.
+"""A site's state machine against a dishonest server: each attack on a secure sum is detected or gains nothing.
 
-Each attack must be detected or gain nothing. Attacks are manual: the server of a test sends arbitrary messages. Five
-sites of which one colludes and one may be lost have the threshold four, ``2 t = 8 > S + C = 6``.
+The server of a test sends arbitrary messages: lies about the roster, replays, dropped messages, and inconsistent views.
+Five sites, of which one colludes and one may be lost, have the threshold four: ``2 t = 8 > S + C = 6``.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ def world():
 
 
 def begun(world, scene):
-    """Return all machines, and the checked keys that they sent."""
+    """Return all sites' machines, and the decoded keys that they sent."""
     machines = world.machines(scene)
     frames = {place: machine.receive(propose(scene)) for place, machine in machines.items()}
     return machines, {place: decode(frame, Keys, scene) for place, frame in frames.items()}
 
 
 def shared(world, scene):
-    """Return the machines, and the server's deliveries before they are sent."""
+    """Return the machines, the frames of sealed shares for delivery, and the server's phase."""
     machines, keys = begun(world, scene)
     phase: Any = ServerKeys(scene=scene, awaited=frozenset(machines), received=keys)
     frames, phase = phase.close()
@@ -45,7 +45,7 @@ def shared(world, scene):
 
 
 def summed(world, scene):
-    """Return the machines, and the server's phase before it names the senders."""
+    """Return the machines after they sent their masked sums, and the server's phase before it names the senders."""
     machines, frames, phase = shared(world, scene)
     for place, frame in frames.items():
         phase.receive(machines[place].receive(frame), sender=place)
@@ -57,7 +57,7 @@ def reported(machine, message, scene):
 
 
 def refused(machine, frame, refusal):
-    """Check that the machine refuses a frame twice with the same message, so the refusal changed nothing."""
+    """Send a frame twice: the machine must refuse it twice with the same message, so its state is unchanged."""
     for _ in range(2):
         with pytest.raises(MessageRefused, match=refusal):
             machine.receive(frame)
@@ -83,7 +83,10 @@ def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(
 
 
 def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world):
-    """Each site agrees with the server but not with the other site: their signatures cover different contexts."""
+    """Show two sites different rosters: they must not accept each other's keys.
+
+    Each site agrees with the server, but the signatures of the two sites cover different contexts.
+    """
     scene = world.scene()
     _, keys = begun(world, scene)
     other = scene_of(
@@ -130,7 +133,7 @@ def test_keys_of_an_earlier_attempt_are_refused(world):
 
 
 def test_every_frame_is_taken_once(world):
-    """A repeated frame arrives in a later phase; this includes the last frame, which requests shares."""
+    """Send each frame a second time in a later phase: it must be refused, also the last one, which requests shares."""
     scene = world.scene()
     machines, phase = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
@@ -169,7 +172,7 @@ def test_a_late_masked_sum_is_refused_by_its_type(world):
 
 
 def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
-    """The server omits site e from one list: shares sealed under the other list cannot be opened."""
+    """Omit site e from the list of keys for one site: shares sealed under the other list cannot be opened."""
     scene = world.scene()
     machines, keys = begun(world, scene)
     short = {place: one for place, one in keys.items() if place != 4}
@@ -216,7 +219,10 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
 
 
 def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
-    """Site a is told that e shared nothing, the others that e did share: their transcripts differ."""
+    """Tell site a that e shared nothing, and all others that e did: no site may release a share.
+
+    Their signed transcripts differ.
+    """
     scene = world.scene()
     machines, frames, _ = shared(world, scene)
     short = decode(frames[0], Delivered, scene).message.sealed
@@ -236,10 +242,10 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
 
 @pytest.mark.parametrize("shown_lost", range(5), ids=lambda count: f"{count} of 4")
 def test_both_kinds_of_share_of_one_site_are_never_given(world, shown_lost):
-    """Some honest sites are told that d is lost, the others that it sent; the colluder e signs both sets.
+    """Tell some honest sites that d is lost, and others that d sent; the colluder e signs both statements.
 
-    Four signatures are needed, and e contributes one to each set. At most one set can get the other three, because no
-    honest site signs both.
+    Four signatures are needed, and e contributes one to each set of senders. At most one set can get the other three,
+    because no honest site signs both.
     """
     scene = world.scene()
     machines, _ = summed(world, scene)
@@ -247,7 +253,7 @@ def test_both_kinds_of_share_of_one_site_are_never_given(world, shown_lost):
     signed: dict[str, dict[int, Any]] = {kind: {} for kind in sets}
     for place in range(4):
         kind = "key" if place < shown_lost else "seed"
-        with contextlib.suppress(MessageRefused):  # d does not sign a set that lists itself as lost
+        with contextlib.suppress(MessageRefused):  # d does not sign a set of senders that omits d
             answer = reported(machines[place], Senders(senders=sets[kind]), scene)
             signed[kind][place] = decode(answer, SignedSenders, scene)
     transcript = next(iter((signed["seed"] | signed["key"]).values())).message.transcript
@@ -286,7 +292,10 @@ def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
 
 
 def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
-    """The server opens the sum without e and holds e's message: the remainder is uniform and hides e's integers."""
+    """Open a sum without e, while the server has e's message: what remains must be uniform.
+
+    So e's own mask hides e's integers.
+    """
     scene = world.scene()
     machines, phase = summed(world, scene)
     kept = phase.received[4].message.words
@@ -299,7 +308,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
         phase.receive(machines[place].receive(frame), sender=place)
     total = phase.close()
     np.testing.assert_array_equal(total.integers, world.sum_of(*"abcd"))
-    # Its masking key was opened, so the server subtracts all pairwise masks.
+    # The masking key of e was opened, so the server can subtract all pairwise masks.
     shares = {place + 1: phase.received[place].message.shares[4] for place in range(4)}
     pairing = Pairing(scene=scene, place=4, secret=SecretKey(recover(shares)))
     assert pairing.public == phase.keys[4].masking
@@ -313,7 +322,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
 
 
 def test_another_set_under_the_same_noise_is_never_opened(world):
-    """After the sum without e was opened, no attempt opens the sum with e: the difference would be e's integers."""
+    """After a sum without e was opened, no attempt may open the sum with e: the difference would be e's integers."""
     first = attempt(world, world.scene(), lost=[("e", "masked sums")])
     assert first.senders == tuple("abcd")
     scene = world.scene(attempt=1)

@@ -1,8 +1,8 @@
 """Participants, secret sharing and message encoding of a secure sum.
 
-Participants are refused where one site could act as two, or where a dishonest server could have two sums opened. A
-threshold of shares recovers a secret, and fewer shares are consistent with every secret. Decoders accept exactly what
-encoders write: no byte less, more or different, and no message of another phase.
+Participants are refused if one site could act as two, or if a dishonest server could open two sums. A threshold of
+shares recovers a secret, and fewer shares are consistent with every secret. Decoders accept exactly what encoders
+write: no byte less, more or different, and no message of another phase.
 """
 
 import contextlib
@@ -78,7 +78,10 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
 
 @pytest.mark.parametrize("size", range(2, 12))
 def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
-    """Any two sets of t signatures or shares have an honest signer in common, by the number of honest sites."""
+    """The threshold t must make any two sets of t signatures or shares include the same honest site.
+
+    Participants without such a threshold are refused.
+    """
     for colluders in range(size):
         for dropouts in range(size - colluders):
             threshold = size - dropouts
@@ -139,7 +142,7 @@ def test_any_shares_as_many_as_the_threshold_give_the_secret(secret, places, dat
 
 
 def test_one_share_too_few_fits_every_secret():
-    """Through t - 1 shares and any secret passes one polynomial of degree t - 1, so all secrets are equally likely."""
+    """For any secret, one polynomial of degree t - 1 fits t - 1 shares, so they reveal nothing about the secret."""
     shares = split(os.urandom(32), threshold=3, places=3)
     for secret in (0, 1, 2**256 - 1):
         # The third share that belongs to this secret, by interpolation at 0, 1, 2.
@@ -158,7 +161,7 @@ def test_shares_of_too_few_or_of_two_secrets_give_another_value_or_are_refused()
     one, other = (split(bytes([at]) * 32, threshold=3, places=5) for at in (1, 2))
     for held in ({1: one[0], 2: one[1]}, {1: one[0], 2: one[1], 3: other[2]}):
         found = b""
-        with contextlib.suppress(MessageRefused):  # of 297 values in 2^256
+        with contextlib.suppress(MessageRefused):  # a wrong secret is refused unless it is one of 297 values in 2^256
             found = recover(held)
         assert found != bytes([1]) * 32
 
@@ -207,7 +210,7 @@ KINDS = (
 
 
 def sent_in(world: World, scene: Scene) -> dict[Any, list[bytes]]:
-    """Return every genuine frame of each kind in one attempt, from the server to each site or from each site."""
+    """Return every genuine frame of each kind in one attempt, sent by the server or by a site."""
     machines = world.machines(scene)
     phase: Any = attempt.ServerKeys(scene=scene, awaited=frozenset(machines))
     sent, found = dict.fromkeys(machines, attempt.propose(scene)), []
@@ -229,13 +232,13 @@ def scene():
 
 @pytest.fixture(scope="module")
 def frames(scene):
-    """Return the frames to and from the first site."""
+    """Return one genuine frame of each kind, to or from the first site."""
     sent = sent_in(World(circle_of(4, dropouts=1)), scene)
     return {kind: raws[0] for kind, raws in sent.items()}
 
 
 def signed_again(raw, expected):
-    """Return a changed frame with a genuine signature of the first site: only the encoding can be wrong."""
+    """Sign a changed frame with the first site's key, so that only its encoding can be wrong."""
     return raw[:-64] + identity_of("a").sign(raw[:-64]) if expected.is_signed else raw
 
 
@@ -274,7 +277,7 @@ def test_cut_and_longer_frames_are_refused(expected, frames, scene):
 
 @pytest.mark.parametrize("expected", KINDS, ids=lambda kind: kind.__name__)
 def test_flipped_bits_are_refused_or_are_another_valid_message(expected, frames, scene):
-    """Every flip in a signed frame or a signed part is refused; elsewhere, decoding and encoding are inverse."""
+    """Flip bits of each kind of frame: signed frames are refused, and others decode to what they encode."""
     raw, drawn = frames[expected], random.Random(expected.kind)
     for at in drawn.sample(range(8 * len(raw)), min(200, 8 * len(raw))):
         flipped = bytearray(raw)
