@@ -238,9 +238,9 @@ def table(found: Mapping[int, Mapping[str, Measured]], *, where: str) -> str:
     short = falls_short(found)
     verdict = f"not met by {', '.join(short)}" if short else "met"
     lines = [
-        f"{os.cpu_count()} cores, SQLite, homes in {where}; milliseconds, medians of {ROUNDS} taken in turn. The",
-        f"ratio of last to first must be below {MOST:g}, except where all versions are written or everything is read: "
-        f"{verdict}.",
+        f"Measured with SQLite on {os.cpu_count()} cores, with homes in {where}. Times are medians of {ROUNDS} calls",
+        f"in milliseconds. In the largest home, a request must take less than {MOST:g} times as long as in the",
+        f"smallest, except requests that write all versions or read everything: {verdict}.",
         "",
         f"| releases | {' | '.join(f'{size:,}' for size in found)} | last over first | statements | steps of SQLite |",
         f"|---|{len(found) * '--:|'}--:|--:|--:|",

@@ -60,16 +60,16 @@ def _warning(under: str) -> Iterator[str]:
     yield under
     yield ""
     yield (
-        "The constants belong to this machine, this load and these versions. On any other, measure them again with "
-        "`python -m benchmarks.projection` before projecting from them."
+        "The constants are valid for this machine, this load and these versions. For a different machine, measure them "
+        "again with `python -m benchmarks.projection`."
     )
 
 
 def _constants(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
     touch, add, move = (f"{1e12 * each:.0f} us" for each in (machine.touch, machine.add, machine.move))
     yield (
-        f"A round takes {1e3 * machine.start:.1f} ms, and {1e3 * machine.task:.2f} ms a task; a megabyte of a total "
-        f"{touch} to allocate, {add} to add and {move} to bring to the client."
+        f"A round takes {1e3 * machine.start:.1f} ms, plus {1e3 * machine.task:.2f} ms for each task. A megabyte of a "
+        f"partial sum takes {touch} to allocate, {add} to add and {move} to transfer to the client."
     )
     yield ""
     yield f"| rows | bytes | cores | read, us | grid, us | moment, us | product with {WIDTH}, us | the same, kept, us |"
@@ -96,17 +96,17 @@ def _huge(machine: Machine, one: Costs) -> Iterator[str]:
     predicted = one.huge(machine)
     yield (
         f"`make bench-huge` released {HUGE_ROWS:,} `{one.name}` rows on {max(WORKERS)} local workers in "
-        f"{HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it. That run "
-        "was separate, perhaps on another machine, so this ratio is not checked."
+        f"{HUGE_SECONDS:.0f} s; the prediction is {predicted:.0f} s, or {predicted / HUGE_SECONDS:.2f} of it. This run "
+        "was made separately, possibly on a different machine, so the ratio is not checked."
     )
 
 
 def _projection(machine: Machine, costs: Sequence[Costs]) -> Iterator[str]:
     workers = MACHINES * CORES
     yield (
-        f"{workers} workers that declare {MEMORY // CORES >> 30} GiB each keep gridded rows between products while "
-        f"these take at most {SHARE * MEMORY * MACHINES / 1e9:.0f} GB, {100 * SHARE:.0f} % of it; others are read and "
-        "rounded to the grid each time."
+        f"{workers} workers declare {MEMORY // CORES >> 30} GiB of memory each. They keep gridded rows in memory "
+        f"between products if these take at most {SHARE * MEMORY * MACHINES / 1e9:.0f} GB, {100 * SHARE:.0f} % of the "
+        "declared memory. Otherwise each product reads the rows and rounds them to the grid again."
     )
     yield ""
     yield (

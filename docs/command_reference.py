@@ -1,4 +1,4 @@
-"""Reference page of the command, with one section for each command and one row for each option."""
+"""Generation of the reference page of the ``dpca`` command: a section for each subcommand, a row for each option."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,14 +12,14 @@ generated from the command.
 
 
 def reference(command: Any, name: str = "dpca") -> str:
-    """Return the page of a command tree, as Markdown.
+    """Return the reference page of a command and all its subcommands, as Markdown.
 
     Parameters
     ----------
     command : typer's command
-        The root of the tree.
+        The top-level command.
     name : str
-        The words that the user types to reach the root.
+        The words that the user types to call ``command``.
     """
     return "\n".join((HEAD, *_sections(command, name)))
 

@@ -1,6 +1,6 @@
 """Sphinx configuration of the documentation.
 
-MyST reads Markdown, autodoc reads docstrings, and the reference of the command is made from the command.
+The pages come from Markdown (by MyST), docstrings (by autodoc) and the help texts of the ``dpca`` command.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ napoleon_custom_sections = ["Guarantees"]
 
 
 def setup(app: "Sphinx") -> None:
-    """Write the command reference before the documents are read, and register notebooks as pages."""
+    """Write the page of the command reference before Sphinx reads the pages, and register the parser of notebooks."""
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookPage)
     page = Path(app.srcdir) / "reference" / "command.md"

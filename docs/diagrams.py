@@ -1,6 +1,7 @@
-"""Diagrams of the documents, drawn in a light and a dark look from boxes in rows and arrows between them.
+"""The diagrams of the documentation: boxes in rows, and arrows between them.
 
-``python -m docs.diagrams`` writes each as ``docs/images/diagram-NAME-light.svg`` and ``-dark.svg``.
+``python -m docs.diagrams`` writes each diagram for the light and for the dark theme, as
+``docs/images/diagram-NAME-light.svg`` and ``-dark.svg``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,23 +16,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 IMAGES = Path(__file__).parent / "images"
-_COLUMN, _ROW, _WIDE, _HIGH = 1.55, 0.95, 1.25, 0.52  # inches: steps of the grid, and the size of a box
+_COLUMN, _ROW, _WIDE, _HIGH = 1.55, 0.95, 1.25, 0.52  # distances between columns and rows, and size of a box, in inches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagram:
-    """Boxes in rows, arrows, and areas.
+    """A diagram of boxes in rows, arrows between boxes, and labeled frames around groups of boxes.
 
     Parameters
     ----------
     title : str
         One sentence: what the diagram shows.
     rows : sequence of sequences of str
-        The boxes of each row, by name; an empty name leaves a place free. A name is also the text of its box.
+        The text of each box, by row. An empty text leaves the position free.
     arrows : sequence of (str, str, str)
-        From a box, to a box, and the label.
+        For each arrow, the texts of its first and last box, and its label.
     areas : mapping of str to sequence of str
-        A frame around boxes, by its label.
+        For each frame, its label and the texts of the boxes inside.
     """
 
     title: str
@@ -178,7 +179,7 @@ DIAGRAMS = {
 
 
 def draw(diagram: Diagram, *, theme: str) -> "Figure":
-    """Draw a diagram in one look."""
+    """Draw a diagram in the colors of a theme, and return the figure."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
     inspect, columns = THEMES[theme], max(map(len, diagram.rows))
@@ -239,7 +240,7 @@ def _draw_area(axes: "Axes", places: Sequence[tuple[float, float]], label: str, 
 
 
 def main() -> None:
-    """Write every diagram in both looks."""
+    """Write every diagram for the light and for the dark theme."""
     for name, diagram in DIAGRAMS.items():
         for theme in THEMES:
             (IMAGES / f"diagram-{name}-{theme}.svg").write_bytes(render(draw(diagram, theme=theme)))

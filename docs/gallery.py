@@ -1,6 +1,6 @@
-"""Gallery of notebooks, run, recorded and rendered as pages of the site.
+"""The notebooks of the documentation: run them, record their outputs, and render them as pages.
 
-``python -m docs.gallery`` runs every notebook in a separate folder and records its outputs.
+``python -m docs.gallery`` runs every notebook in a separate folder and stores the outputs in the notebook files.
 """
 
 import ast
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from docutils.nodes import document
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
-_PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # settings that could point a notebook outside its folder
+_PRIVATE = ("DPCA_", "PREFECT_", "XDG_")  # prefixes of variables that could redirect a notebook to other folders
 
 
 class NotebookPage(MystParser):
-    """A parser that reads a notebook as the Markdown of its cells and their recorded outputs."""
+    """A Sphinx parser that renders a notebook as Markdown, with the recorded output below each cell."""
 
     supported = ("notebook",)
 
@@ -85,7 +85,7 @@ def _run_cells(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 
 def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run one cell, and return what it prints and the value of a final expression."""
+    """Run the code of one cell, and return its printed text and the value of its last line if that is an expression."""
     tree, value = ast.parse(source), None
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed = io.StringIO()
@@ -101,7 +101,7 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> dict[str, Any]:
-    """Return a value as a notebook shows it: a figure as a picture, any other value as text and, if it can, as HTML."""
+    """Return the notebook output of a value: a picture for a figure, otherwise text and, if available, HTML."""
     if hasattr(value, "savefig"):
         picture = io.BytesIO()
         value.savefig(picture, format="png", dpi=110)
@@ -111,7 +111,7 @@ def _shown(value: Any) -> dict[str, Any]:
 
 
 def main(names: list[str]) -> None:
-    """Print the outputs of one notebook as JSON; without a name, record the outputs of all notebooks in their files."""
+    """Run one notebook and print its outputs as JSON; without a name, run all notebooks and store their outputs."""
     if names:
         notebook = json.loads(Path(names[0]).read_text(encoding="utf-8"))
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,6 +1,6 @@
-"""The picture of a release in rounds: the eigenvalues of each answer, with the part that noise alone reaches.
+"""The picture of a release in rounds: the eigenvalues of the answer of each round, and the range of noise alone.
 
-``python -m docs.rounds_picture`` releases a9a in three rounds, with a key derived from a fixed text, and writes
+``python -m docs.rounds_picture`` releases a9a in three rounds, with a key derived from a fixed text. It writes
 ``docs/images/rounds-light.svg`` and ``-dark.svg``. The data are public, so nothing is charged.
 """
 
@@ -27,7 +27,7 @@ SHOWN = 60
 
 
 def released_rounds() -> Rounds:
-    """Release ten components of a9a at epsilon 0.1 in three rounds."""
+    """Release ten components of a9a at epsilon 0.1 in three rounds, and return the answers of all rounds."""
     rows = a9a_rows()
     problem = Problem(n_features=rows.shape[1], clip_norm=1.0, records_at_most=rows.shape[0])
     released = run_mechanism(
@@ -42,7 +42,7 @@ def released_rounds() -> Rounds:
 
 
 def draw(found: Rounds, *, theme: str) -> "Figure":
-    """Draw one panel for each round, on shared axes."""
+    """Draw the eigenvalues of each round in a separate panel, with common axes, in the colors of a theme."""
     look = THEMES[theme]
     figure = new_figure(look, height=2.9)
     for number, (axes, answer) in enumerate(
@@ -67,7 +67,7 @@ def draw(found: Rounds, *, theme: str) -> "Figure":
 
 
 def main() -> None:
-    """Write the picture in both looks."""
+    """Write the picture for the light and for the dark theme."""
     found = released_rounds()
     for theme in THEMES:
         (IMAGES / f"rounds-{theme}.svg").write_bytes(render(draw(found, theme=theme)))
