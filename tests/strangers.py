@@ -163,7 +163,7 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
             await comm.write({"op": "identity", "reply": True})
             answer = await comm.read()
         comm.abort()
-    # an HTTP server at the port causes these errors
+    # these errors are raised if the port belongs to an HTTP server
     except (OSError, TypeError, AssertionError, ValueError, MemoryError):
         return False
     return bool(answer)

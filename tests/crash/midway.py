@@ -23,7 +23,7 @@ def obey_modes() -> None:
     header, sets = (ctypes.c_uint32 * 2)(_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, sets) == 0
-    for place in range(3):  # capabilities 0 to 31: effective, permitted and inheritable
+    for place in range(3):  # clears capabilities 0 to 31 of the process: effective, permitted and inheritable ones
         sets[place] &= ~(1 << _OVERRIDE | 1 << _READ_SEARCH)
     assert libc.capset(header, sets) == 0
 

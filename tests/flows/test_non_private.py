@@ -186,7 +186,7 @@ def test_what_is_not_offered_is_refused_before_anything_is_charged(
     assert Workspace.open().ledger.statement("people").spent == 0
 
 
-# On a full disk, files cannot grow. A read-only folder also restricts root, after root has dropped the capabilities to
+# On a full disk, files cannot grow. A read-only folder restricts root, too, if root has dropped the capabilities that
 # override file modes.
 FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 FULL += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"

@@ -203,7 +203,8 @@ def test_the_printed_solution_meets_its_equalities(required: list[float]) -> Non
     found = printed_variances(required, whole=whole)
     assert np.add(found["local"], found["mask"]) == pytest.approx(required)
     assert sum(found["local"]) == pytest.approx(whole)
-    assert sum(found["mask"][:-1]) == pytest.approx(found["mask"][-1])  # the last mask is minus the sum of the others
+    # the mask of the last site is minus the sum of the others
+    assert sum(found["mask"][:-1]) == pytest.approx(found["mask"][-1])
 
 
 def test_a_secure_sum_sends_hardly_more_than_the_integers() -> None:

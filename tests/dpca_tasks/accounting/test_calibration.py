@@ -469,7 +469,7 @@ def test_shares_for_which_the_proof_does_not_hold_are_refused(changes):
         shares_mu(**{"sensitivity": 1.0, "shares": 2, "squared_scale": 16.0} | changes)
 
 
-@pytest.mark.timeout(20)  # a search in steps of 2 would not end, because a float of this size rounds them away
+@pytest.mark.timeout(20)  # a search in steps of 2 would not end here, because floats near 1e30 do not change by 2
 def test_an_enormous_scale_is_found_too():
     scale = shares_squared_scale(sensitivity=1e6, shares=1, mu=1e-9)
     assert 1e30 <= scale <= 1e30 * (1 + 1e-12)

@@ -193,7 +193,7 @@ def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
         build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
         for event in (event, core.gaussian(10.0))
     )
-    # replacing is two steps of mu 1 / 10, together 2 / 10; the standalone charge is even higher
+    # replacing a record is two steps of mu 1 / 10, together 2 / 10; the standalone charge is even higher
     assert whole[2] > 3.9 * plain[2]
 
 

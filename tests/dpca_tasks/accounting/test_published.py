@@ -281,9 +281,10 @@ def test_all_messages_of_correlated_noise_together_give_more_than_one(
 @pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
 def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
     honest = sites - colluders
-    # mask is the variance before the mean of the masks is subtracted; a message has variance 1
+    # variances: mask is that of a mask before the mean of all masks is subtracted; a message has variance 1
     share, mask = 1 / sites, 1.0
-    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # covariance given the colluders' masks
+    # covariance of the honest messages, given the colluders' masks
+    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)
     mean = np.eye(honest)[0]
     expected = math.sqrt(mean @ np.linalg.solve(covariance, mean))
     assert correlated_inflation(sites=sites, colluders=colluders) == pytest.approx(expected)

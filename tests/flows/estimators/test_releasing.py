@@ -88,7 +88,7 @@ def test_a_second_fit_with_equal_parameters_warns_before_rows_are_stored_and_cha
     model(epsilon=1.0, budget=budget).fit(ROWS)
     spent, stored = budget.statement().spent, snapshots(budget)
     with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on PopulationBudget\('patients'\)"):
-        # pytest turns warnings into errors here
+        # a repeated fit warns, and pytest turns warnings into errors here
         model(epsilon=1.0, budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)
     assert budget.statement().spent == spent
     assert snapshots(budget) == stored

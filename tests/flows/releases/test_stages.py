@@ -152,7 +152,7 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
         assert "the disk is full" in dpca(*FIT, "--direct", "--yes").complaint(1), ready
     plans.clear()
     report = run_release(SubspaceRequest(**REQUEST), direct=True)
-    assert len(plans) == 1  # the plan that finds the release by its request
+    assert len(plans) == 1  # the only plan made is the one that finds the release by its request
     assert (report["artifact"], report["reused"]) == ("sub@1", False)
 
 

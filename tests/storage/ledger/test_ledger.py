@@ -209,7 +209,8 @@ def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_
     with pytest.raises(BudgetExhausted, match="i-know-this-is-not-private"):
         budget.reserve(POPULATION, run_key="plain", event=event, **terms)
     assert budget.statement(POPULATION).spent < EPSILON
-    with pytest.raises(BudgetExhausted, match="left for one release"):  # insisting does not relax any other limit
+    # --i-know-this-is-not-private does not relax any other limit
+    with pytest.raises(BudgetExhausted, match="left for one release"):
         budget.reserve(POPULATION, run_key="dear", event=calibrated(2.0), void=True, **terms)
     for name in ("reference", "another"):
         granted = budget.reserve(POPULATION, run_key=name, event=event, void=True, **terms)

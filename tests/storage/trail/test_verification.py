@@ -219,9 +219,9 @@ def _detail_of(trail: Trail, name: str) -> Trail:
 @pytest.mark.parametrize(
     ("name", "about"),
     [
-        ("budget_opened", None),  # a second one would reset the spending to zero
+        ("budget_opened", None),  # opening the budget a second time would reset its spending
         ("release_abandoned", "release_begun"),
-        ("release_begun", "release_abandoned"),  # the release would no longer be charged
+        ("release_begun", "release_abandoned"),  # without this entry, the release would no longer be charged
         ("release_committed", "release_abandoned"),
         ("release_reserved", "release_begun"),
     ],
@@ -304,13 +304,13 @@ def rewritten(workspace: Workspace) -> None:
 def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
-    # a process that is already running remembers the newest entry
+    # the running process remembers the newest entry of the journal
     with pytest.raises(Refused, match="lacks the committed event"):
         exported(workspace)
     workspace = Workspace.open()
     with pytest.raises(Refused, match="was restored or rewritten"):
         exported(workspace)
-    for stored in workspace.home.glob("trail/*/*.json"):  # the stored exports are also lost
+    for stored in workspace.home.glob("trail/*/*.json"):  # the trails exported earlier are lost, too
         stored.unlink()
     with pytest.raises(Corrupt, match=r"does not continue the earlier one|not charged the price of its event"):
         verify_trail(exported(workspace), earlier=earlier)

@@ -364,7 +364,7 @@ def test_the_set_is_on_disk_before_a_share_leaves(world):
     assert answer[5] == OpeningShares.kind
 
 
-# --- the machine ---
+# --- the state machine of a site: log, errors and size limits ---
 
 
 def test_refusals_are_logged_without_content(world, caplog):
