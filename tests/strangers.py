@@ -1,7 +1,7 @@
 """Another user of the machine, who tries to access every port, file and process of a running program.
 
-``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which accesses
-succeed. The tests list the successful accesses that are harmless by the threat model.
+``Stranger`` runs as a separate process. The process imports its modules, drops its privileges, and then reports which
+accesses succeed. The tests list the successful accesses that are harmless by the threat model.
 """
 
 import asyncio

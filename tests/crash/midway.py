@@ -44,8 +44,8 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
     """Return a crash hook that moves the clock by the next offset, and may let a second process open the home.
 
     At crash points without an open transaction, the second process opens the home with its clock far ahead. On opening,
-    it finishes or removes files that look like leftovers of an old crash. It must not touch a file that the running
-    process is still writing, although the file looks old to it.
+    the second process finishes or removes files that look like leftovers of an old crash. It must not touch a file that
+    the running process is still writing, although the file looks old to it.
     """
     reached = 0
 

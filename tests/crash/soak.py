@@ -170,8 +170,7 @@ def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Plac
         trace = trace[: last + 1]
     if kind == "database" and on_server:
         trace = [place for place in trace if place.point in IN_TRANSACTIONS]
-    # a locked database: after these crash points, a run only reads, which the lock does not prevent
-    elif kind == "database":
+    elif kind == "database":  # after these crash points, a run only reads, which a lock does not prevent
         trace = [place for place in trace if place.point in BETWEEN_TRANSACTIONS][:-1]
     return sorted(trace, key=lambda place: place.occurrence)
 
@@ -253,7 +252,7 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
     os.environ.update(issue(base / "tls").settings)
 
     def body() -> None:
-        # workers import this module when they start; it is small
+        # workers import this small module when they start
         sys.modules["__main__"] = sys.modules[Fuse.__module__]
         method = "forkserver"
         dask.config.set({"distributed.worker.multiprocessing-method": method})

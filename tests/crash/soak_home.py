@@ -1,8 +1,8 @@
 """Program that makes a thousand releases in one home, and compares the cost of the first fifty and the last fifty.
 
-After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. It must
-leave no temporary file, process or open file. Some releases start a cluster of processes; all are published under five
-names. Only the pointer file of a name is documented to grow, by one line for each version.
+After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. No release
+may leave a temporary file, process or open file. Some releases start a cluster of processes; all are published under
+five names. Only the pointer file of a name is documented to grow, by one line for each version.
 """
 
 import argparse

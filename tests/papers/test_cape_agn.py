@@ -54,7 +54,7 @@ def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
 def test_records_are_of_the_papers_models(maker: Maker) -> None:
     """Compare the means of 40,000 generated records with the paper's model.
 
-    They deviate by 5 stds with a probability below 1e-5; the seed is fixed.
+    The means deviate by 5 stds with a probability below 1e-5; the seed is fixed.
     """
     components, records = maker.components(draw=3), maker.records(40_000, draw=3)
     assert maker.weights[-1] / maker.weights[0] == pytest.approx(10 * maker.n_components)

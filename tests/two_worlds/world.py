@@ -1,7 +1,7 @@
 """One world: a job with given randomness in a new home, and all public outputs of the job.
 
-A world runs in a separate process, forked from a server that has imported all modules. Its folder always has the same
-path, so that no path differs.
+A world runs in a separate process, forked from a server that has imported all modules. The world's folder always has
+the same path, so that no path differs.
 """
 
 import contextlib

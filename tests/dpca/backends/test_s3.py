@@ -1,7 +1,7 @@
 """Artifacts and pointer files in an object store: they are complete or invisible, and verified when read.
 
-They are readable over S3 alone. Against a store that gives false acknowledgments or answers, acknowledged writes are
-checked and repeated, and answers are verified.
+A consumer needs only S3 to read an artifact. Against a store that gives false acknowledgments or answers, acknowledged
+writes are checked and repeated, and answers are verified.
 """
 
 import os

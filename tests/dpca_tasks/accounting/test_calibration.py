@@ -391,7 +391,7 @@ def mass(squared_scale, shares, reach=600):
 def exact_delta_of_discrete_gaussian(masses, shifts, epsilon):
     """Return the exact delta at epsilon of one to three integer coordinates, each shifted by an integer.
 
-    It is the sum of ``max(0, P - e^epsilon Q)`` over all outcomes, where P and Q are their probabilities without and
+    Delta is the sum of ``max(0, P - e^epsilon Q)`` over all outcomes, where P and Q are their probabilities without and
     with the shifts.
     """
     here, there = np.ones(1), np.ones(1)

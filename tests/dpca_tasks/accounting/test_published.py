@@ -169,7 +169,7 @@ def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> N
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
     """DP-VRPCA's noise follows Theorem 3, with the square root of the number of steps of all epochs.
 
-    Its events are one full product and one correction for each step.
+    The events of DP-VRPCA are one full product and one correction for each step.
     """
     requested = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)

@@ -295,8 +295,8 @@ def test_the_output_lies_on_a_public_grid():
 def test_the_bound_of_the_gap_is_laplace_below_it_and_seldom_above():
     """Test the released lower bound of the gap in 600 draws.
 
-    It must be Laplace around the gap less a margin, and exceed the gap with probability gap_delta at most. Both tests
-    fail for one key in 10,000.
+    The bound must be Laplace around the gap less a margin, and exceed the gap with probability gap_delta at most. Both
+    tests fail for one key in 10,000.
     """
     gap, scale = 300.0, TESTED.gap_scale(solver_of_noised_directions())
     bounds = np.array(

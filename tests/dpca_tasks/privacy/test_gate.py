@@ -144,7 +144,7 @@ def test_privacy_asks_no_query_and_no_distribution_for_its_class():
 class Raced(InMemoryReservation):
     """A reservation that simulates another process which writes between this process's read and write.
 
-    It reports no stored step when asked, but does not overwrite an answer that is already stored.
+    The reservation reports no stored step when asked, but does not overwrite an answer that is already stored.
     """
 
     def kept(self, step, /):

@@ -236,7 +236,7 @@ def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
 def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
     """Plant a probe that starts from the release's own eigenvectors: its scores must be biased.
 
-    Those eigenvectors contain the noise of the release, which the other part of the fission also contains.
+    The release's eigenvectors contain its noise, which the other part of the fission also contains.
     """
     errors = []
     for seed in range(8):

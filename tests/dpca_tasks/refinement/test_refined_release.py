@@ -330,7 +330,7 @@ def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
 def unformed(second_moment: np.ndarray, *, seed: int, count: int, kept: int) -> Subspace:
     """Return a release without a formed matrix: ``kept`` leading eigenpairs, of which ``count`` are components.
 
-    The others are further pairs.
+    The remaining pairs are stored as further pairs.
     """
     values, rows = leading_eigenpairs(noisy(second_moment, seed=seed).matrix, kept)
     further = rows[count:] if kept > count else None

@@ -26,7 +26,7 @@ def fail_after_the_charge(fitted: PrivatePCA, rows: np.ndarray) -> None:
 def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
     """Fit twice, the second time on other rows; return all public results.
 
-    They are warnings, number of releases, spent budget and names.
+    The results are warnings, number of releases, spent budget and names.
     """
     budget = InMemoryBudget(5.0, 1e-6)
     with warnings.catch_warnings(record=True) as caught:

@@ -176,7 +176,7 @@ def test_processes_with_one_slot_at_once_are_one_release_and_keep_one_snapshot(
 ) -> None:
     """Two processes fit with one slot at the same time: there is one release and one snapshot.
 
-    Both have stored their different rows before either is charged.
+    Both processes have stored their different rows before either is charged.
     """
     first, second = forks[1]
     assert first == second

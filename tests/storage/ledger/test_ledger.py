@@ -146,7 +146,7 @@ def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> 
 def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledger: Ledger) -> None:
     """Charge a sampled event for replaced records: more than twice the epsilon of an added or removed record.
 
-    It is computed at less than half of the delta.
+    The epsilon is computed at less than half of the delta.
     """
     event = {"name": "poisson_sampled", "rate": 0.01, "event": gaussian(5.0)}
     spent = {}

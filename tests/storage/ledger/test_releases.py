@@ -140,7 +140,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
     """Begin a release: the ledger must return the charged relation, and the content digest of the snapshot.
 
-    This includes rows registered before the reservation: terms never change, and a removed snapshot keeps its row.
+    The rows may have been registered before the reservation: terms never change, and a removed snapshot keeps its row.
     """
     open_budget(ledger, relation=relation)
     digest, catalog = "c" * 64, Catalog(ledger.engine, ledger.home)
