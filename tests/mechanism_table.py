@@ -124,7 +124,8 @@ TABLE = {
         ),
         Row(
             audited=LocalGaussian(n_components=1),
-            trials=6000,  # the attack sees two reports only as one sum, so part of the claim is out of reach
+            # local reports: the attack sees only the sum of two reports, so it cannot reach the whole claim
+            trials=6000,
             reach=(0.01, 0.1),
             usual=LocalGaussian(n_components=A9A_COMPONENTS),
             captured=(0.43, 0.08),

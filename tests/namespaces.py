@@ -1,7 +1,7 @@
 """Mount and network namespaces for a single test, in a child process.
 
-The namespaces end with the child. They require root, or a user who may create user namespaces. Elsewhere the tests that
-use them are skipped, with the reason.
+The namespaces end with the child. Creating them requires root, or a user who may create user namespaces. Elsewhere the
+tests that use them are skipped, with the reason.
 """
 
 import os

@@ -24,7 +24,7 @@ sys.stdin.read()
 server.stop()
 """
 
-# Before `check_credentials`, signatures are not verified, but unsigned requests may read nothing.
+# Before `check_credentials` is called, signatures are not verified, but unsigned requests may read nothing.
 _AUTHORIZATION = (
     f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
 )

@@ -1,7 +1,7 @@
 """Another user of the machine, who tries to access every port, file and process of a running program.
 
-``Stranger`` runs as a separate process. It imports its modules, drops its privileges, and then reports which accesses
-succeed. The tests list the successful accesses that are harmless by the threat model.
+``Stranger`` runs as a separate process. The process imports its modules, drops its privileges, and then reports which
+accesses succeed. The tests list the successful accesses that are harmless by the threat model.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ async def _joins(address: str, context: ssl.SSLContext | None) -> bool:
             await comm.write({"op": "identity", "reply": True})
             answer = await comm.read()
         comm.abort()
-    # an HTTP server at the port causes these errors
+    # these errors are raised if the port belongs to an HTTP server
     except (OSError, TypeError, AssertionError, ValueError, MemoryError):
         return False
     return bool(answer)

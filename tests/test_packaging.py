@@ -145,7 +145,7 @@ def test_make_takes_the_first_interpreter_that_is_new_enough_and_leaves_nothing_
     clone: Path,
 ) -> None:
     base = clone / "bin/base"
-    # exits successfully, but prints no path, as an interpreter that is too old
+    # the command succeeds, but prints no path, as an interpreter that is too old does
     put_command(clone / "bin/python3.13", "echo")
     put_command(clone / "bin/python3.12", f"echo {base}")
     put_command(base, "mkdir .venv; exit 1")

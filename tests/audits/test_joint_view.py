@@ -110,7 +110,7 @@ def test_more_colluders_than_the_roster_tolerates_are_found():
 
 
 def found_in(views):
-    """Return the names of all weaknesses that an observer finds in the messages of `views_of`."""
+    """Return the names of all weaknesses that an observer finds in recorded messages, the result of `views_of`."""
     roster, smaller, words, stored = views
     full = [Address(round=0), Address(round=0, attempt=1)]
     totals = [sum(words[name, address, roster.size] for name in roster.names).view(np.int64) for address in full]

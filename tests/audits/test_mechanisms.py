@@ -177,7 +177,7 @@ def test_an_unknown_mechanism_is_refused():
         build_audited("sulq")
 
 
-SUM = AnalyzeGauss(n_components=1, rounds=1)  # a single answer has all of the noise
+SUM = AnalyzeGauss(n_components=1, rounds=1)  # SUM releases a single answer, which has all of the noise
 POWER = TABLE["noisy_power"].audited
 
 
@@ -469,7 +469,7 @@ def test_a_canary_that_changes_costs_no_more(trials, history):
     ids=["power", "window", "decay"],
 )
 def test_every_strategy_keeps_the_claim(weights):
-    """Under every strategy, the attack on 16 ticks finds a mu of at most the claim, and close to the expected one."""
+    """For every kind of stream weights, the mu found from 16 ticks is at most the claim, and close to the expected."""
     found, error = attack(KEPT, trials=MANY, weights=weights)
     assert found <= 1.0 + 3 * error
     assert abs(found - expected(KEPT, weights)) <= 3 * error

@@ -1,6 +1,6 @@
 """Benchmark of the control plane: its check refuses bad input, and only pinned packages are fetched.
 
-The table of its results and their arithmetic are tested as well.
+The table and the arithmetic of the results are tested as well.
 
 Homes made for the benchmark must equal those that the ledger creates. No request may run more statements when the
 history of a home is longer.

@@ -98,7 +98,7 @@ def works_by_keyboard(page: Page) -> int:
         page.keyboard.press("Tab")
         at = page.evaluate(_FOCUSED)
         if at["name"] == "BODY" or at["order"] == 0:
-            break  # the focus left the last element, or returned to the first one
+            break  # the Tab key moved the focus past the last element, or back to the first one
         if at["order"] <= last or not at["seen"] or at["outline"] == "none" or not at["width"] >= 2:
             raise Failed(f"{page.url}: Tab stop {stops} is out of order, invisible or not outlined ({at})")
         last, stops = at["order"], stops + 1

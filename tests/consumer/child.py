@@ -28,7 +28,7 @@ class Only(MetaPathFinder):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         """Refuse to import a module that is neither listed nor in the standard library."""
         ours = fullname.partition(".")[0] in self.names | sys.stdlib_module_names
-        if not (ours or fullname.startswith("_sysconfigdata")):  # standard modules with the platform in their name
+        if not (ours or fullname.startswith("_sysconfigdata")):  # standard modules whose name contains the platform
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 

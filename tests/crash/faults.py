@@ -30,8 +30,8 @@ from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest
 Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock", "restored"]
 TORN_AFTER = 16  # bytes of a file that are still written before the simulated full disk reports an error
 PATIENCE = 0.2  # seconds that SQLite waits for a lock in these tests
-BACK = timedelta(days=1)  # how far the clock is set back
-CROWD = 8  # processes that make the same request at once
+BACK = timedelta(days=1)  # how far the fault moves the clock back
+CROWD = 8  # number of processes that make the same request at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def _lose_worker(world: World, run: int, place: Place, cluster: Cluster) -> list
     """Kill a Dask worker after it has read some blocks; another worker must complete the sum."""
 
     def body() -> None:
-        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds; if both workers are killed, the sum must report an error
+        vars(cluster_sum)["HEARTBEAT"] = 0.2  # seconds; if both Dask workers are killed, the sum must report an error
         attempt(world, run, 0, cluster=cluster.address)
 
     with cluster.fuse.lit(place.occurrence) as has_burnt:
@@ -226,7 +226,7 @@ def _crowd(world: World, run: int) -> list[str]:
 
     def body(number: int) -> None:
         os.close(ours)
-        os.read(gate, 1)  # returns when the parent closes the write end of the pipe
+        os.read(gate, 1)  # this read returns when the parent closes the write end of the pipe
         attempt(world, run, number)
 
     crowd = [start(partial(body, number)) for number in range(CROWD)]

@@ -23,8 +23,8 @@ from urllib.parse import unquote, urlsplit
 from tests.s3 import Server
 
 _HOP_BY_HOP = {"connection", "content-length", "date", "keep-alive", "server", "transfer-encoding"}
-_PAUSE = 0.5  # seconds between the bytes of a slow response body
-_SLOW = 100  # at most this many bytes of a slow body are sent before the connection ends
+_PAUSE = 0.5  # seconds that a slow response waits between two bytes of its body
+_SLOW = 100  # bytes of its body that a slow response sends at most before the connection ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

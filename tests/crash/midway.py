@@ -23,7 +23,7 @@ def obey_modes() -> None:
     header, sets = (ctypes.c_uint32 * 2)(_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capget(header, sets) == 0
-    for place in range(3):  # capabilities 0 to 31: effective, permitted and inheritable
+    for place in range(3):  # clears capabilities 0 to 31 of the process: effective, permitted and inheritable ones
         sets[place] &= ~(1 << _OVERRIDE | 1 << _READ_SEARCH)
     assert libc.capset(header, sets) == 0
 
@@ -44,8 +44,8 @@ def jumping(world: World, jumps: Sequence[timedelta] = JUMPS) -> Hook:
     """Return a crash hook that moves the clock by the next offset, and may let a second process open the home.
 
     At crash points without an open transaction, the second process opens the home with its clock far ahead. On opening,
-    it finishes or removes files that look like leftovers of an old crash. It must not touch a file that the running
-    process is still writing, although the file looks old to it.
+    the second process finishes or removes files that look like leftovers of an old crash. It must not touch a file that
+    the running process is still writing, although the file looks old to it.
     """
     reached = 0
 

@@ -104,7 +104,7 @@ def main() -> int:
     requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     for name in ("distributed", "distributed.client"):  # do not log workers that were killed on purpose
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # these two loggers have separate levels
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # these two loggers of Dask have separate levels
     report, wanted, started = Report(), requested.sqlite + requested.postgres, time.monotonic()
     with ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpca-soak-", dir=requested.folder)))
@@ -159,17 +159,18 @@ def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Plac
 
 def _places(kind: Kind, trace: Sequence[Place], *, on_server: bool) -> list[Place]:
     if kind in ("crowd", "clock", "restored"):
-        return [Place(point="reserve.row_written", occurrence=1)]  # at this point these faults have an effect
+        # crowd, clock and restore faults have an effect at this crash point
+        return [Place(point="reserve.row_written", occurrence=1)]
     if kind == "rival":
         trace = _without_lock(trace)
     if kind == "worker":
         return [Place(point="block.read", occurrence=reads) for reads in range(1, LONGEST + 1)]
-    if kind == "disk":  # at later points only the pointer file is written
+    if kind == "disk":  # a full disk: after these crash points, a release writes only the pointer file
         last = max(at for at, place in enumerate(trace) if place.point == "commit.staging_removed")
         trace = trace[: last + 1]
     if kind == "database" and on_server:
         trace = [place for place in trace if place.point in IN_TRANSACTIONS]
-    elif kind == "database":  # at later points the run only reads, which a locked database does not prevent
+    elif kind == "database":  # after these crash points, a run only reads, which a lock does not prevent
         trace = [place for place in trace if place.point in BETWEEN_TRANSACTIONS][:-1]
     return sorted(trace, key=lambda place: place.occurrence)
 
@@ -251,7 +252,7 @@ def _running_cluster(base: Path) -> Iterator[Cluster]:
     os.environ.update(issue(base / "tls").settings)
 
     def body() -> None:
-        # workers import this module when they start; it is small
+        # workers import this small module when they start
         sys.modules["__main__"] = sys.modules[Fuse.__module__]
         method = "forkserver"
         dask.config.set({"distributed.worker.multiprocessing-method": method})

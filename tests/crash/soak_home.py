@@ -1,8 +1,8 @@
 """Program that makes a thousand releases in one home, and compares the cost of the first fifty and the last fifty.
 
-After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. It must
-leave no temporary file, process or open file. Some releases start a cluster of processes; all are published under five
-names. Only the pointer file of a name is documented to grow, by one line for each version.
+After a thousand releases, a release must cost as much processor time and as many bytes as at the beginning. No release
+may leave a temporary file, process or open file. Some releases start a cluster of processes; all are published under
+five names. Only the pointer file of a name is documented to grow, by one line for each version.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def found(world: World, samples: list[Sample], *, releases: int, few: int) -> li
         wrong.append(f"a release took {first.seconds:.3f} s at first and takes {last.seconds:.3f} s in the end")
     for part in last.sizes:
         grew, grows = first.sizes[part] - start.sizes[part], last.sizes[part] - before.sizes[part]
-        # room for whole pages of SQLite and of the witness
+        # tolerance in bytes, because SQLite and the witness grow by whole pages
         more = 2 * POINTER_LINE * few if part == "pointers" else 1 << 16
         if grows > LARGER_AT_MOST * grew + more:
             wrong.append(f"{few} releases added {grew} bytes of {part} at first and add {grows} in the end")

@@ -295,7 +295,7 @@ def _is_unaccounted(federation: Federation, number: int) -> bool:
                 for row in workspace.ledger.statement("rows").releases
                 if row.request.get("run_key") == request.run_key and row.state != "abandoned"
             ]
-        if not rows and name not in lineage:  # this site never answered in the round
+        if not rows and name not in lineage:  # the site never answered in this round
             continue
         if len(rows) != 1 or rows[0].event != planned.plan_of(name).event:
             return _notify(number, f"is charged {len(rows)} times at {name}")

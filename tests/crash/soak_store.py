@@ -38,8 +38,8 @@ RUN = 0
 NAME = request_of(RUN).publish
 FEW, ALWAYS = 2, 1 << 30
 """Number of lies of a store that recovers, and of one that does not."""
-_PATIENCE = "500ms"  # client's timeout for one request to a lying store
-_RETRIES = 1  # client's number of retries at a lying store, fewer than its default
+_PATIENCE = "500ms"  # time limit of a client for one request to a lying store
+_RETRIES = 1  # number of retries of a client at a lying store, fewer than its default
 
 
 class Wrong(Exception):
@@ -179,7 +179,7 @@ def play(proxy: LyingStore, scene: Scene, lie: str, *, often: Iterable[int], rep
     """Run every step while the store lies; repeat a step without lies if it failed, and check its result."""
     for (name, take, inspect), times in zip(STEPS, often, strict=False):
         what = f"{name} under {lie}, {'always' if times == ALWAYS else f'{times} times'}"
-        snapshot_reader._open_handles.cache_clear()  # clear cached handles, as a new process has none
+        snapshot_reader._open_handles.cache_clear()  # clear cached handles of open snapshots, as a new process has none
         with proxy.lying(lie, times=times), _impatient():
             try:
                 take(scene)

@@ -170,7 +170,7 @@ def _run_killed(world: World, trace: Sequence[Place], *, ticks: int) -> list[Pla
     """Kill the process in every tick, then run its slot again; return the crash points of the kills."""
     bound = max(at for at, place in enumerate(trace) if place.point == AFTER_BINDING)
     killed, size = [], len(trace)
-    # every crash point once, then repeated passes of each
+    # order of the kills: each crash point once, then its later occurrences
     order = sorted(range(size), key=lambda at: trace[at].occurrence)
     stride = next(step for step in range(max(1, size // 3), size) if math.gcd(step, size) == 1)
     for number in range(1, ticks + 1):

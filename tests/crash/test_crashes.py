@@ -156,7 +156,7 @@ def _world_of_one(home: Path) -> World:
     digest = write_artifact(subspace, home=home)
     pointer = {"versions": {"1": digest}, "aliases": {}}
     (home / "registry" / "names" / f"{request.publish}.json").write_text(json.dumps(pointer))
-    event = {"name": "gaussian", "noise_multiplier": 5.0}  # costs epsilon 0.93 at delta 1e-7
+    event = {"name": "gaussian", "noise_multiplier": 5.0}  # this Gaussian event costs epsilon 0.93 at delta 1e-7
     engine = sa.create_engine(f"sqlite:///{home / 'dpca.sqlite'}", poolclass=sa.NullPool)
     tables.metadata.create_all(engine)
     terms = {"epsilon": 1.0, "delta": 1e-7}
@@ -200,7 +200,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Ingest rows into a home once, and compile everything that releases in the home need."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # the old environment and the function that draws keys are restored afterwards
+            patch.setenv(name, "")  # the context restores the old environment and the function that draws keys
         patch.setattr(releases, "new_key", releases.new_key)
         made = found_world(tmp_path_factory.mktemp("midway") / "calm")
         warm_up(made.copy("warm"))

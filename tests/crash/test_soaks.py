@@ -29,7 +29,7 @@ from tests.storage.conftest import DATABASES
 @pytest.fixture(params=DATABASES)
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
-        monkeypatch.setenv(name, "")  # monkeypatch restores the old value after the test
+        monkeypatch.setenv(name, "")  # monkeypatch restores the old value of the variable after the test
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     if request.param == "sqlite":
@@ -53,7 +53,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     folder = tmp_path_factory.mktemp("history")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("DPCA_HOME", "DPCA_STATE_FOLDER", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STORE_URL"):
-            patch.setenv(name, "")  # the old value is restored at the end of the context
+            patch.setenv(name, "")  # the context restores the old value of the variable at its end
         truth = live(Place(root=folder / "world"), folder / "copies", steps=STEPS)
     return History(end=Place(root=folder / "world"), copies=folder / "copies", truth=truth)
 

@@ -47,7 +47,7 @@ Hook = Callable[[str], None]
 class World:
     """One ledger with its home folder.
 
-    ``url`` is the address of its PostgreSQL database, or empty if the ledger is the SQLite file of the home.
+    ``url`` is the address of a PostgreSQL database, or empty if the ledger is the SQLite file of the home.
     """
 
     home: Path

@@ -1,6 +1,6 @@
 """Program that builds the wheel twice, compares the builds, and writes bills of materials and licenses.
 
-The program writes ``FOLDER/*.whl``, ``SHA256SUMS`` and ``LICENCES.md``. It also writes ``image.cdx.json`` and
+The program writes ``FOLDER/*.whl``, ``SHA256SUMS`` and ``LICENCES.md``. The program also writes ``image.cdx.json`` and
 ``consumer.cdx.json``: bills of materials in CycloneDX 1.6 with the hashes of the lock files. Equal environments give
 equal bytes.
 """

@@ -1,6 +1,6 @@
 """Compose file, Kubernetes resources and image are valid by their schemas.
 
-They contain no secret, no root user and no image tag that can change its content.
+Manifests and image contain no secret, no root user, and no image tag whose content can change.
 """
 
 import json

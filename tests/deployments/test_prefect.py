@@ -196,7 +196,8 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
     addresses, environment = reached
     found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
     scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
-    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)  # the summation order varies by processor
+    # the tolerance is needed because the summation order varies by processor
+    np.testing.assert_allclose(found["scores"], scores, rtol=1e-12)
     assert found["imported"] == ["dpca"]
     clients = {"folder": set(), "https": {"httpx"}, "s3": {"obstore"}}
     assert {"httpx", "obstore"} & set(found["used"]) == clients[kind]

@@ -163,7 +163,8 @@ TYPED = {
     "docs/explanation/claimed-and-true.md": Guide(shows=(r"dp_spca",)),
     "docs/explanation/forecast.md": Guide(shows=(r"^analyze_gauss +\d", r"^mechanism +wishart$")),
 }
-LONG = ("docs/explanation/claimed-and-true.md",)  # this page computes every row of its table
+# the command on this page computes every row of a table, which takes long
+LONG = ("docs/explanation/claimed-and-true.md",)
 ELSEWHERE = {
     "docs/journeys.md": "tests/docs/test_journeys.py",
     "docs/tutorial.md": "tests/docs/test_documents.py",
@@ -283,7 +284,8 @@ def test_the_page_of_estimators_works_as_it_is_typed(tmp_path: Path, monkeypatch
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     names = run("estimators.md", {})
     assert list(names["scores"].columns) == ["privatepca0", "privatepca1"]
-    assert 0.8 < names["shares"].sum() < 0.9  # the first two components have 20 of 24 parts of the variance
+    # the first two components have 20/24 of the variance of the generated rows
+    assert 0.8 < names["shares"].sum() < 0.9
     assert names["again"].components_.tobytes() == names["model"].components_.tobytes()
     assert names["spent"] == pytest.approx(0.91, abs=0.005)
     assert names["name"] == "subspace.patients@1"

@@ -78,7 +78,7 @@ def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
         return
     message = str(unit)
     assert message.isprintable()
-    assert message.count("`") == 2  # no character of the name ends its Markdown code span
+    assert message.count("`") == 2  # the name contains no backtick, which would end its Markdown code span
     assert f"`{name}`" in message
     assert set(unit.noun).isdisjoint("<>&\"'`*_[]()|#\\")
 

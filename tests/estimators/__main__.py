@@ -45,7 +45,7 @@ def install(folder: Path, wheel: Path, version: str) -> Path:
     subprocess.run([*pip, *COMPANIONS], check=True)
     (own,) = folder.glob("lib/python*/site-packages")
     locked = Path(np.__file__).parents[1]
-    # these packages come after the environment's own ones; editable installs are not included
+    # the locked packages come after the environment's own ones, without editable installs
     (own / "locked.pth").write_text(f"{locked}\n")
     return python
 

@@ -1,6 +1,6 @@
 """Program that runs scikit-learn's own checks on every estimator, and prints the outcomes as JSON.
 
-It runs as a module of a copy of the tests, without any source of the package nearby.
+The program runs as a module of a copy of the tests, without any source of the package nearby.
 """
 
 import json

@@ -24,7 +24,7 @@ from flows.reports import activity
 from tests.certificates import Files, issue
 from tests.flows.arriving import Webhook, listening
 
-# importing it here sets up logging; inside a test, that would close the captured output
+# prefect.main sets up logging when imported; inside a test, that would close the captured output
 importlib.import_module("prefect.main")
 
 ROWS, FEATURES = 60, 6
@@ -184,7 +184,7 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     patch.setenv("DPCA_HOME", str(home))
     patch.setenv("DPCA_STATE_FOLDER", f"{home}-state")
     patch.setenv("DPCA_CLUSTER", "none")
-    # so rare that even a slow machine adds no progress lines to the output that a test reads
+    # so rarely that even a slow machine adds no progress lines to the output that a test reads
     patch.setattr(activity, "PLAIN_EVERY", 3600.0)
 
 

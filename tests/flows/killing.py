@@ -79,7 +79,7 @@ def race(folder: Path) -> None:
         while number == 1 and _survived(folder, home, words, 0.6 * 0.9**tries * seconds):
             tries += 1
             home = f"race-{number}-{tries}"
-        # 1 if the ingest was killed only after it had finished
+        # number of complete snapshots: 1 if the ingest was killed only after it had finished
         already = len(_in_fork(folder, home, _inspect)["digests"])
         first, second = (start(_at_home(folder, home, _ingesting(words + more)), group=True) for more in extra)
         statuses = [wait_for(pid, seconds=_DEADLINE) for pid in (first, second)]

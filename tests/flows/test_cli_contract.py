@@ -105,7 +105,7 @@ WRITES = (
 READS = (
     ("dataset", "list", "--json"),
     ("budget", "show", "people", "--json"),
-    (*FIT, "--direct", "--yes", "--json"),  # reads the home before it charges
+    (*FIT, "--direct", "--yes", "--json"),  # this fit reads the home before it charges
     (*FIT, "--dry-run", "--json"),
 )
 

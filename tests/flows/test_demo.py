@@ -104,7 +104,8 @@ def test_settings_are_ranked_by_the_error_of_made_ratings(dpca: Command) -> None
     rows = json.loads(dpca(*words, "--json").out)
     assert len(rows) == 4
     assert [row["rmse"] for row in rows] == sorted(row["rmse"] for row in rows)
-    assert rows[0]["settings"].startswith("user_ridge=30")  # with so few users, strong shrinkage is best
+    # with so few users, the setting with strong shrinkage has the smallest error
+    assert rows[0]["settings"].startswith("user_ridge=30")
     assert rows == json.loads(dpca(*words, "--json").out)
 
 

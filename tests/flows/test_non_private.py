@@ -136,7 +136,7 @@ def test_a_smooth_release_publishes_directions_and_neither_gap_nor_scale(dpca: C
 def test_a_failed_test_is_reported_in_one_line_spent_and_published_as_failed(dpca: Command) -> None:
     """Run propose-test-release on sixty rows: the failed test is reported in one line, charged and published.
 
-    Their eigengap is too small to be detected at epsilon 0.2.
+    The eigengap of the rows is too small to be detected at epsilon 0.2.
     """
     words = (*FIT, "--mechanism", "propose_test_release", *RUN, "--json")
     ending = dpca(*words)
@@ -186,7 +186,7 @@ def test_what_is_not_offered_is_refused_before_anything_is_charged(
     assert Workspace.open().ledger.statement("people").spent == 0
 
 
-# On a full disk, files cannot grow. A read-only folder also restricts root, after root has dropped the capabilities to
+# On a full disk, files cannot grow. A read-only folder restricts root, too, if root has dropped the capabilities that
 # override file modes.
 FULL = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
 FULL += "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"

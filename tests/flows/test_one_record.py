@@ -102,7 +102,7 @@ def play(
     isolate(patch, home=home)
     patch.setenv("DPCA_WEBHOOK_URL", hook.url)
     patch.setenv("DPCA_LOG", "json")
-    numbers = count(1)  # keys from a counter give the same noise in every home
+    numbers = count(1)  # noise keys from a counter give the same noise in every home
     patch.setattr(releases, "new_key", lambda: next(numbers).to_bytes(KEY_BYTES))
     shown, before = list[Any](), len(hook.reported)
     patch.setattr(running, "emit_public_event", lambda event, **facts: shown.append((event, facts)))

@@ -82,7 +82,7 @@ def cluster() -> Iterator[tuple[Client, Callable[[str], None]]]:
         options = ("--nworkers", "1", "--nthreads", "2", "--death-timeout", "60")
         beyond = subprocess.Popen(["unshare", "-n", "sh", "-c", JOIN, "join", *worker, *options], **settings)
         started.append(beyond)
-        time.sleep(0.5)  # until the process has entered its network namespace
+        time.sleep(0.5)  # waits until the worker process has entered its network namespace
         run("ip", "link", "set", "there", "netns", beyond.pid)
         with dask.config.set(SOON), Client(f"tcp://{HERE}:{PORT}", timeout=30, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=60)

@@ -257,7 +257,8 @@ def test_a_prepared_fit_is_published_within_its_epsilon(ready: Path, dpca: Comma
     assert plan["row_policy"] == ("normalise" if words[0] == "--row-policy" else "clip")
     if words[0] == "--clip-norm":
         assert plan["clip_epsilon"] == 1 / 32
-        assert subspace.manifest["clip_norm"] > 0.0  # the value itself depends on noise, because there are few records
+        # with so few records, noise decides the chosen clip norm, so only its sign is tested
+        assert subspace.manifest["clip_norm"] > 0.0
 
 
 def test_an_export_centres_as_the_artifact_does_and_names_the_features(

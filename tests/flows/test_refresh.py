@@ -117,7 +117,8 @@ def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
         patch.setattr(subject, stage, dies)
         with pytest.raises(KeyboardInterrupt):
             refresh(inbox, epsilon=None, releases=10)
-    ledger.reserve(  # another release in between changes the remaining budget, but not an already charged share
+    # another release in between changes the remaining budget, but must not change an already charged share
+    ledger.reserve(
         DATASET,
         run_key="another",
         fingerprint="f",

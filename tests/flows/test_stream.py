@@ -129,7 +129,7 @@ class TestTicks:
         assert found.manifest["privacy"]["statement"] == text
         assert "row of one night" in found.manifest["warnings"][0]
         captured = np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K
-        assert captured > 0.99  # the noise is far below the strength of both directions
+        assert captured > 0.99  # the noise is far smaller than the variance along both directions
         workspace = Workspace.open()
         assert not [path for path in (opened / "keys").iterdir() if not re.match(r"\.?(witness|publisher)", path.name)]
         assert workspace.ledger.verify() > 0
@@ -309,7 +309,7 @@ class TestCommands:
         requested = offer_extension("nightly", ticks=40).question
         assert requested.startswith("Spend once, for 20 ticks of 'nightly', epsilon ")
         assert re.search(r"of budget 'people', with epsilon [\d.]+ left before and [\d.]+ after\?$", requested)
-        # each charge is rounded up separately
+        # the charge of each tick is rounded up separately
         assert offered["spent_after"] == pytest.approx(priced["in_all"], rel=1e-12)
         extended = json.loads(dpca("stream", "extend", "nightly", "--ticks", "40", "--yes", "--json").out)
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])

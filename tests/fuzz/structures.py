@@ -111,7 +111,7 @@ def _rebuild_npz(path: Path, rng: Random) -> None:
                 shape = rng.choice(((10**9,), (10**13,), (2**63,), (), (3, 3), (array.size + 1,), (0,)))
                 content = npy_header(rng, shape=shape, dtype=rng.choice(DTYPES)) + array.tobytes()
             with file.open(f"{member}.npy" if variant == 4 or member != name else f"../{member}.npy", "w") as entry:
-                entry.write(content)  # unlike `writestr`, `open` writes no timestamp
+                entry.write(content)  # unlike `ZipFile.writestr`, `ZipFile.open` writes no timestamp
 
 
 def _rebuild_npy(path: Path, rng: Random) -> None:

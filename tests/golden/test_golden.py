@@ -17,14 +17,15 @@ from tests.flows.conftest import dpca as dpca_command
 from tests.golden.make import FIT, HOMES, POPULATIONS, RELEASES, facts_of_home
 from tests.postgres import Server
 
-run = dpca_command  # the fixture, under a name that does not hide the package ``dpca``
+run = dpca_command  # the fixture of the ``dpca`` command, under a name that does not hide the package ``dpca``
 
 
 @pytest.fixture(params=sorted(HOMES.glob("*.tar.xz")), ids=lambda path: path.name.removesuffix(".tar.xz"))
 def golden(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Unpack a golden home and set it as the current home; yield its facts."""
     with tarfile.open(request.param) as archive:
-        archive.extractall(tmp_path, filter="fully_trusted")  # keys must stay readable by their owner alone
+        # this filter keeps file modes, because keys must stay readable by their owner alone
+        archive.extractall(tmp_path, filter="fully_trusted")
     isolate(monkeypatch, home=tmp_path / "home")
     facts: dict[str, Any] = json.loads((tmp_path / "facts.json").read_text())
     if "postgresql" not in request.param.name:

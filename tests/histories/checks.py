@@ -1,7 +1,7 @@
 """Checks of a simulated history, independent of the product's code.
 
-They use plain SQL, files, and the observed behavior of processes, and nothing of the product's accounting, registry or
-recovery. Each check yields all violations.
+The checks use plain SQL, files, and the observed behavior of processes, and nothing of the product's accounting,
+registry or recovery. Each check yields all violations.
 """
 
 import json
@@ -125,7 +125,7 @@ def _charge(call: Call) -> Charge:
 def _entered(world: World, calls: Sequence[Call]) -> list[Charge]:
     """Return the run keys that an operator's acceptance of a restored ledger charged, from the journal.
 
-    They count even if the operator's call failed afterwards.
+    These charges count even if the operator's call failed afterwards.
     """
     keys: dict[str, list[str]] = {}
     reason = ""

@@ -193,5 +193,5 @@ def _close_file(connection: sqlite3.Connection) -> None:
 
 def _close_server(connection: psycopg.Connection[Any]) -> None:
     if not connection.closed:
-        connection.pgconn.exec_(b"ROLLBACK")  # when this returns, the server has released the locks
+        connection.pgconn.exec_(b"ROLLBACK")  # when this rollback returns, the server has released the locks
         connection.close()

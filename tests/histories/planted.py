@@ -45,7 +45,7 @@ def at_once() -> Iterator[None]:
         if ledger.find(run_key) is not None:
             return original(ledger, population, run_key=run_key, **terms)
         ledger.budget(population)
-        # the table's constraint would refuse an equal key, so the second row gets another one
+        # the table's constraint would refuse an equal run key, so the second row gets another one
         entered_meanwhile = ledger.find(run_key) is not None
         return original(ledger, population, run_key=run_key + " again" * entered_meanwhile, **terms)
 

@@ -96,7 +96,7 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
     """
     renew(template, world)
     enter(world, objects=plan.store == "objects")
-    snapshot_reader._open_handles.cache_clear()  # files opened by an earlier history would otherwise stay open
+    snapshot_reader._open_handles.cache_clear()  # close snapshots that an earlier history opened
     scheduler = Scheduler(seed=plan.seed, switching=plan.switching)
     recorded = partial(_recorded, world)
     surroundings = Surroundings(world.home.parent, seed=plan.seed, scheduler=scheduler, recorded=recorded)
@@ -104,7 +104,8 @@ def play(plan: Plan, template: Template, world: World, *, plant: Plant | None = 
     with ExitStack() as stack:
         folder = world.home / "objects" if plan.store == "objects" else None
         stack.enter_context(in_memory(folder, watch=partial(_request, surroundings)))
-        Workspace.open()  # set up the engine once, outside all simulated processes, because its lock is a thread lock
+        # set up the database engine once, outside all simulated processes, because its lock is a thread lock
+        Workspace.open()
         stack.enter_context(surroundings.installed())
         stack.enter_context(_charges_recorded(history))
         if plant is not None:
@@ -288,7 +289,7 @@ class Player:
     def _open(self) -> bool:
         """Open the workspace as an operator does, and accept a restored ledger; return whether it succeeded."""
         for why in ("", "a simulated restore", "", "another try"):
-            # a unique number, so that the journal's entry belongs to this call
+            # the call's number makes the reason unique, so that the journal's entry belongs to this call
             accepted = f"{why}, call {len(self.history.calls)}" if why else None
             call = Call(process="operator", what="open", act=accepted, start=self.scheduler.step)
             self.history.calls.append(call)
@@ -317,7 +318,7 @@ class Player:
                 self.history.wrong.append(Violation("requests finish", f"{act}: {call.error}: {call.message}"))
         self.surroundings.jump(LATER)
         Workspace.open().ledger.verify()
-        remove_orphans(self.world.home / SIGNATURES)  # as `dpca doctor` does
+        remove_orphans(self.world.home / SIGNATURES)  # removes unused signatures, as `dpca doctor` does
 
     def _is_answered(self, act: Act) -> bool:
         """Return whether an action was answered since the last restore or loss of files."""

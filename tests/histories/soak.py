@@ -322,4 +322,4 @@ def _administer(server: str, *statements: str) -> None:
 if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # end here, so that killed greenlets do not run their handlers
+    os._exit(status)  # exit without cleanup, so that killed greenlets do not run their handlers

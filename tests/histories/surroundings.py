@@ -167,7 +167,7 @@ class Surroundings:
         logger, level = logging.getLogger("dpca"), logging.getLogger("dpca").level
         logger.addHandler(handler)
         logger.setLevel(logging.DEBUG)
-        # handlers of an orchestrator, which write to the terminal
+        # root handlers are those of an orchestrator, which write to the terminal
         elsewhere: Any = patch.object(logging.getLogger(), "handlers", [])
         with elsewhere, patch.object(sys, "stderr", message), patch.object(sys, "stdout", message):
             try:

@@ -18,7 +18,7 @@ def main() -> int:
     root = Path(tempfile.mkdtemp(prefix="dpca-integration-"))
     root.chmod(0o711)  # PostgreSQL's own account must be able to traverse the folder
     tempfile.tempdir = str(root)
-    os.environ["PREFECT_HOME"] = str(root / "prefect")  # set before prefect is imported
+    os.environ["PREFECT_HOME"] = str(root / "prefect")  # Prefect reads this variable when it is imported
     for requested in (signal.SIGTERM, signal.SIGINT):
         signal.signal(requested, _stopped)
     from tests.integration.alone import work_alone

@@ -30,7 +30,7 @@ def work_alone(processes: Processes, announce: Callable[[str], None]) -> None:
     source = write_rows(root / "neighbours.svm", seed=3, features=FEATURES)
     shown = ("--name", "neighbours", "--features", str(FEATURES), "--records-at-most", "100000", "--direct")
     processes.expect(BIN / "dpca", "dataset", "ingest", source, *shown, environment=environment)
-    # enough for one release, which is charged once for any number of attempts
+    # budget for one release, which is charged once for any number of attempts
     terms = ("--epsilon", "0.6", "--delta", "1e-6")
     processes.expect(BIN / "dpca", "budget", "open", "neighbours", *terms, environment=environment)
     for stage, reached in {

@@ -114,7 +114,7 @@ class _Loss:
         spend(Workspace.open(), self.run, self.notify)
         after = _count(self.standby)
         made = after - before
-        # the answers are not on the standby, and a committed release never requests them again
+        # the standby has no answers of a committed release, and they are never requested again
         if self.point == _COMMITTED and "answers" not in made:
             made["answers"] = STEPS
         check(made == _ONE, f"{self.point}: one release made {dict(made)} of {dict(_ONE)}")

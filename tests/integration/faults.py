@@ -36,7 +36,7 @@ def survive_faults(stack: Stack, announce: Callable[[str], None]) -> None:
         run, shown = job.fire(), stack.worker.log.stat().st_size
         steps = wait_until("a run computes", partial(_steps, stack, number))
         kill()
-        if part != WORKER:  # after a worker's death, no process is left to notice it
+        if part != WORKER:  # after the worker's death, no process is left to report it
             wait_until(f"the run meets the death of {part}", partial(_noticed, stack, shown))
         revive(run)
         ended = job.ending(run)

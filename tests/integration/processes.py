@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 MARK, SERVICE = "DPCA_INTEGRATION_RUN", "DPCA_INTEGRATION_SERVICE"
-PATIENCE = 300.0  # seconds; long, because the machine may be busy
+PATIENCE = 300.0  # time limit in seconds; long, because the machine may be busy
 ROOT = Path(__file__).parents[2]
 BIN = ROOT / ".venv" / "bin"
 

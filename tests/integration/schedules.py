@@ -24,9 +24,9 @@ from prefect.states import AwaitingRetry
 from tests.integration.processes import check, wait_until
 from tests.integration.services import Stack
 
-# long enough that only one run starts before the schedule is deleted, even on a slow machine
+# interval so long that only one run starts before the schedule is deleted, even on a slow machine
 EVERY = timedelta(seconds=90)
-SOON = timedelta(seconds=6)  # after the next loop of Prefect's scheduler
+SOON = timedelta(seconds=6)  # the first run is after the next loop of Prefect's scheduler
 
 
 class Job:
@@ -60,7 +60,8 @@ class Job:
         """Wait until a run has ended; return the run."""
 
         def ended() -> FlowRun | None:
-            with suppress(HTTPError), self._stack.client() as client:  # the server's database may be restarting
+            # the database of Prefect's server may be restarting
+            with suppress(HTTPError), self._stack.client() as client:
                 found = client.read_flow_run(run)
                 return found if found.state is not None and found.state.is_final() else None
             return None

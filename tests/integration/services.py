@@ -215,7 +215,7 @@ class Stack:
 def running_stack(root: Path) -> Iterator[Stack]:
     """Start all services from scratch, and stop them at the end, also after an error."""
     processes = Processes(root)
-    os.environ[MARK] = processes.mark  # PostgreSQL inherits this environment variable
+    os.environ[MARK] = processes.mark  # the PostgreSQL server inherits the variable that marks processes of this run
     with running_server() as postgres:
         try:
             yield Stack(processes, postgres)

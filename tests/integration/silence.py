@@ -26,7 +26,7 @@ from tests.integration.processes import BIN, PATIENCE, ROOT, Failure, Processes,
 SILENT_AT_MOST = 3.0  # seconds
 ROWS, FEATURES, PER_ROW = 1_000_000, 120, 24
 
-_PULSE = 0.05  # seconds between two wake-ups of the thread
+_PULSE = 0.05  # seconds between two wake-ups of the idle thread
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x20]")
 _WORDS = {
     "ingest": re.compile(r"reading: [\d,]+ rows, [\d.]+ .?B of [\d.]+ MB, "),
@@ -105,7 +105,7 @@ def watch(*command: str | Path, environment: Mapping[str, str]) -> tuple[str, li
                 continue
             try:
                 read = os.read(ours, 1 << 16)
-            except OSError:  # no process has the terminal open any more
+            except OSError:  # reading fails when no process has the terminal open any more
                 ended = process.wait()
                 break
             if _CONTROL.sub(b"", read):

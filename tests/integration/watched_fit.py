@@ -31,7 +31,7 @@ class Watch:
 
     def log_event(self, event: str, **facts: Any) -> None:
         """Let the other user try before the fit continues; replaces the product's log function."""
-        if event != "summed":  # this event is logged in a thread of the cluster, which must not wait
+        if event != "summed":  # the event "summed" is logged in a thread of the cluster, which must not wait
             if self._nearby.is_alive():
                 self._nearby.join()
             self.knock(event)

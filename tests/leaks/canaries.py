@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 RECORD = (0.7390851332151607, 0.5671432904097838, 0.9159655941772190, 0.6180339887498949)
 """The values of the canary record, in its first columns."""
 
-SMALLEST_TOTAL = 10**7  # smaller numbers occur by chance
+SMALLEST_TOTAL = 10**7  # smaller integer totals occur by chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def canaries_of(values: Iterable[float], totals: Iterable[int] = ()) -> Canaries
         words += _cut(floats.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}f8"), 1)
         words += _cut(wholes.astype(f"{order}i8"), 1)
-        # four bytes match by chance; the bytes of two neighboring values do not
+        # in single precision, four bytes match by chance; the bytes of two neighboring values do not
         words += _cut(floats.astype(f"{order}f4"), 2)
         words += _cut(wholes.astype(f"{order}f4"), 2)
     numbers = frozenset([*floats.tolist(), *wholes.tolist()])

@@ -123,7 +123,7 @@ def _damaged_block() -> Iterator[None]:
 def _failing_after(answers: int) -> Callable[..., Any]:
     """Return a replacement for `exact_sum` that fails after some calls.
 
-    Its error message and its variables then contain exact sums.
+    The error message and the variables of the failing function contain exact sums.
     """
     seen: list[int] = []
 

@@ -26,7 +26,7 @@ from tests.leaks.scenario import CLIP_NORM, COMPONENTS, FEATURES
 
 pytestmark = pytest.mark.audit_only
 
-DEADLINE, PATIENCE = 480.0, 60.0  # seconds, for a busy machine
+DEADLINE, PATIENCE = 480.0, 60.0  # time limits in seconds, for a busy machine
 ROWS = np.vstack(
     [
         np.random.default_rng(20261121).uniform(0.05, 0.7, (240, FEATURES)),
@@ -179,7 +179,7 @@ def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) 
     for place in ("prefect", "tmp", "user", "output", "dask"):
         assert _alarms(left.folder / place, canaries) == [], place
     printed = _alarms(left.folder / "printed", canaries)
-    # The curator who ingests may see the malformed value.
+    # The curator who ingests may see a malformed value in the error message.
     assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
 
 

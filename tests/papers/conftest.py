@@ -14,7 +14,7 @@ type Papers = Callable[..., Ending]
 @pytest.fixture
 def papers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Papers:
     """Return a function that runs the ``papers`` command and returns its exit status and output."""
-    # so rare that even a slow machine adds no progress lines to the output that a test reads
+    # so rarely that even a slow machine adds no progress lines to the output that a test reads
     monkeypatch.setattr(activity, "PLAIN_EVERY", 3600.0)
 
     def call(*words: object) -> Ending:

@@ -66,7 +66,7 @@ def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
     made = board.reproduce(peers=Path("python"), epsilon=[4.0, 1.0], runs=3, limit=5.0, page=page)
     cells = {(cell["method"], cell["epsilon"]): cell for cell in made["cells"]}
     assert {method for method, _ in cells} == REQUESTED
-    assert cells["analyze_gauss", 1.0]["runs"] == 2  # a third run would exceed the time limit
+    assert cells["analyze_gauss", 1.0]["runs"] == 2  # only two runs, because a third one would exceed the time limit
     assert cells["analyze_gauss", 4.0]["captured"] > 0.99
     assert cells["analyze_gauss, refined", 4.0]["captured"] > 0.99
     assert [cells["OpenDP", epsilon]["ending"] for epsilon in (1.0, 4.0)] == ["does not finish", "not tried"]

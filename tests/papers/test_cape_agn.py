@@ -54,7 +54,7 @@ def as_rows(maker: Maker, records: np.ndarray) -> ArrayBlocks:
 def test_records_are_of_the_papers_models(maker: Maker) -> None:
     """Compare the means of 40,000 generated records with the paper's model.
 
-    They deviate by 5 stds with a probability below 1e-5; the seed is fixed.
+    The means deviate by 5 stds with a probability below 1e-5; the seed is fixed.
     """
     components, records = maker.components(draw=3), maker.records(40_000, draw=3)
     assert maker.weights[-1] / maker.weights[0] == pytest.approx(10 * maker.n_components)
@@ -203,7 +203,8 @@ def test_the_printed_solution_meets_its_equalities(required: list[float]) -> Non
     found = printed_variances(required, whole=whole)
     assert np.add(found["local"], found["mask"]) == pytest.approx(required)
     assert sum(found["local"]) == pytest.approx(whole)
-    assert sum(found["mask"][:-1]) == pytest.approx(found["mask"][-1])  # the last mask is minus the sum of the others
+    # the mask of the last site is minus the sum of the others
+    assert sum(found["mask"][:-1]) == pytest.approx(found["mask"][-1])
 
 
 def test_a_secure_sum_sends_hardly_more_than_the_integers() -> None:

@@ -211,7 +211,8 @@ def test_the_command_prints_its_checks_and_writes_every_figure(
     monkeypatch.setattr(dps_pca, "FIGURE_4B_EXPECTED", {})
     monkeypatch.setattr(dps_pca, "FIGURE_4A_EPSILONS", (1.0, 2.0))
     monkeypatch.setattr(dps_pca, "FIGURE_3B_DELTAS", (0.01, 0.5))
-    monkeypatch.setattr(dps_pca, "CHARTS", {"figure4a": CHARTS["figure4a"]})  # drawing all figures takes seconds
+    # one figure only, because drawing all takes seconds
+    monkeypatch.setattr(dps_pca, "CHARTS", {"figure4a": CHARTS["figure4a"]})
     monkeypatch.setattr(dps_pca, "MODEL", SMALL)
     ending = papers("dps-pca", "--runs", "1", "--json", "--out", tmp_path / "out")
     assert ending.out, ending.err
@@ -257,7 +258,7 @@ def test_a_stated_exponent_holds_within_the_tolerance_and_a_refuted_one_must_dif
     cases = [
         (dps_rates.SAMPLING, "n", slope, True, True),
         (dps_rates.PRIVACY, "n", slope, False, False),
-        # the claim is refuted, and the check requires this
+        # the paper's claim is refuted here, as the check requires
         (dps_rates.PRIVACY, "d", Slope(mean=1.0, low=0.9, high=1.1), False, True),
         (dps_rates.PRIVACY, "d", Slope(mean=0.0, low=-0.1, high=0.1), True, False),
     ]

@@ -1,7 +1,7 @@
 """Eight processes that run one function at the same time.
 
-They are forked from a server process that has imported everything they need, which takes seconds, but has opened
-nothing.
+The processes are forked from a server process that has imported everything they need, which takes seconds, but has
+opened nothing.
 """
 
 import multiprocessing

@@ -130,7 +130,7 @@ def change(files: dict[str, bytes], pointer: bytes, rng: Random) -> tuple[dict[s
 
 def end_of(home: Path, use: str) -> str:
     """Load the changed artifact, and return the name of the outcome."""
-    signal.alarm(SECONDS)  # ends this process if loading takes too long
+    signal.alarm(SECONDS)  # the alarm ends this process if loading takes too long
     registry = Registry.open(home)
     try:
         {"load": registry.load, "show": registry.show, "verify": registry.verify}[use]("news@champion")

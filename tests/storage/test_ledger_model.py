@@ -27,7 +27,7 @@ from tests.storage.contenders import reserve as ledger_concurrency_reserve
 from tests.storage.releasing import ANSWER, DELTA, EPSILON, commit, gaussian, open_budget, reserve
 
 POPULATIONS = ("people", "others")
-# their mu^2 as fractions of a budget of 1 at 1e-6: a half, less than a third, a twentieth
+# noise multipliers that need a half, less than a third, and a twentieth of a budget of 1 at 1e-6
 MULTIPLIERS = (6.0, 8.0, 20.0)
 MOVES = {
     "begin": ("reserved", "noising"),

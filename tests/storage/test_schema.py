@@ -34,7 +34,7 @@ def take(tmp_path: Path, catalog: Catalog) -> Take:
             (tmp_path / file).write_text(source)
             source = tmp_path / file
         options = IngestOptions(**declared)
-        ids = options.unit.name  # all snapshots of a name must have the same privacy unit
+        ids = options.unit.name  # all snapshots of a dataset name must have the same privacy unit
         name = dataset if ids == "row" else f"{dataset}-{ids}"
         options = replace(options, population="x")
         report = ingest(source, name=name, home=catalog.home, engine=catalog.engine, options=options)

@@ -171,7 +171,8 @@ class TestOpening:
     def test_of_a_restored_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         with opened.ledger.engine.begin() as connection:
-            connection.exec_driver_sql("DELETE FROM pointer")  # a backup does not contain this table
+            # as after restoring a backup, which does not contain this table
+            connection.exec_driver_sql("DELETE FROM pointer")
         with counted() as counts:
             Workspace.read_only()
         assert store_calls(counts) == {"names": 1}

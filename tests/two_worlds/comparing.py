@@ -26,7 +26,8 @@ class Worlds:
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     planted: str | None = None
-    now: float = field(default_factory=lambda: time.time() + 1800.0)  # later than any world's end, so files stay older
+    # the worlds' clock is later than their real end, so that files seem older
+    now: float = field(default_factory=lambda: time.time() + 1800.0)
     outputs: int = 0
     _first: dict[str, bytes] = field(default_factory=dict, repr=False)
 

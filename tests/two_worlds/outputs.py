@@ -48,7 +48,7 @@ def differences(first: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 def collect(world: "World") -> dict[str, bytes]:
     """Return all public outputs of a world by name.
 
-    These are the commands' outputs, the registry, the trail, the pages and the static site.
+    They are the commands' outputs, the registry, the trail, the pages and the static site.
     """
     shown = dict(world.shown)
     homes = [world.home, *sorted(world.folder.glob("federation/homes/*"))]

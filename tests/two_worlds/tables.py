@@ -17,7 +17,7 @@ Lines = list[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A kind of dataset: its rows, and one edit for each neighbour."""
+    """A kind of dataset: rows, and for each neighbor one edit of the rows."""
 
     header: str
     lines: Callable[[], Lines]

@@ -1,6 +1,7 @@
 """Two-worlds test: worlds that differ in one record have equal public outputs, byte for byte.
 
-Their noised answers are made equal. `make test` runs a few jobs, `make audit` all of them; every planted leak is found.
+The harness makes noised answers equal. `make test` runs a few jobs, `make audit` all of them; every planted leak is
+found.
 """
 
 from collections.abc import Callable, Iterator

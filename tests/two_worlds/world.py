@@ -1,7 +1,7 @@
 """One world: a job with given randomness in a new home, and all public outputs of the job.
 
-A world runs in a separate process, forked from a server that has imported all modules. Its folder always has the same
-path, so that no path differs.
+A world runs in a separate process, forked from a server that has imported all modules. The world's folder always has
+the same path, so that no path differs.
 """
 
 import contextlib
@@ -196,7 +196,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
     folder = Path(terms.folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # variables of a test that ran when the server started
+    # remove variables of a test that ran when the server started
     for name in [name for name in os.environ if name.startswith("DPCA_")]:
         del os.environ[name]
     os.environ.update({**PREFECT_DEFAULTS, **terms.environment})
@@ -208,7 +208,7 @@ def _play(terms: Terms) -> dict[str, bytes]:
         "TWO_WORLDS": json.dumps({name: getattr(terms, name) for name in Terms.__slots__}),
     }
     os.chdir(folder)
-    refresh_global_settings_context()  # the settings of the forked server were read before this environment was set
+    refresh_global_settings_context()  # Prefect read its settings before this environment was set
     if "PREFECT_API_URL" in terms.environment:
         prefect.remember()
     enter(terms, "main")

@@ -91,7 +91,7 @@ def test_long_documents_and_distant_points_have_weights_that_are_numbers():
 
 
 def test_the_floor_keeps_one_stray_word_from_deciding():
-    document = np.array([[8, 6, 0, 4, 1]])  # the last word has probability 0 in the topic of the other words
+    document = np.array([[8, 6, 0, 4, 1]])  # in the topic of the other four words, the last word has probability 0
     assert topics().transform(document)[0, 0] > 0.95
 
 
@@ -226,7 +226,7 @@ def test_a_user_folds_in_as_in_training(unobserved):
     for row, factor in zip(ratings, trained, strict=True):
         rated = np.flatnonzero(row)
         own, folded = embeddings.fold_in(rated, row[rated])
-        # tolerance: half a step of the users' grid, and the grid of ratings, 2^-16 of their range
+        # tolerance for half a step of the users' grid and for the grid of ratings, 2^-16 of their range
         assert folded == pytest.approx(factor / 2.0**10 * 50.0, abs=0.03)
         assert 1.0 <= own <= 5.0
 
@@ -247,7 +247,7 @@ def test_a_user_descends_as_in_training():
     for row, factor in zip(ratings, trained, strict=True):
         rated = np.flatnonzero(row)
         _, folded = embeddings.fold_in(rated, row[rated])
-        assert folded == pytest.approx(factor, abs=1e-3)  # tolerance: the grid of ratings
+        assert folded == pytest.approx(factor, abs=1e-3)  # tolerance for the rounding of ratings to their grid
     assert np.abs(trained).min(axis=0).max() > 1e-3
     assert embeddings.fold_in([], [])[1].tolist() == [0.0, 0.0]
 

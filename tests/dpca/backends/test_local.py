@@ -240,7 +240,8 @@ def test_wrong_credentials_and_then_a_server_that_is_gone_are_named(
         server.check_credentials()
         for text in uses(place, staged):
             assert_one_clear_line(text, "the credentials are not accepted here; correct the AWS_")
-    for text in islice(uses(place, staged), 1):  # each operation waits for the server to come back
+    # only the first operation, because each one waits for the server to come back
+    for text in islice(uses(place, staged), 1):
         assert_one_clear_line(text, "it does not answer; check AWS_ENDPOINT_URL")
 
 

@@ -1,7 +1,7 @@
 """Artifacts and pointer files in an object store: they are complete or invisible, and verified when read.
 
-They are readable over S3 alone. Against a store that gives false acknowledgments or answers, acknowledged writes are
-checked and repeated, and answers are verified.
+A consumer needs only S3 to read an artifact. Against a store that gives false acknowledgments or answers, acknowledged
+writes are checked and repeated, and answers are verified.
 """
 
 import os
@@ -344,7 +344,7 @@ def test_rows_that_are_not_those_of_a_block_are_not_read(
     dataset = Dataset.open(place_of_lying_store.at("x"))
     for where in ("values", "indices", "row_nnz", "record_rows"):
         if lie == "swapped" and where != "values":
-            continue  # these chunks are equal in both blocks, so swapping them changes nothing
+            continue  # these arrays have equal chunks in both blocks, so swapped chunks change nothing
         with liar.lying(lie, where=f"/{where}/c/1/"), pytest.raises((Corrupt, Unavailable)) as caught:
             dataset.read(1)
         assert "\n" not in str(caught.value)

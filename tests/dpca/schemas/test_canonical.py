@@ -187,7 +187,8 @@ def holds(form: str, name: str) -> bool:
             or pa.types.is_boolean(array.type)
             or array.type in (pa.float32(), pa.float64(), pa.string())
         )
-    return form != "pandas objects" or name != "vector: list of float32"  # a Python float is always float64
+    # floats of Python objects are always float64, so float32 lists have no such form
+    return form != "pandas objects" or name != "vector: list of float32"
 
 
 CELLS = [(name, form, path) for name in COLUMNS for form in PATHS if holds(form, name) for path in PATHS[form]]
@@ -453,7 +454,8 @@ def test_a_date_without_its_leading_zero_is_refused_and_not_guessed() -> None:
     day = {"name": "x", "kind": "date", "range": ["2020-01-01", "2020-12-31"], "formats": ["%d%m%Y"]}
     encoder = Encoder.of({"columns": [day]})
     assert encoder.transform(pa.table({"x": ["01012020"]})).tolist() == [[0.0]]
-    for cells in (pa.array([1112020]), pa.array(["1112020"])):  # ambiguous: 1 November or 11 January
+    # the number is an ambiguous date: 1 November or 11 January
+    for cells in (pa.array([1112020]), pa.array(["1112020"])):
         with pytest.raises(Invalid, match="no declared format reads"):
             encoder.transform(pa.table({"x": cells}))
 

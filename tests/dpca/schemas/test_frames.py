@@ -1,6 +1,6 @@
 """Data frames as input: columns are matched by name, and the index is never a feature.
 
-This holds for frames of every library. A missing or unknown column is refused in one line. Values that an array of
+The rules hold for frames of every library. A missing or unknown column is refused in one line. Values that an array of
 float64 cannot represent are refused with the name of their column, or are missing where missing values are allowed.
 """
 

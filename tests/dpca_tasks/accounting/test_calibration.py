@@ -391,7 +391,7 @@ def mass(squared_scale, shares, reach=600):
 def exact_delta_of_discrete_gaussian(masses, shifts, epsilon):
     """Return the exact delta at epsilon of one to three integer coordinates, each shifted by an integer.
 
-    It is the sum of ``max(0, P - e^epsilon Q)`` over all outcomes, where P and Q are their probabilities without and
+    Delta is the sum of ``max(0, P - e^epsilon Q)`` over all outcomes, where P and Q are their probabilities without and
     with the shifts.
     """
     here, there = np.ones(1), np.ones(1)
@@ -469,7 +469,7 @@ def test_shares_for_which_the_proof_does_not_hold_are_refused(changes):
         shares_mu(**{"sensitivity": 1.0, "shares": 2, "squared_scale": 16.0} | changes)
 
 
-@pytest.mark.timeout(20)  # a search in steps of 2 would not end, because a float of this size rounds them away
+@pytest.mark.timeout(20)  # a search in steps of 2 would not end here, because floats near 1e30 do not change by 2
 def test_an_enormous_scale_is_found_too():
     scale = shares_squared_scale(sensitivity=1e6, shares=1, mu=1e-9)
     assert 1e30 <= scale <= 1e30 * (1 + 1e-12)

@@ -1,6 +1,6 @@
 """Epsilon brackets, Wishart costs, joint views of noised messages, and ranges of exponential mechanisms.
 
-A bracket must contain the true epsilon of closed forms and of dp-accounting. Its two ends must agree, or the bracket
+A bracket must contain the true epsilon of closed forms and of dp-accounting. The two ends must agree, or the bracket
 must report that they differ. The cost of one Wishart matrix must follow from the densities of the single number on
 which its privacy loss depends. The joint view of noised messages is compared with explicit conditioning of Gaussians.
 The range of an exponential mechanism's privacy loss must never exceed the exact bound and must be close to it.
@@ -296,7 +296,7 @@ DELTAS = st.floats(-12.0, -0.5).map(lambda power: 10.0**power)
 def two_point(loss, found):
     """Return (loss, probability) pairs of a two-point distribution on ``loss`` and ``loss - found``.
 
-    Its likelihood ratio has mean 1.
+    The probabilities are such that the likelihood ratio has mean 1.
     """
     likely = (mp.exp(found) - mp.exp(loss)) / (mp.exp(found) - 1)
     return ((loss, likely), (loss - found, 1 - likely))

@@ -184,7 +184,7 @@ def test_sampling_everyone_is_no_sampling() -> None:
 def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
     """Charge a sampled Gaussian of rate 1 for replaced records as sampled, not as a plain Gaussian.
 
-    Its noise multiplier is calibrated for a record replaced by an empty one, so the plain charge would be too small.
+    The noise multiplier is calibrated for a record replaced by an empty one, so the plain charge would be too small.
     """
     ((rate, _),) = parts_of({**SAMPLED, "rate": 1.0}, replaced=True).sampled
     assert rate == 1.0
@@ -193,7 +193,7 @@ def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
         build_filter("gdp", epsilon=1.0, delta=1e-6, failure_delta=5e-7, replaced=True).charge(event, delta=1e-7)
         for event in (event, core.gaussian(10.0))
     )
-    # replacing is two steps of mu 1 / 10, together 2 / 10; the standalone charge is even higher
+    # replacing a record is two steps of mu 1 / 10, together 2 / 10; the standalone charge is even higher
     assert whole[2] > 3.9 * plain[2]
 
 

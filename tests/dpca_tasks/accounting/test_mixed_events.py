@@ -327,7 +327,7 @@ def test_composing_events_adds_their_charges(kind: str, first: Event, second: Ev
     together = charge(events.self_composed(events.composed(first, second), count))
     separate = [count * (one + other) for one, other in zip(charge(first), charge(second), strict=True)]
     for whole, parts in zip(together, separate, strict=True):
-        assert parts - 100 <= whole <= parts + 100  # each part is rounded up by less than one unit
+        assert parts - 100 <= whole <= parts + 100  # the charge of each part is rounded up by less than one unit
         assert (whole == 0) == (parts == 0)
 
 

@@ -169,7 +169,7 @@ def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> N
 def test_dp_vrpca_pays_for_the_steps_of_every_epoch(epochs: int) -> None:
     """DP-VRPCA's noise follows Theorem 3, with the square root of the number of steps of all epochs.
 
-    Its events are one full product and one correction for each step.
+    The events of DP-VRPCA are one full product and one correction for each step.
     """
     requested = dataclasses.replace(A9A, epochs=epochs)
     expected = math.sqrt(epochs * 32561 * math.log(1e3)) / (32561 * 0.1)
@@ -281,9 +281,10 @@ def test_all_messages_of_correlated_noise_together_give_more_than_one(
 @pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
 def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
     honest = sites - colluders
-    # mask is the variance before the mean of the masks is subtracted; a message has variance 1
+    # variances: mask is that of a mask before the mean of all masks is subtracted; a message has variance 1
     share, mask = 1 / sites, 1.0
-    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)  # covariance given the colluders' masks
+    # covariance of the honest messages, given the colluders' masks
+    covariance = share * np.eye(honest) + mask * (np.eye(honest) - 1 / honest)
     mean = np.eye(honest)[0]
     expected = math.sqrt(mean @ np.linalg.solve(covariance, mean))
     assert correlated_inflation(sites=sites, colluders=colluders) == pytest.approx(expected)

@@ -42,7 +42,7 @@ def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
     slope = 2 * weight * shift / more
     tail = chi2(size - 1).sf if log_scale < 0 else chi2(size - 1).cdf
 
-    def rest(x):  # rest is the threshold for the sum of squares of the other coordinates
+    def rest(x):  # rest(x) is the threshold for the sum of squares of the other coordinates
         return constant + slope * x - x * x
 
     roots = np.roots([-1.0, slope, constant])
@@ -133,7 +133,8 @@ def test_pure_noise_has_no_loss_above_epsilon_and_comes_near_it(shape, size):
     shift, smoothness = tailed_shift(epsilon=epsilon, size=size)
     rng = np.random.default_rng(0)
     points = rng.standard_normal((40_000, size)) * 10.0 ** rng.uniform(-2, 3, (40_000, 1))
-    points[::4] = np.sign(points[::4]) * rng.uniform(0.2, 3.0, (10_000, 1))  # points where the log-density is steepest
+    # a quarter of the points are where the log-density is steepest
+    points[::4] = np.sign(points[::4]) * rng.uniform(0.2, 3.0, (10_000, 1))
     directions = rng.standard_normal(points.shape)
     directions[::2] = np.sign(points[::2])
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)

@@ -52,7 +52,7 @@ OUTER: tuple[Any, ...] = (
     outer_products.add_by_strips,
     dense_products.add_dense_outer_products,
 )
-PACKED = 1 << 14  # the largest entry of the finest grid
+PACKED = 1 << 14  # PACKED is the largest entry of the finest grid
 
 
 @pytest.mark.parametrize("kernel", OUTER, ids=lambda kernel: kernel.__name__)
@@ -137,7 +137,7 @@ def test_packed_rows_add_to_what_is_there():
     np.testing.assert_array_equal(total, packed(rows.T @ rows) + 5)
 
 
-@pytest.mark.audit_only  # the kernels are recompiled, which takes five seconds
+@pytest.mark.audit_only  # slow, because the kernels are recompiled, which takes five seconds
 def test_packed_rows_give_the_same_bits_on_a_processor_that_multiplies_no_pairs(tmp_path):
     program = """
 import numpy as np

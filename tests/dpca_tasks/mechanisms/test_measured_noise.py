@@ -196,7 +196,7 @@ def additive(step: Step, residuals: np.ndarray) -> Measured:
     event = event.get("event", event)
     sensitivity = query.sensitivity(law.norm) * query.unit
     if isinstance(query, LocallyNoised):
-        sensitivity *= math.sqrt(step.source.n_records)  # each record has separate noise
+        sensitivity *= math.sqrt(step.source.n_records)  # local noise: each record has separate noise
     isotropic = residuals / (sensitivity * weights_of(query.layout.kind, query.layout.order))
     size = residuals.shape[1]
     match law.name, event["name"]:
@@ -261,7 +261,7 @@ def measure_directions(step: Step, answers: list[np.ndarray]) -> Measured:
 def measure(step: Step) -> Measured:
     """Release a request under every key, and return the measured noise."""
     query, source, event = step.query, step.source, step.event
-    if isinstance(query, PoissonSampled):  # with empty rows, every sample has the same sum
+    if isinstance(query, PoissonSampled):  # with empty rows, every sample of the records has the same sum
         source = ArrayBlocks(np.zeros((2, query.n_features)))
     if step.method == "sequential":
         event = events.self_composed(event, query.steps)

@@ -261,7 +261,7 @@ def test_a_release_is_published_with_the_same_bytes_twice_and_on_one_and_two_thr
     for threads in (1, 2, 2):
         with threadpool_limits(threads):
             found.append(published(release(rows, mechanism=mechanism, k=4, center=center), k=4))
-    # after a map, the best choice is no refinement
+    # releases after a map may be best without refinement
     assert {each.refined_by for each in found} != {"none"} or mechanism == "analyze_gauss"
     for name in ("components", "eigenvalues", "spectrum", "matrix", "answers", "map_directions", "mean"):
         assert len({np.asarray(getattr(each, name)).tobytes() for each in found}) == 1, name

@@ -88,7 +88,8 @@ def test_blocks_are_a_performance_setting(form):
 def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
     """Compare the eigenvalues of a one-row run with the exact ones, up to 250.
 
-    They are means of noisy quotients over 1500 steps. The second eigenvalue is 270, with noise of about 60.
+    The mechanism's eigenvalues are means of noisy quotients over 1500 steps. The second eigenvalue is 270, with noise
+    of about 60.
     """
     found = run(DpSpca(n_components=2, form="one_row", integrated_time=50.0), problem())
     exact = np.linalg.eigvalsh(ROWS.T @ ROWS)[::-1][:2]

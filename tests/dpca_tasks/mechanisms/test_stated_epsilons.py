@@ -98,7 +98,7 @@ def plans(pairs: Iterator[tuple[Mechanism[Any], Terms]], *targets: PrivacyTarget
     for (mechanism, problem), target in itertools.product(pairs, targets):
         try:
             found.append(mechanism.plan(problem, target))
-        except DpcaError:  # this mechanism refuses the setting, target or relation
+        except DpcaError:  # mechanisms may refuse this setting, target or relation
             continue
     return found
 

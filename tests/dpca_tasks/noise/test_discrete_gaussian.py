@@ -305,7 +305,7 @@ def test_rational_functions_of_the_quantile_are_right_everywhere(
         for place in map(mp.mpf, places.tolist()):
             u = 1 - 2 * place if first == 0 else 2 * mp.exp(-(place**2))
             exact = made = magnitude.py_func(u if first == 0 else place)
-            for _ in range(3):  # Newton steps, which start with an error of 1e-16
+            for _ in range(3):  # three Newton steps from a value whose error is 1e-16
                 exact += (mp.erfc(exact / mp.sqrt(2)) - u) / (2 * mp.npdf(exact))
             worst = max(worst, float(abs(made / exact - 1)))
     assert worst * (1 + 2 / math.pi * math.log(128)) < 2.0**-50
@@ -402,7 +402,10 @@ def test_draws_have_their_density():
 
 
 def inverted(u, *, width, order):
-    """Return the log acceptance with a planted mistake of two libraries: the envelope's power is in the denominator."""
+    """Return the log acceptance probability of a proposal with a planted mistake, which two libraries make.
+
+    The power of the envelope is in the denominator.
+    """
     return log_acceptance(u, width=width, order=order) - order * np.log1p(2.0 * u / width)
 
 
@@ -572,7 +575,7 @@ def test_densities_of_neighbours_keep_the_guarantee(order, replaced, epsilon, de
 
 
 def test_the_densities_would_show_a_scale_that_is_too_small():
-    """Charge a replaced record as an added one: the search of the test above must find a loss over epsilon."""
+    """Charge a replaced record as an added one: the densities must show a privacy loss above epsilon."""
     law, points = Peeling(n_components=1, epsilon=1.0, delta=0.0), evenly_on(2)
     losses = [
         np.log(density(here / law.noise_multiplier, points) / density(there / law.noise_multiplier, points)).max()

@@ -209,8 +209,8 @@ def test_wishart_difference_has_the_stated_spread() -> None:
 def test_wishart_difference_of_one_column_is_pure_dp() -> None:
     """At d = 1, a Wishart difference is c times a difference of two chi-squares with 2 degrees of freedom.
 
-    Its distribution is Laplace of scale 2c. So a shift by 1 changes the density, computed by quadrature, by a factor of
-    at most exp(1 / 2c). The draws follow this distribution by a Kolmogorov-Smirnov test.
+    So the difference is Laplace of scale 2c. So a shift by 1 changes the density, computed by quadrature, by a factor
+    of at most exp(1 / 2c). The draws follow this distribution by a Kolmogorov-Smirnov test.
     """
     c = 1.5
     part = stats.chi2(2, scale=c)

@@ -221,7 +221,7 @@ def test_normal_magnitudes_are_quantiles_to_the_last_bits() -> None:
     with mp.workdps(80):
         for made, p in zip(quantiles(fill_normal_magnitudes, u).tolist(), u.tolist(), strict=True):
             exact = mp.mpf(made)
-            for _ in range(3):  # Newton steps, which start with an error of 1e-15
+            for _ in range(3):  # three Newton steps from a value whose error is 1e-15
                 exact += (mp.erfc(exact / mp.sqrt(2)) - mp.mpf(p)) / (2 * mp.npdf(exact))
             assert abs(mp.mpf(made) - exact) <= 1e-15 * exact
 

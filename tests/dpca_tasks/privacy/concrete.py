@@ -19,9 +19,9 @@ def concrete(base):
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
-        # a dataclass with slots replaces its first class, which is skipped
+        # for a dataclass with slots, Python creates a second class; the first one is skipped
         stands = getattr(sys.modules[kind.__module__], kind.__name__, None) is kind
         if stands and kind.__module__.startswith("dpca_tasks.") and not inspect.isabstract(kind):
             found.append(kind)
-    # a class with several bases is listed once
+    # dict.fromkeys removes duplicates of classes with several bases
     return [kind for kind in dict.fromkeys(found) if not kind.__name__.startswith("_")]

@@ -154,7 +154,7 @@ def test_the_number_of_passes_is_that_of_the_plan():
         source = Counting(rows, block_records=len(rows))
         solver(passes=4).solve(source, KEY)
         counts.add(source.reads)
-    assert counts == {2}  # one pass for eleven columns and one for the last column
+    assert counts == {2}  # reads of the block: one for eleven columns and one for the last column
 
 
 def test_secret_numbers_are_not_shown():
@@ -240,7 +240,8 @@ def test_noise_has_its_shape_and_the_scale_of_the_smooth_bound(shape, law):
     draws = np.array(
         [law_of_noise.draw(keyed(number), solver_of_noised_directions(), found)[1:] / scale for number in range(40)]
     )
-    if law is None:  # squared length of D - 1 of the D coordinates, divided by the chi-square variate that all D share
+    # the squares are squared lengths of D - 1 coordinates, divided by a chi-square variate that all D share
+    if law is None:
         squares = (draws**2).sum(axis=1) / (NOISED_DIRECTIONS_D - 1)
         assert stats.kstest(squares, stats.f(NOISED_DIRECTIONS_D - 1, NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
         assert stats.kstest(draws.ravel(), stats.t(NOISED_DIRECTIONS_D).cdf).pvalue > 1e-4
@@ -294,8 +295,8 @@ def test_the_output_lies_on_a_public_grid():
 def test_the_bound_of_the_gap_is_laplace_below_it_and_seldom_above():
     """Test the released lower bound of the gap in 600 draws.
 
-    It must be Laplace around the gap less a margin, and exceed the gap with probability gap_delta at most. Both tests
-    fail for one key in 10,000.
+    The bound must be Laplace around the gap less a margin, and exceed the gap with probability gap_delta at most. Both
+    tests fail for one key in 10,000.
     """
     gap, scale = 300.0, TESTED.gap_scale(solver_of_noised_directions())
     bounds = np.array(

@@ -50,7 +50,7 @@ def listed_methods():
     found: dict[str, list[str]] = {}
     for line in lines[bounds[1] + 1 : bounds[2]]:
         name, *others = (line[first : last + 2].strip() for first, last in edges)
-        at = name.strip("`") or list(found)[-1]  # a line without a name continues the previous row
+        at = name.strip("`") or list(found)[-1]  # a line of the table without a name continues the previous row
         found[at] = [f"{old} {new}".strip() for old, new in zip(found.get(at, [""] * 3), others, strict=True)]
     return found
 
@@ -144,7 +144,7 @@ def test_privacy_asks_no_query_and_no_distribution_for_its_class():
 class Raced(InMemoryReservation):
     """A reservation that simulates another process which writes between this process's read and write.
 
-    It reports no stored step when asked, but does not overwrite an answer that is already stored.
+    The reservation reports no stored step when asked, but does not overwrite an answer that is already stored.
     """
 
     def kept(self, step, /):
@@ -252,7 +252,8 @@ def noise_of(query=QUERY, law=LAW, rows=CURATOR_ROWS, *, key=KEY, skip=0):
 
 def test_the_answer_is_the_exact_sum_plus_noise_of_the_stated_size():
     noise = noise_of()
-    assert np.abs(noise).max() < 6 * 4.0  # 15 draws beyond 6 std: probability 3e-8 over keys; the key is fixed
+    # one of 15 draws is beyond 6 std with probability 3e-8 over keys; the key is fixed
+    assert np.abs(noise).max() < 6 * 4.0
     assert np.abs(noise).max() > 0.5
 
 
@@ -371,7 +372,8 @@ def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
     first = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
     answer = first.release(first.with_stored_inputs(product(0.0)), law)
     again = Curator(ArrayBlocks(CURATOR_ROWS), reservation)
-    settled = again.with_stored_inputs(product(2.0**-23))  # last bits differ, as if computed on another machine
+    # the last bits of the directions differ, as if computed on another machine
+    settled = again.with_stored_inputs(product(2.0**-23))
     np.testing.assert_array_equal(settled.directions, product(0.0).directions)
     np.testing.assert_array_equal(again.release(settled, law), answer)
 

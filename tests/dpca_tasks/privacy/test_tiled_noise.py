@@ -92,7 +92,7 @@ def test_strips_and_memory_are_performance_settings(monkeypatch, inner, entries,
     for name, value in (("INNER", inner), ("STRIP_ENTRIES", entries), ("OWN_MEMORY", own)):
         monkeypatch.setattr(tiled_noise, name, value)
     noise = operator(LAWS[0], 60)
-    for _ in range(2):  # the second product uses the stored noise or draws it again
+    for _ in range(2):  # the second product uses stored noise, or draws the noise again
         np.testing.assert_array_equal(noise.begin(directions(60, 5))(), expected)
 
 

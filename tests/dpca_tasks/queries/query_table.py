@@ -215,7 +215,7 @@ SIGNED = Weights(strategy="window", weights=(4, 2, -1), bits=2, window=2)
 def streamed(moment, weights, tick):
     """Return the query of a stream's tick for records whose arrival is unknown.
 
-    They count as arrived at tick 1, and its weight enters the joint bound.
+    Such records count as arrived at tick 1, whose weight enters the joint bound.
     """
     return StreamedMoment.of_moment(moment, weights=weights, horizon=3, tick=tick, arrivals=(0,) * tick)
 

@@ -157,7 +157,7 @@ def search(build, data):
     bits = data.draw(st.sampled_from(BITS))
     pair = draw_pair(data, bits=bits, most=4**bits, is_counted=build in OF_WORDS)
     for relation in bounds_of(build):
-        # replacing a sampled record is bounded as removing and then adding it
+        # replacing a sampled record is bounded as removing it and then adding another
         halved = build in SAMPLED and relation == "replace_one"
         check_pair(build(relation, bits), TABLE[build], "zero_out" if halved else relation, *pair)
 

@@ -208,13 +208,14 @@ def test_all_products_are_exact_at_the_bounds():
     rng = np.random.default_rng(3)
     d, n_records = WIDEST, 20
     signs = rng.choice([-1, 1], (2, d, d))
-    both = {"directions": signs[0] * 519, "reductions": signs[1] * 519}  # rows of norm 4152; the bound is 4160
-    shift = on_shift_grid(-rng.uniform(0.5, 1.0, d))  # odd entries, so that scores must be rounded down
+    # rows of the map have norm 4152; the bound is 4160
+    both = {"directions": signs[0] * 519, "reductions": signs[1] * 519}
+    shift = on_shift_grid(-rng.uniform(0.5, 1.0, d))  # entries of the mean are odd, so that scores must be rounded down
     requested = query(n_features=d, bits=14, norm=norm_of(2.0), shift=shift, **both)
     rows = rng.choice([-1.0, 1.0], (3 * n_records, d)) / np.sqrt(3 * d)
     rows[:3] = 1 / np.sqrt(3 * d)
     q = requested.grid(ArrayBlocks(rows, record_rows=[3] * n_records).read(0)).values.reshape(len(rows), d)
-    share = 9459  # 2^14 / sqrt(3), rounded down
+    share = 9459  # share of a record of three rows: 2^14 / sqrt(3), rounded down
     z = q.astype(object) * 2**16 - share * shift.astype(object)
     scores = np.vectorize(lambda score: score // 2**12, otypes=[object])(z.dot(both["directions"].astype(object)))
     y = z * 2**12 - scores.dot(both["reductions"].T.astype(object))

@@ -92,7 +92,7 @@ def contribution(query, record):
 def worst_rows(clip, *, width=WIDTH):
     """Return two unit rows that are the worst case of the proof for replaced records.
 
-    Their scores have norm c, the clip, and cosine u, and the remaining parts of both rows are equal.
+    The scores of the two rows have norm c, the clip, and cosine u, and the remaining parts of both rows are equal.
     """
     cosine = max(-1.0, -(1 - clip**2) / (2 * clip**2)) if width > 1 else -1.0
     scores = clip * np.array([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]])

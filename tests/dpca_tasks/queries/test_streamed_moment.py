@@ -153,7 +153,10 @@ def test_a_record_that_arrives_first_and_stays_attains_the_bound(weights):
 
 
 def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
-    """Let an id return with a new arrival: the joint bound is exceeded, so the table of ids must prevent this."""
+    """Let an id return with a new arrival number: the joint bound is exceeded.
+
+    So an id must keep its first number, which a table of ids ensures.
+    """
     weights = CHOSEN["sqrt"]
     row = np.eye(D)[:1]
     total = sum(
@@ -240,7 +243,8 @@ def test_the_curator_releases_a_tick_under_the_event_of_the_whole_stream(relatio
         answers.append(Curator(ArrayBlocks(np.eye(D), first_seen=[1, 2]), reservation).release(query, noise))
     diagonal = np.array(answers)[:, range(D), range(D)]
     declared = multiplier * query.sensitivity("l2")
-    assert diagonal.std() == pytest.approx(declared, rel=0.15)  # 4.2 standard errors: a false alarm in 4e4 seeds
+    # the tolerance is 4.2 standard errors: a false alarm in one of 4e4 seeds
+    assert diagonal.std() == pytest.approx(declared, rel=0.15)
     assert diagonal.mean(axis=0) == pytest.approx([weights.series[1], 1.0], abs=4.2 * declared / math.sqrt(200))
 
 

@@ -72,7 +72,7 @@ def test_a_record_at_the_bound_is_rounded_again_toward_zero():
     row = np.ones((1, 14))
     (block,) = gridded(row, clip_norm=math.sqrt(14))
     exact = 2**12 / math.sqrt(14)
-    assert 14 * round(exact) ** 2 > 4**12  # rounding to nearest would exceed the bound
+    assert 14 * round(exact) ** 2 > 4**12  # rounding entries to nearest would exceed the bound on the norm
     np.testing.assert_array_equal(block.values, np.full(14, math.floor(exact)))
 
 
@@ -220,7 +220,8 @@ def test_noise_without_a_grid_is_refused(noise_std):
 def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> None:
     assert expected_count(50_000) == 216
     made = low_rank(n_users=2_000, n_items=400, seed=3, tested=100)
-    assert made.train.nnz / 2_000 == pytest.approx(expected_count(2_000), rel=0.02)  # the mean has a std of 0.25
+    # the mean number of ratings per user has a std of 0.25
+    assert made.train.nnz / 2_000 == pytest.approx(expected_count(2_000), rel=0.02)
     assert made.train.data.std() == pytest.approx(1.0, abs=0.05)
     dense = made.train.toarray()
     whole = low_rank(n_users=30, n_items=20, seed=1)

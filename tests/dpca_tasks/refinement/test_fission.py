@@ -139,7 +139,7 @@ def few_probes(monkeypatch):
 def test_the_score_by_eigenvalues_is_unbiased():
     errors = eigenvalue_errors(leading_pairs)
     assert abs(error_in_standard_errors(errors)) < SURE
-    assert errors.std() / math.sqrt(len(errors)) < 0.3  # small enough to detect a bias of 1.2
+    assert errors.std() / math.sqrt(len(errors)) < 0.3  # the standard error is small enough to detect a bias of 1.2
 
 
 def test_the_stated_deviation_of_that_score_is_that_of_its_error():
@@ -236,7 +236,7 @@ def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
 def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
     """Plant a probe that starts from the release's own eigenvectors: its scores must be biased.
 
-    Those eigenvectors contain the noise of the release, which the other part of the fission also contains.
+    The release's eigenvectors contain its noise, which the other part of the fission also contains.
     """
     errors = []
     for seed in range(8):
@@ -276,7 +276,7 @@ def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases
     assert not np.allclose(first, second)
     assert not np.allclose(first, leading_pairs.public_noise(60, stream=2, probe=0))
     assert np.array_equal(first, first.T)
-    # a chi-square of 1,830 degrees of freedom over its mean: 5 standard deviations are 0.17
+    # the sum of squares is a chi-square of 1,830 degrees of freedom: 5 standard deviations are 0.17 of its mean
     assert (first**2).sum() / (60 * 61 / 2) == pytest.approx(1.0, abs=0.17)
     assert abs((first * second).sum()) < 5 * math.sqrt(60 * 61 / 2)
 
@@ -316,7 +316,8 @@ def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
 
     assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, moment=upper_triangle))) < SURE
     diagonals = [np.diag(standardised(upper_triangle(np.zeros((40, 40)), seed=seed)).released) for seed in range(100)]
-    assert np.var(diagonals) == pytest.approx(2.0, abs=0.25)  # 5 standard deviations of 4,000 draws are 0.22
+    # 5 standard deviations of the variance of 4,000 draws are 0.22
+    assert np.var(diagonals) == pytest.approx(2.0, abs=0.25)
 
 
 def test_eigenvalues_that_tie_across_the_kth_have_no_score():

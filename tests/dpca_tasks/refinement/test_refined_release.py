@@ -261,7 +261,7 @@ def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, 
 def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, noise):
     order = 32
     for factor, declared in ((0.99, False), (1.01, True)):
-        rest = np.linspace(0.3, -0.3, order - 1)  # distinct values with sum zero
+        rest = np.linspace(0.3, -0.3, order - 1)  # distinct diagonal entries with sum zero
         diagonal = np.concatenate([[1.645 * factor * math.sqrt(2.0 * order)], rest])
         moment = NoisyMoment(matrix=std * np.diag(diagonal), noise_std=std, noise=noise)
         reported = assess(moment, refine(moment, n_components=2, method="none"))
@@ -330,7 +330,7 @@ def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
 def unformed(second_moment: np.ndarray, *, seed: int, count: int, kept: int) -> Subspace:
     """Return a release without a formed matrix: ``kept`` leading eigenpairs, of which ``count`` are components.
 
-    The others are further pairs.
+    The remaining pairs are stored as further pairs.
     """
     values, rows = leading_eigenpairs(noisy(second_moment, seed=seed).matrix, kept)
     further = rows[count:] if kept > count else None

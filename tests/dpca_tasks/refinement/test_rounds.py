@@ -273,7 +273,8 @@ def test_clip_factors_grow_as_noise_matters_less_within_their_bounds():
 
 @pytest.mark.parametrize("exact", [np.zeros((ORDER, ORDER)), 4.0 * np.eye(ORDER)], ids=["zero", "isotropic"])
 def test_moments_without_large_directions_get_no_map(exact):
-    for seed in range(20):  # noise has an eigenvalue above its edge in 1 of 100 cases; a map for it is not useful
+    # 1 of 100 noise matrices has an eigenvalue above the noise edge, but a map for it is not useful
+    for seed in range(20):
         estimate = seen(exact + isometric_noise(ORDER, seed=seed), n_records=4.0 * ORDER)
         found = proposed(estimate, n_components=COUNT, noise_std=0.5)
         assert (found.clip_norm, found.energy) == (1.0, None) or (found.energy or 0.0) < USELESS * 4.0 * ORDER

@@ -141,7 +141,8 @@ def test_a_million_masked_words_are_uniform():
 def test_masks_of_two_sites_are_unrelated_next_to_their_sum():
     masks = masks_of(roster_of(3), size=200_000)
     assert byte_test(masks["a"] - masks["b"]) > FALSE_ALARM
-    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM  # the sum of two masks is the negative third mask
+    # the sum of two sites' masks is the negative mask of the third site
+    assert byte_test(masks["a"] + masks["b"]) > FALSE_ALARM
 
 
 def test_a_site_without_a_seed_or_outside_the_roster_has_no_mask():

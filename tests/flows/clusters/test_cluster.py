@@ -37,7 +37,7 @@ def spilling() -> Iterator[str]:
 def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ALLOCATOR:  # values set by an earlier cluster of this process would take precedence
+    for name in ALLOCATOR:  # allocator settings of an earlier cluster of this process would take precedence
         monkeypatch.delenv(name, raising=False)
 
     def seen() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Program that fits estimators with a slot in children that are killed, and in two concurrent children.
 
-It prints the results of the two as JSON. It is run as a module with a folder for signals, in a home that has a budget
-``patients``. One process without threads is warmed up and forks all children.
+The program prints the results of the two concurrent children as JSON. It is run as a module with a folder for signals,
+in a home that has a budget ``patients``. One process without threads is warmed up and forks all children.
 """
 
 import json

@@ -26,7 +26,7 @@ def fail_after_the_charge(fitted: PrivatePCA, rows: np.ndarray) -> None:
 def outcome(second: np.ndarray, **changed: Any) -> list[Any]:
     """Fit twice, the second time on other rows; return all public results.
 
-    They are warnings, number of releases, spent budget and names.
+    The results are warnings, number of releases, spent budget and names.
     """
     budget = InMemoryBudget(5.0, 1e-6)
     with warnings.catch_warnings(record=True) as caught:
@@ -50,7 +50,7 @@ def test_a_second_fit_with_equal_parameters_warns_before_it_is_charged() -> None
     first = model(epsilon=1.0, budget=budget).fit(ROWS)
     spent = budget.spent
     with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on InMemoryBudget.* slot='NAME'"):
-        clone(first).fit(ROWS)  # pytest turns warnings into errors here
+        clone(first).fit(ROWS)  # a repeated fit warns, and pytest turns warnings into errors here
     assert budget.spent == spent
     assert len(budget.releases) == 1
     with pytest.warns(RepeatedFitWarning, match="fit 2 with equal parameters") as caught:
@@ -144,7 +144,7 @@ def test_a_slot_that_failed_after_its_charge_is_finished_from_the_rows_of_that_c
     fail_after_the_charge(model(slot="a", budget=budget), rows)
     assert budget.spent == pytest.approx(2.0, rel=1e-6)
     assert not [*budget.releases]
-    rows[:] = 0.0  # the budget has a copy of the array, so this change has no effect
+    rows[:] = 0.0  # the budget has a copy of the caller's array, so this change has no effect
     with pytest.raises(Conflict, match="clip_norm"):
         model(slot="a", clip_norm=3.0, budget=budget).fit(rows)
     for later in (rows, NEIGHBOUR):

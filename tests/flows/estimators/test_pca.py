@@ -90,7 +90,7 @@ def test_a_fitted_estimator_holds_no_raw_value_and_no_key(kind: str, monkeypatch
 
     def noted(size: int) -> bytes:
         made = real(size)
-        if size != 16:  # 16 bytes are a UUID, for example in the file name of newly compiled code
+        if size != 16:  # 16 random bytes are for a UUID, for example in the file name of newly compiled code
             keys.append(made)
         return made
 
@@ -344,7 +344,7 @@ def content(table: Any) -> str:
 def test_equal_ratings_are_the_same_rows_whatever_holds_them_and_a_zero_is_a_rating(kind: str) -> None:
     assert (SPARSE.data == 0).any()
     assert content(TABLES[kind]) == content(SPARSE)
-    # sparse zeros are missing here, not ratings
+    # zeros of this sparse matrix are missing values, not ratings
     assert content(sparse.csr_array(np.where(KNOWN, FULL, 0))) != content(SPARSE)
     fitted = model_of_factorization().fit(TABLES[kind])
     expected = [fitted.artifact_.predict(user.indices, user.data) for user in SPARSE[:20]]

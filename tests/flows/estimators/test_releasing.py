@@ -88,7 +88,7 @@ def test_a_second_fit_with_equal_parameters_warns_before_rows_are_stored_and_cha
     model(epsilon=1.0, budget=budget).fit(ROWS)
     spent, stored = budget.statement().spent, snapshots(budget)
     with pytest.raises(RepeatedFitWarning, match=r"^fit 2 with equal parameters on PopulationBudget\('patients'\)"):
-        # pytest turns warnings into errors here
+        # a repeated fit warns, and pytest turns warnings into errors here
         model(epsilon=1.0, budget=Workspace.open().budget("patients")).fit(NEIGHBOUR)
     assert budget.statement().spent == spent
     assert snapshots(budget) == stored
@@ -176,7 +176,7 @@ def test_processes_with_one_slot_at_once_are_one_release_and_keep_one_snapshot(
 ) -> None:
     """Two processes fit with one slot at the same time: there is one release and one snapshot.
 
-    Both have stored their different rows before either is charged.
+    Both processes have stored their different rows before either is charged.
     """
     first, second = forks[1]
     assert first == second

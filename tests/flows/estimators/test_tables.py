@@ -284,7 +284,8 @@ def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
 @pytest.mark.parametrize("rows", STRANGE.values(), ids=STRANGE)
 @pytest.mark.parametrize("method", ["fit", "transform", "predict", "artifact"])
 def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: str) -> None:
-    rows = rows() if callable(rows) else rows  # AnnData raises an error when created, so it is created here
+    # AnnData refuses some arrays when it is created, so it is created inside the test
+    rows = rows() if callable(rows) else rows
     pca, factors = fitted()
     calls: dict[str, list[Callable[[Any], Any]]] = {
         "fit": [clone(pca).fit, clone(factors).fit],
@@ -292,7 +293,7 @@ def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: s
         "predict": [pca.inverse_transform, factors.predict, factors.inverse_transform],
         "artifact": [pca.artifact_.transform, pca.artifact_.inverse_transform],
     }
-    # an artifact returns scores for an array of no rows
+    # an artifact accepts an array of zero rows, and returns no scores
     if method == "artifact" and getattr(rows, "shape", ()) == (0, 5):
         assert pca.artifact_.transform(rows).shape == (0, pca.n_components_)
         return

@@ -135,7 +135,7 @@ def test_parts_are_summed_exactly_and_noised_by_their_own_bounds() -> None:
         for name, part in QUERY.parts.items():
             residuals[name] += list(noisy[name] - exact[name] * part.unit / part.steps_per_unit)
     stds = {name: float(np.std(values)) for name, values in residuals.items()}
-    # 1,200 draws each: a std is off by more than 9 % at most once in 10^5
+    # 1,200 draws of each part: a std is off by more than 9 % at most once in 10^5
     assert stds["energies"] == pytest.approx(3.0 * 4.0 / 0.75**0.5, rel=0.09)
     assert stds["counts"] == pytest.approx(3.0 * 3.0**0.5 / 0.25**0.5, rel=0.09)
     both = np.corrcoef(residuals["energies"], residuals["counts"])[0, 1]

@@ -301,7 +301,7 @@ def seen(prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> list[li
     finish = running.finish_release
 
     def finish_release(*args: Any, progress: Any, **others: Any) -> str:
-        progress(1, 2)  # reports progress as a cluster does
+        progress(1, 2)  # reports one of two parts of a sum, as a cluster does
         found.append(_cards(prefect))
         progress(2, 2)
         found.append(_cards(prefect))
@@ -343,7 +343,7 @@ def test_a_failed_run_leaves_no_card(
 def test_the_card_of_a_killed_run_is_removed_by_the_next(
     prefect: SyncPrefectClient, seen: list[list[Artifact]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:  # simulates a process that is killed before it could remove its card
+    with monkeypatch.context() as patch:  # simulates a process that is killed before it could remove its progress card
         patch.setattr(SyncPrefectClient, "delete_artifact", lambda *_: None)
         run_release(_request())
     (left,) = _cards(prefect)

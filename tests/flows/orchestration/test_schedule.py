@@ -106,7 +106,7 @@ def _slots(patch: pytest.MonkeyPatch, schedule: Any, *, name: str, start: dateti
     """Return the slot that each run of a Prefect schedule derives from its planned time."""
     terms, found = StreamTerms(facts={"schedule": name}, plan=cast(Any, None), weights=cast(Any, None)), []
     for date in schedule._get_dates_generator(n=count, start=start):
-        key = f"scheduled {uuid4()} {uuid4()} {date}"  # a key in the form of Prefect's scheduler
+        key = f"scheduled {uuid4()} {uuid4()} {date}"  # run key in the form that Prefect's scheduler uses
         stored = date.astimezone(UTC)
         _run(patch, auto_scheduled=True, expected_start_time=stored, deployment_id="some", idempotency_key=key)
         found.append(terms.slot_at(datetime.fromisoformat(planned_time() or "")))
@@ -120,7 +120,7 @@ ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolka
 @pytest.mark.parametrize("clock", ["0 0", "30 0", "30 1", "30 2", "30 3", "30 19", "30 20", "59 23"])
 def test_each_local_day_has_one_slot_when_clocks_change(monkeypatch: pytest.MonkeyPatch, zone: str, clock: str) -> None:
     local = ZoneInfo(zone)
-    for month in (2, 9):  # 75 days include a clock change in every zone here
+    for month in (2, 9):  # 75 days of schedule include a clock change in every time zone tested here
         start = datetime(2026, month, 20, tzinfo=local)
         planned = CronSchedule(cron=f"{clock} * * *", timezone=zone)
         found = _slots(monkeypatch, planned, name="daily", start=start, count=75)

@@ -87,7 +87,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
             thread.start()
             stack.callback(thread.join)
             stack.callback(lambda: setattr(server, "should_exit", True))
-            # waits until all connections have ended, as the clients have closed theirs
+            # waits until the service has ended all connections; the clients have closed theirs
             stack.callback(await_end, listener)
             return address
 

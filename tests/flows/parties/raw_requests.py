@@ -48,7 +48,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
         "many headers": _post(at, *(b"X-%d: 1" % number for number in range(50_000))),
         "a long chunk extension": _post(at, chunked, body=b"5;" + b"a" * 300_000 + b"\r\nDPCA1"),
         "long trailers": _post(at, chunked, body=b"0\r\nX-T: " + b"a" * 300_000),
-        # lengths that contradict each other
+        # content lengths that contradict each other
         "two lengths": _post(at, b"Content-Length: 11", b"Content-Length: 12", body=sound),
         "a list of lengths": _post(at, b"Content-Length: 11, 12", body=sound),
         "a length and chunks": _post(at, b"Content-Length: 11", chunked, body=b"0\r\n\r\n" + smuggled),
@@ -64,7 +64,7 @@ def raw_requests(path: str) -> Mapping[str, bytes]:
         "a length of many digits": _post(at, b"Content-Length: " + b"1" * 20_000, body=sound),
         "a chunk beyond 64 bits": _post(at, chunked, body=b"f" * 40 + b"\r\nDPCA1"),
         "a negative chunk": _post(at, chunked, body=b"-5\r\nDPCA1\r\n0\r\n\r\n"),
-        # other protocols and forms
+        # other protocols, and other forms of HTTP
         "HTTP/0.9": b"GET " + at + b"\r\n",
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(64),
         "HTTP/1.0 without a host": b"POST " + at + b" HTTP/1.0\r\n\r\n",
@@ -116,7 +116,8 @@ def exchanged(address: str, context: ssl.SSLContext, sent: bytes, *, patience: f
         context.wrap_socket(plain) as made,
     ):
         made.settimeout(patience)
-        with contextlib.suppress(ConnectionError, ssl.SSLError):  # the service may close before it has read everything
+        # the service may close the connection before it has read everything
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
             made.sendall(sent)
         while part := made.recv(1 << 16):
             came += part

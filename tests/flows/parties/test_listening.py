@@ -221,7 +221,7 @@ def test_a_connection_that_asks_nothing_ends_at_its_deadline(
     while head != "nothing" and (answer := made.recv(10_000)):
         if answer and head in ("an answered request", "a body that never ends"):
             with contextlib.suppress(OSError):
-                made.sendall(b"X")  # the first byte of another request, or the next byte of this one
+                made.sendall(b"X")  # the first byte of another request, or the next byte of the current request
     assert made.recv(1) == b""
 
 
@@ -351,7 +351,8 @@ def test_a_message_that_trickles_gives_its_place_back(
     with ThreadPoolExecutor(2 * listening.AT_ONCE) as pool, contextlib.closing(party.caller(address)) as calling:
         slow = [pool.submit(trickle) for _ in range(listening.AT_ONCE)]
         time.sleep(0.2)
-        assert calling.call("/act", {}).facts == {}  # waits until the service can read another request
+        # this call waits until the service has ended one of the slow requests
+        assert calling.call("/act", {}).facts == {}
         assert max(each.result() for each in slow) < 200
 
 
@@ -373,7 +374,7 @@ def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
         began = time.monotonic()
         with contextlib.closing(four_and_one.caller(address, by=4)) as calling:
             assert calling.call("/act", {}).facts == {}
-        # waiting for another request to end would take at least HEAD seconds
+        # waiting until another request ends would take at least HEAD seconds
         assert time.monotonic() - began < listening.HEAD
 
 

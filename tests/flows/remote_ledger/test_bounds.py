@@ -79,7 +79,8 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
             remote.call(route, **facts | {"event": event})
         assert "\n" not in str(refused.value)
         assert len(str(refused.value)) < 300
-    with pytest.raises(Invalid, match="a remote ledger accepts"):  # the limit also applies to an existing run key
+    # the limit on events also applies to an existing run key
+    with pytest.raises(Invalid, match="a remote ledger accepts"):
         remote.call("reserve", **begun | {"event": event})
     assert (remote.reported(), remote.journal()) == before
 

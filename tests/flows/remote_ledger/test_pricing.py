@@ -161,7 +161,7 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
         process.wait()
         quote(service, "honest", short(0.25))
         assert not attack.done()
-        while not attack.done():  # a price whose process was killed is computed once more
+        while not attack.done():  # if its process is killed, a price is computed once more
             for child in {*children, *computing()}:
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)

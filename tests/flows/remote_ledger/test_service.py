@@ -277,7 +277,7 @@ def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(
 ) -> None:
     """Use one run key for two populations of a client: each release is found in its population.
 
-    One was reserved by the ledger's own process, the other remotely.
+    One release was reserved by the ledger's own process, the other one remotely.
     """
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}

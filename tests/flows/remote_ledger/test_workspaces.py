@@ -150,7 +150,7 @@ def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[s
     assert "may not send this request" in dpca(*FIT, "--direct", "--yes").complaint(1)
     become("stranger")
     line = dpca("budget", "show", PEOPLE).complaint(1)
-    # the service states the reason, or closes the connection
+    # the client reports the service's reason, or a closed connection
     assert "certificates" in line or "does not answer" in line
 
 

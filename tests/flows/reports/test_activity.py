@@ -66,7 +66,7 @@ def test_parts_are_counted_and_the_time_left_follows_from_those_done(
     seen.step("summing")
     seen.parts(1, 4)
     clock.now = 10.0
-    seen.step("summing")  # a repeated step keeps its start time
+    seen.step("summing")  # reporting the same step again must not change its start time
     seen.parts(2, 4)
     seen.parts(4, 4)
     seen.parts(5, None)

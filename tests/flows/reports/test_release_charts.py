@@ -219,7 +219,7 @@ def test_a_burn_down_names_every_release_and_what_it_left() -> None:
     words = message(figure)
     for text in ("budget opened", "4.00", "analyze_gauss 00000000  2026-03-01", "3.79 (−0.2)", "sub@3  2026-03-03"):
         assert text in words
-    # these releases are not charged: they are abandoned, or paid by their stream
+    # version 2 is not listed, because its release was not charged: abandoned, or paid by its stream
     assert not any("sub@2" in word for word in words)
 
 

@@ -151,7 +151,7 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
 ) -> None:
     """Kill one of three sites in phase 2 or 4 of a secure sum: a second attempt must succeed.
 
-    It includes all sites, with the same noise.
+    The second attempt includes all sites, with the same noise.
     """
     name = participants.names[1]
     requested = request(participants, run_key=f"killed-in-{phase}")

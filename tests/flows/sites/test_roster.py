@@ -203,7 +203,8 @@ def test_a_forged_roster_file_is_refused_or_has_another_digest(rosters: Path, ma
         is_address = any(kind.endswith(path) for path in PUBLIC_PATHS)
         unseen += [kind] if not is_address and digest(rosters, forged) == known else []
     assert count > 100
-    assert unseen == (["dropped masks"] if masks == "helper" else [])  # omitting masks selects the helper, the default
+    # a roster without `masks` is equal to one with the default, the helper
+    assert unseen == (["dropped masks"] if masks == "helper" else [])
 
 
 def test_addresses_and_the_timeout_are_all_that_the_digest_leaves_out(rosters: Path) -> None:

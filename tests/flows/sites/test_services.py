@@ -52,7 +52,7 @@ def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: F
     """Connect with unknown certificates, and with those of another site and of the helper: all are refused."""
     make_identity("stranger", federation.folder)
     for shown in ("stranger", "site-1", "helper"):
-        # the service states the reason, or closes the connection
+        # the caller reports the service's reason, or a closed connection
         with pytest.raises((Refused, SiteSilent), match="certificate"):
             caller(federation, shown=shown).call("/v1/status", {})
     for shown in ("stranger", "aggregator"):

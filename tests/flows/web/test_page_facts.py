@@ -167,7 +167,7 @@ def test_a_thousand_versions_are_listed_with_the_queries_of_three_and_no_file(
     sample: Path, requested: Counter[str], page: str
 ) -> None:
     site = Site(live=True)
-    add_versions("visits-map", 1)  # like the versions added below, it leaves no stored total
+    add_versions("visits-map", 1)  # like the versions added below, this version leaves no stored total in the ledger
     requested.clear()
     assert site.answer(page).status == 200
     few = requested.copy()

@@ -199,7 +199,7 @@ def test_charts_are_drawn_one_at_a_time_however_many_are_requested(site: Site, m
     ]
     with ThreadPoolExecutor(4) as threads:
         assert {answer.content for answer in threads.map(site.answer, requested)} == {b"drawn"}
-    assert most == [1] * 2  # dark charts are derived from the light ones by replacing colors
+    assert most == [1] * 2  # each chart is drawn once: the dark one is the light one with replaced colors
     differences._scree.cache_clear()
     differences._loadings.cache_clear()
 

@@ -86,7 +86,7 @@ def list_anew(folder: Path, contents: Contents) -> Contents:
 def move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Move:
     """Return a function that simulates another machine.
 
-    It creates an empty home, with or without a separate state folder.
+    The function creates an empty home, with or without a separate state folder.
     """
 
     def move(name: str, *, database_url: str = "", state: bool = True) -> Path:

@@ -123,7 +123,7 @@ def test_a_small_file_that_is_lost_is_listed_and_those_next_to_it_are_backed_up(
 
     def read_others(place: LocalPlace, path: str) -> Stored:
         if path == lost:
-            raise FileNotFoundError(path)  # removed after it was listed
+            raise FileNotFoundError(path)  # simulates an artifact file that is removed after it was listed
         return read(place, path)
 
     monkeypatch.setattr(LocalPlace, "read", read_others)
@@ -305,7 +305,8 @@ def test_only_keys_that_sign_are_taken_of_a_key_folder(tmp_path: Path) -> None:
 
 
 def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)  # less memory, for speed; all other parameters are unchanged
+    # key derivation with less memory, for speed; all other parameters are unchanged
+    monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)
     sealed = seal(KEYS, passphrase=PASSPHRASE, ledger="a" * 32)
     assert not any(key in sealed or key.hex().encode() in sealed for key in KEYS.values())
     assert unseal(sealed, passphrase=PASSPHRASE, ledger="a" * 32) == KEYS
@@ -416,7 +417,8 @@ def test_a_mac_that_is_taken_away_leaves_the_key_to_check(filled_on_sqlite: Ledg
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     path = tmp_path / "backup" / SIGNATURE
     path.write_text(json.dumps({"signature": json.loads(path.read_text())["signature"]}))
-    open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)  # accepted, because this home's key signed it
+    # without the MAC, the backup is accepted here, because this home's key signed it
+    open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     move("other")
     with pytest.raises(Refused, match="this installation cannot verify"):
         open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)

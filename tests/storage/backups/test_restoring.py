@@ -116,7 +116,7 @@ def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
     assert [item.versions for item in accepted.recharged] == [("map@2",), ()]
     assert accepted.ledger.statement(POPULATION).spent == spent
     with pytest.raises(Corrupt, match="cannot be read"):
-        Registry.open().load("map@2")  # the version's files were in no backup; its number is never reused
+        Registry.open().load("map@2")  # no backup has the files of map@2; the version number is never reused
     publish(Workspace.open().ledger, "seventh")
     assert shown().keys() == {*consumers, "map@3"}
 
@@ -263,7 +263,7 @@ def test_a_store_of_objects_is_backed_up_and_restored(
     assert Registry.open().load("map@champion").components.shape == (2, 6)
     restore_backup(
         tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by
-    )  # everything is restored already
+    )  # a second restore of the store has nothing to do
     publish(Workspace.open().ledger, "later")
     with pytest.raises(Refused, match="is not empty"):
         restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by)

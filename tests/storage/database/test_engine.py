@@ -386,7 +386,7 @@ if "postgresql" in DATABASES:
             with pytest.raises(Unavailable, match=r"in a read-only transaction.*run the same request again"):
                 attempt()
         assert Workspace.read_only().ledger.budget("people").epsilon == 1.0
-        with ledger.engine.begin() as connection:  # a standby that is promoted accepts writes
+        with ledger.engine.begin() as connection:  # simulates the promotion of the standby, which then accepts writes
             connection.exec_driver_sql("SET TRANSACTION READ WRITE")
             connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         begun.keep(0, {})
@@ -406,7 +406,7 @@ if "postgresql" in DATABASES:
         with pytest.raises(Unavailable, match=r"with a warning .not replicated., so a failover may lose it"):
             open_budget(ledger)
         open_budget(ledger)  # it was committed
-        assert reserve(ledger).is_new  # warnings before the commit do not matter
+        assert reserve(ledger).is_new  # a warning of the server before the commit does not matter
 
     def test_an_address_names_several_servers_and_the_one_that_takes_writes_is_found(
         ledger_on_postgresql: Ledger, monkeypatch: pytest.MonkeyPatch

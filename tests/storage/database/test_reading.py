@@ -174,7 +174,7 @@ def test_a_writer_holds_the_lock_before_its_first_statement(used: Ledger, monkey
 def test_a_restored_database_is_refused_by_reads_that_decide_what_leaves(used: Ledger) -> None:
     steps = used.steps(reserve(used, "restored", event=SMALL).release_id)
     witness: Witnesses = vars(used)["_witness"]
-    # the database does not have this entry
+    # the witness has seen an entry that the restored database does not have
     vars(witness)["_ours"] = journal.Head(ledger=used.id, seq=1000, hash="f" * 64)
     for read in (steps.check, lambda: steps.find(0), used.streams.all):
         with pytest.raises(Refused, match="counts less than was spent"):

@@ -255,7 +255,8 @@ def test_files_that_come_back_after_the_loss_are_not_believed(catalog: Catalog, 
     report = take(*"ab")
     assert seen(catalog, report) == expected({3: "ab"})
     assert catalog.epoch(report.snapshot) != catalog.epoch(first.snapshot)
-    assert seen(catalog, first) == expected({1: "ab"})  # a snapshot is immutable, also if its table has a later epoch
+    # the older snapshot is immutable, although the table of its numbers was replaced
+    assert seen(catalog, first) == expected({1: "ab"})
 
 
 def test_a_database_restored_from_before_does_not_believe_the_newer_table(
@@ -353,7 +354,8 @@ def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(cat
     take(*"z")
     (gone,) = folders(catalog)
     gone.rename(catalog.home / "elsewhere")
-    assert forked(die) == -signal.SIGKILL  # the table is lost, so all arrivals are unknown and in one block
+    # the table of first-seen numbers is lost, so all arrivals are unknown and in one block
+    assert forked(die) == -signal.SIGKILL
     take(*"a", name="y")
     with pytest.raises(Conflict, match="again without --resume"):
         take(*"ab", resume=True)

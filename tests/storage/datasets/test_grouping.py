@@ -156,7 +156,8 @@ def test_individuals_seen_earlier_come_first(kinds: tuple[str | None, str | None
     added = batches(kinds, 1)
     key = bytes(range(KEY_BYTES))
     units = pa.concat_arrays([batch.unit_ids for batch in added]).unique()
-    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}  # number 4 is the current ingest
+    # first-seen numbers from 0 to 4; 4 is the number of the current ingest
+    numbers = {unit.as_py(): (place * 7) % 5 for place, unit in enumerate(units)}
     with Grouping(tmp_path, rejects=Rejects(), max_rows_per_unit=2, part=part) as grouping:
         for batch in added:
             grouping.add(batch)

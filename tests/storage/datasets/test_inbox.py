@@ -118,7 +118,8 @@ class TestFolder:
         arrival, status, secret = inbox.arrival(token), path.stat(), tmp_path / "secret" / "rows.npy"
         secret.parent.mkdir()
         secret.write_bytes(rows(2))
-        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))  # the same size and time as the file
+        # give the secret file the same size and time as the arrived file
+        os.utime(secret, ns=(status.st_atime_ns, status.st_mtime_ns))
         if swapped == "linked folder":
             path.parent.rename(folder / "old")
             path.parent.symlink_to(secret.parent)
@@ -223,7 +224,7 @@ class TestObjectStore:
         names = ["z.npy", "a b.npy", "100%.npy", "month=1;x.npy", "ü[1].npy"]
         for name in names:
             put(name, rows())
-            time.sleep(1.0 if name == "z.npy" else 0.0)  # the server reports times in whole seconds
+            time.sleep(1.0 if name == "z.npy" else 0.0)  # the S3 server reports times in whole seconds
         prefix = put("deeper/c.npy", rows())
         put("d.npy.part", rows())
         put("nothing/", b"")
@@ -251,7 +252,7 @@ class TestObjectStore:
         prefix = put("rows.npy", rows(1))
         (first,) = inbox.waiting(prefix, settled=0.0).tokens
         assert inbox.waiting(prefix, settled=0.0).tokens == (first,)
-        time.sleep(1.05)  # the server reports times in whole seconds
+        time.sleep(1.05)  # the S3 server reports times in whole seconds
         put("rows.npy", rows(1))
         (second,) = inbox.waiting(prefix, settled=0.0).tokens
         assert second != first

@@ -331,7 +331,7 @@ def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records
     read: list[int] = []
     with pytest.raises(BadSource, match="more than the declared 700 records"):
         take(catalog, parts, records_at_most=700, progress=lambda phase, done, size, rows: read.append(done))
-    assert len(read) == 1  # a batch is reported when the next one is requested
+    assert len(read) == 1  # only one batch is reported, because a batch is reported when the next one is requested
     assert hidden(catalog) == []
     assert take(catalog, parts, records_at_most=3000).records == 3000
 

@@ -112,7 +112,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, nam
         "a.mtx": lambda: path.write_text(MTX.format("integer").replace("5", str(LARGE))),
     }
     writers[name]()
-    if name == "a.mtx":  # this format is checked later, when rows are made canonical
+    if name == "a.mtx":  # the values of .mtx files are checked later, when rows are made canonical
         return
     with pytest.raises(BadSource, match=r"row 0 has a whole number of 2\^53 or more"):
         rows_of(path)

@@ -176,7 +176,8 @@ def test_a_budgets_delta_is_below_one_over_the_records(
             ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)
         assert "budget_opened" not in event_names(ledger)
         ledger.open_budget(POPULATION, epsilon=1.0, delta=delta, allow_large_delta=True)
-    ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)  # unchanged terms need no confirmation
+    # reopening a budget with unchanged terms needs no confirmation
+    ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)
 
 
 def test_the_newest_bound_of_a_dataset_counts(ledger: Ledger) -> None:

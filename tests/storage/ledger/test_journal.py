@@ -30,7 +30,7 @@ from tests.storage.ledger.edits import EDITS
 from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
 from tests.storage.streaming import open_stream, publish_tick, register
 
-SOON = 0.3  # seconds; a caller that does not wait has returned long before
+SOON = 0.3  # seconds after which a call that does not wait for a lock has certainly returned
 FIELDS: dict[str, Any] = {
     "population": "other",
     "release_id": "other",

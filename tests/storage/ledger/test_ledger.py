@@ -146,7 +146,7 @@ def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> 
 def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledger: Ledger) -> None:
     """Charge a sampled event for replaced records: more than twice the epsilon of an added or removed record.
 
-    It is computed at less than half of the delta.
+    The epsilon is computed at less than half of the delta.
     """
     event = {"name": "poisson_sampled", "rate": 0.01, "event": gaussian(5.0)}
     spent = {}
@@ -209,7 +209,8 @@ def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_
     with pytest.raises(BudgetExhausted, match="i-know-this-is-not-private"):
         budget.reserve(POPULATION, run_key="plain", event=event, **terms)
     assert budget.statement(POPULATION).spent < EPSILON
-    with pytest.raises(BudgetExhausted, match="left for one release"):  # insisting does not relax any other limit
+    # --i-know-this-is-not-private does not relax any other limit
+    with pytest.raises(BudgetExhausted, match="left for one release"):
         budget.reserve(POPULATION, run_key="dear", event=calibrated(2.0), void=True, **terms)
     for name in ("reference", "another"):
         granted = budget.reserve(POPULATION, run_key=name, event=event, void=True, **terms)

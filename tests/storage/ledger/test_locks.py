@@ -249,7 +249,8 @@ def test_numbers_rise_with_registration_whoever_began_first(ledger: Ledger, epoc
     quick = record(ledger, epoch, "quick", segments(ledger, epoch))
     assert (slow, quick) == (2, 3)
     assert register_of_arrivals(ledger, "b", number=quick) == 3
-    assert register_of_arrivals(ledger, "c", number=slow) == 4  # not 2: a tick may already be bound to the other ingest
+    # the number is not 2, because a tick may already be bound to the other ingest
+    assert register_of_arrivals(ledger, "c", number=slow) == 4
     assert register_of_arrivals(ledger, "d") == 5
     catalog = Catalog(ledger.engine, ledger.home)
     assert [catalog.number(name * 32) for name in "abcd"] == [1, 3, 4, 5]

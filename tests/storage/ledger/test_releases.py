@@ -140,7 +140,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
     """Begin a release: the ledger must return the charged relation, and the content digest of the snapshot.
 
-    This includes rows registered before the reservation: terms never change, and a removed snapshot keeps its row.
+    The rows may have been registered before the reservation: terms never change, and a removed snapshot keeps its row.
     """
     open_budget(ledger, relation=relation)
     digest, catalog = "c" * 64, Catalog(ledger.engine, ledger.home)
@@ -221,7 +221,7 @@ def test_keys_are_drawn_afresh_and_whole() -> None:
 
 
 def test_the_name_of_a_release_is_fixed_by_its_key_and_tells_nothing_of_it() -> None:
-    # HMAC-SHA256 of the label under the key, by `openssl dgst -sha256 -mac HMAC`
+    # computed as HMAC-SHA256 of the label under the key, by `openssl dgst -sha256 -mac HMAC`
     assert release_id_of(KEY) == "d91f93869dcd54a851d9f6c92564061f"
     assert KEY.hex() not in release_id_of(KEY)
 
@@ -286,7 +286,7 @@ def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
     def and_then_sleep(keys: KeyFolder) -> list[str]:
         found = listed(keys)
         if not drawn:
-            drawn.append("")  # this runs only once, as another process between listing and removal
+            drawn.append("")  # runs once, as another process that reserves between the listing and the removal of keys
             drawn.append(reserve(sqlite_budget).release_id)
             for path in folder.iterdir():
                 age(path, ORPHAN_AFTER + 60)

@@ -38,7 +38,7 @@ def edited(ledger: Ledger, statement: str) -> Iterator[None]:
         assert connection.execute(sa.text(statement), zero).rowcount >= 1
     yield
     with ledger.engine.begin() as connection:
-        if "SET ticks" in statement:  # the edited column is part of the primary key
+        if "SET ticks" in statement:  # `ticks` is part of the primary key, so the edited row is replaced
             connection.execute(table.delete())
         for row in before:
             here = sa.and_(*(column == row[column.name] for column in table.primary_key))

@@ -255,7 +255,7 @@ class TestTicks:
         assert opened.streams.show(NAME)[1][0].answer == digest
 
 
-# `tests.crash.soak_streams` kills the process at each of these points
+# every second crash point; `tests.crash.soak_streams` kills the process at each
 @pytest.mark.parametrize("point", STREAM_POINTS[::2])
 def test_a_crash_at_any_point_leaves_one_charge_and_the_same_ticks(
     sqlite_budget: Ledger, point: str, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,6 @@
 """Witnesses of the journal: they only move forward, and detect rollbacks of the database.
 
-They record what a copy of the database would forget. The file of a witness survives a write that is interrupted
+Witnesses record what a copy of the database would forget. The file of a witness survives a write that is interrupted
 anywhere.
 """
 

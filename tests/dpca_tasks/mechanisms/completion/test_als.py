@@ -58,7 +58,8 @@ def test_it_solves_the_regressions_of_a_second_implementation(low_rank):
     for item, column in enumerate(dense.T):
         used = users[column != 0]
         expected = np.linalg.solve(used.T @ used + 2 * np.eye(RANK), used.T @ column[column != 0])
-        assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance: the grid of users and ratings
+        # tolerance for rounding users and ratings to their grids
+        assert found[item] == pytest.approx(expected, abs=0.01)
 
 
 def test_offsets_are_taken_off_and_blocks_do_not_matter(low_rank):
@@ -118,7 +119,7 @@ def test_a_round_solves_the_regressions_of_a_second_implementation(choices):
     for item, column in enumerate(dense.T):
         used = users[column > 0]
         expected = np.linalg.solve(used.T @ used + 0.3 * users.T @ users + ridge, users.T @ column)
-        assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance: the grid of users
+        assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance for rounding users to their grid
 
 
 def test_items_like_those_chosen_are_recommended(choices):

@@ -168,7 +168,7 @@ def test_offsets_and_counts_are_found_up_to_noise(relation):
 
 def test_much_noise_shrinks_offsets_toward_the_centre():
     noisy, _ = run_of_item_means(0.01)
-    assert np.abs(noisy.offsets).max() < 0.5  # 0.5 is the assumed std of offsets
+    assert np.abs(noisy.offsets).max() < 0.5  # 0.5 is the assumed std of item offsets
     assert (noisy.counts > 0).all()
 
 
@@ -233,7 +233,7 @@ def test_the_printed_noise_is_charged_by_what_it_is(relation, bound):
     epsilon = plan.real_epsilon
     delta = ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + log_ndtr(-epsilon / mu - mu / 2))
     assert delta == pytest.approx(1e-5, rel=1e-3)
-    assert epsilon < 0.25  # at a claim of 1
+    assert epsilon < 0.25  # true epsilon of the printed noise, at a claim of epsilon 1
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.75), (20, 0.4), (1e5, 0.3)])

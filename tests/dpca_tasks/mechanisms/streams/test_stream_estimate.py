@@ -39,7 +39,7 @@ SEEN = np.repeat(np.arange(1, TICKS + 1), NIGHTS)
 def sums_of(kind, weights, *, bound=range(1, TICKS + 1)):
     """Return the noiseless weighted sums of all ticks, and the unweighted sums of each tick's arrivals.
 
-    Both are packed matrices.
+    All sums are packed matrices.
     """
     moment = kind(**FACTS)
     made = []

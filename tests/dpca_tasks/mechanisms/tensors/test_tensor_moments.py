@@ -28,7 +28,7 @@ def orthogonal_tensor(*, order, values, seed):
 def by_jennrich(tensor, *, seed):
     """Return eigenvalues and vectors of a tensor by Jennrich's algorithm.
 
-    It computes the eigenvectors of one random contraction times the inverse of another.
+    The algorithm computes the eigenvectors of one random contraction times the inverse of a second one.
     """
     one, other = np.random.default_rng(seed).standard_normal((2, len(tensor)))
     ratio = np.linalg.solve((tensor @ other).T, (tensor @ one).T).T

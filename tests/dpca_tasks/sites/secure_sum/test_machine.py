@@ -221,7 +221,7 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
 def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
     """Tell site a that e shared nothing, and all others that e did: no site may release a share.
 
-    Their signed transcripts differ.
+    The transcripts that the sites sign differ.
     """
     scene = world.scene()
     machines, frames, _ = shared(world, scene)
@@ -364,7 +364,7 @@ def test_the_set_is_on_disk_before_a_share_leaves(world):
     assert answer[5] == OpeningShares.kind
 
 
-# --- the machine ---
+# --- the state machine of a site: log, errors and size limits ---
 
 
 def test_refusals_are_logged_without_content(world, caplog):

@@ -161,7 +161,8 @@ def test_shares_of_too_few_or_of_two_secrets_give_another_value_or_are_refused()
     one, other = (split(bytes([at]) * 32, threshold=3, places=5) for at in (1, 2))
     for held in ({1: one[0], 2: one[1]}, {1: one[0], 2: one[1], 3: other[2]}):
         found = b""
-        with contextlib.suppress(MessageRefused):  # a wrong secret is refused unless it is one of 297 values in 2^256
+        # a wrong secret is refused if it is one of the 297 field elements that do not fit 256 bits
+        with contextlib.suppress(MessageRefused):
             found = recover(held)
         assert found != bytes([1]) * 32
 
