@@ -1,1 +1,1 @@
-"""Reproductions of published and expected numbers: one module per paper, run by ``python -m papers NAME``."""
+"""Programs that repeat experiments of papers and compare the numbers; run one with ``python -m papers NAME``."""

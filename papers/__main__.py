@@ -1,8 +1,11 @@
-"""Command-line reproduction of a paper's numbers, ``python -m papers NAME``; each check states its tolerance.
+"""The command ``python -m papers NAME``, which repeats the experiments of a paper and checks the numbers.
 
-Each paper module of this folder becomes a command. It runs the module's function ``reproduce``, with the options of its
-signature and its docstring as help. Exit codes: 0 if no check fails, 1 if one fails or the input is refused (with a
-one-line message), 2 for a usage error. A run that is smaller than its checks expect does not judge them.
+Each module of this folder becomes a command. The command calls the function ``reproduce`` of the module. The options
+come from the signature of this function, and the help text from its docstring. Checks are for runs of the default size;
+a smaller run reports them as *not judged*.
+
+Exit codes: 0 if no check fails, 1 if a check fails or the input is refused (with a one-line message), 2 for a usage
+error.
 """
 
 import inspect
@@ -33,7 +36,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def command_of(reproduce: Callable[..., Report]) -> Callable[..., None]:
-    """Return the command of a paper, which calls its function, prints the report (``--json``: as JSON) and exits."""
+    """Return a command that calls a paper's ``reproduce``, prints the report (``--json``: as JSON) and exits."""
 
     @wraps(reproduce)
     def command(*, as_json: bool, **options: Any) -> None:
@@ -63,7 +66,7 @@ def print_report(found: Report, *, as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; for a named paper, only its module is imported."""
+    """Run the command ``papers``, and return its exit code; for a named paper, import only the module of this paper."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback()(lambda: None)

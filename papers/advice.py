@@ -1,19 +1,20 @@
-"""A comparison of the advisor's warnings, expected variances and first choices with runs of all mechanisms.
+"""Check the predictions of ``dpca mechanism advise`` against actual releases by all mechanisms.
 
-Every private mechanism runs at three epsilons and two numbers of components, on real and on made rows. The advisor
-receives what a user would declare: the numbers of rows and features, and the leading shares of the total variance,
-rounded. Each data set states the relation of its neighbours; the local mechanism has its own.
+Every private mechanism runs at three epsilons and with two numbers of components, on real and on synthetic rows. The
+advisor gets what a user would declare: the numbers of rows and features, and the rounded leading shares of the total
+variance. Each data set has a fixed neighboring relation; the local mechanism has its own relation.
 
-- A *warning* is "expect noise". It is false if runs capture more than what counts as noise: `RANDOM` times what random
-  directions capture, or `BARELY` more. Three standard errors are added, of the runs or of random directions.
-- A *predicted interval* misses if the mean of the runs is more than `TOLERANCE` outside.
+- A *warning* is the verdict "expect noise". It is false if releases capture more than noise would. Noise captures at
+  most `RANDOM` times the variance that random directions capture, or at most `BARELY` more. Three standard errors, of
+  the releases or of random directions, are added to this limit.
+- A *predicted interval* is missed if the mean of the releases is more than `TOLERANCE` outside.
 
-Rows of the made data are uniform on the sphere (flat), in ten strong directions (spikes), or from the model of the
-DPS-PCA paper (sparse). A quick run has one draw and six data sets. A full run has three draws, and MNIST and Reuters,
-without mechanisms that take minutes a run there.
+The synthetic rows are uniform on the sphere (flat), in ten strong directions (spikes), or from the model of the DPS-PCA
+paper (sparse). A quick run has one draw of each release and six data sets. A full run has three draws, and adds MNIST
+and Reuters; mechanisms that take minutes per run are left out there.
 
-Sparse text of 72,309 by 20,958 is too wide to form a matrix. Its noisy operator is instead applied with noise
-regenerated from a seed, tile by tile, at each application.
+Synthetic text of 72,309 rows and 20,958 columns is too wide to form its second moment. There, the noisy second moment
+is applied to vectors instead, with noise that is drawn again from a seed, tile by tile, for each product.
 """
 
 import hashlib
@@ -72,7 +73,7 @@ _TEXT_SEED, _TILE, _PASSES, _WIDTH, _FOUND = 5, 2_048, 12, 18, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Rows with their second moment, and the requests that are made on them."""
+    """A data set with its second moment, and the relation, numbers of components and mechanisms to run on it."""
 
     data: str
     rows: Rows
@@ -85,7 +86,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A mechanism at an epsilon and a number of components, with its advice and what its runs captured."""
+    """One mechanism at one epsilon and number of components: the advice, and the captured variance of each run."""
 
     data: str
     n_components: int
@@ -96,34 +97,34 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell's data, number of components, epsilon and mechanism as text."""
+        """The data set, number of components, epsilon and mechanism as text."""
         return f"{self.data} k={self.n_components} epsilon={self.epsilon:g} {self.advice.plan.mechanism}"
 
     @property
     def mean(self) -> float:
-        """The mean of the runs, relative to the best k."""
+        """The mean captured variance of the runs, divided by that of the best k directions."""
         return float(np.mean(self.captured))
 
     @property
     def error(self) -> float:
-        """The standard error of the mean, at least that of random directions."""
+        """The standard error of the mean captured variance; at least the standard error for random directions."""
         own = float(np.std(self.captured, ddof=1)) if len(self.captured) > 1 else 0.0
         return max(own, self.random_error) / math.sqrt(len(self.captured))
 
     @property
     def is_noise(self) -> bool:
-        """True if the runs were no better than what counts as noise, within three standard errors."""
+        """True if the runs captured no more than noise would, within three standard errors."""
         random = self.advice.expected.random
         return self.mean <= max(RANDOM * random, random + BARELY) + _ERRORS * self.error
 
     @property
     def outside(self) -> float:
-        """The distance of the mean from the predicted interval."""
+        """The distance of the mean captured variance from the predicted interval; 0 inside."""
         low, high = self.advice.expected.captured
         return max(low - self.mean, self.mean - high, 0.0)
 
     def facts(self) -> dict[str, Any]:
-        """Return the cell as a row of the grid."""
+        """Return the results as a row of the report's table ``grid``."""
         expected = self.advice.expected
         return {
             "data": self.data,
@@ -169,7 +170,7 @@ def reproduce(
 
 
 def _loaders(data: Path, *, full: bool) -> tuple[dict[str, Callable[[], Setting]], list[str]]:
-    """Return loaders of the data sets, and the reasons why others are left out."""
+    """Return functions that load the data sets, and the reasons why other data sets are left out."""
     small, left_out = available(data, "a9a", "digits", "breast cancer")
     found: dict[str, Callable[[], Setting]] = {name: partial(_setting_of, name, load) for name, load in small.items()}
     found |= {
@@ -195,12 +196,12 @@ def _setting_of(data: str, load: Callable[[], Rows], **terms: Any) -> Setting:
 
 
 def flat_rows() -> Matrix:
-    """Return rows in uniformly random directions."""
+    """Return synthetic rows of norm 1 in uniformly random directions."""
     return unit_rows(np.random.default_rng(_SEED).standard_normal((_ROWS, _FEATURES)))
 
 
 def spiked_rows() -> Matrix:
-    """Return rows with ten directions of twenty times the variance of the others: a large eigengap after the tenth."""
+    """Return synthetic rows in which ten directions have twenty times the variance of all others."""
     rng = np.random.default_rng(_SEED)
     stds = np.where(np.arange(_FEATURES) < _SPIKES, math.sqrt(20.0), 1.0)
     turned = orthonormal(rng.standard_normal((_FEATURES, _FEATURES)))
@@ -234,7 +235,7 @@ def _checks(loaders: dict[str, Callable[[], Setting]], grid: list[dict[str, Any]
 
 
 def _cells(setting: Setting, n_components: int, epsilon: float, *, draws: int) -> Iterator[Cell]:
-    """Get advice on a request and run each mechanism, in the order of the advice."""
+    """Get the advice for a data set and run each mechanism, in the order in which the advice ranks them."""
     n, order = setting.rows.shape
     declared = ",".join(f"{share:.{DIGITS}g}" for share in setting.values[:DECLARED] / setting.values.sum())
     target, source = PrivacyTarget(epsilon=epsilon, delta=DELTA), ArrayBlocks(setting.rows)
@@ -262,7 +263,7 @@ def _cells(setting: Setting, n_components: int, epsilon: float, *, draws: int) -
 
 
 def _spread_of_random(values: Matrix, n_components: int) -> float:
-    """Return the std of the captured variance of random directions, which is the same for any eigenvectors."""
+    """Return the std of the variance that random directions capture; it depends only on the eigenvalues."""
     rng = np.random.default_rng(_SEED)
     guesses = [orthonormal(rng.standard_normal((len(values), n_components))) for _ in range(_GUESSES)]
     return float(np.std([float(values @ (each**2).sum(axis=1)) for each in guesses]) / values[:n_components].sum())
@@ -273,7 +274,7 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def check_wide_text() -> Iterator[Check]:
-    """Check that pure noise is predicted as such, and that the recommended epsilon finds a signal."""
+    """Check the advice for wide text: that it predicts pure noise, and recommends an epsilon that finds a signal."""
     rows = made_text(TEXT_FEATURES).rows
     values = eigsh(rows.T @ rows, k=DECLARED, return_eigenvectors=False, tol=1e-3)[::-1]
     random = _COMPONENTS / TEXT_FEATURES * TEXT_RECORDS / float(values[:_COMPONENTS].sum())
@@ -308,7 +309,10 @@ def check_wide_text() -> Iterator[Check]:
 
 
 def _captured_of_text(rows: sparse.csr_array, values: Matrix, std: float) -> float:
-    """Return the variance captured by the leading directions of the noisy operator, over that of the best k."""
+    """Return the variance captured by the leading directions of the noisy second moment, relative to the best k.
+
+    The second moment is not formed: its noise has standard deviation ``std`` and is drawn again for each product.
+    """
     rng = np.random.default_rng(_TEXT_SEED)
     block = orthonormal(rng.standard_normal((rows.shape[1], _WIDTH)))
     krylov: list[Matrix] = []
@@ -327,7 +331,7 @@ def _captured_of_text(rows: sparse.csr_array, values: Matrix, std: float) -> flo
 
 
 def _noise_times(block: Matrix) -> Matrix:
-    """Multiply columns by isotropic noise, regenerated from its seed, with std 1 off the diagonal."""
+    """Multiply columns by a symmetric noise matrix, which is drawn from a seed and has std 1 off the diagonal."""
     order, narrow = len(block), block.astype(np.float32)
     product = np.zeros(block.shape)
     for first in range(0, order, _TILE):

@@ -1,10 +1,11 @@
-"""A comparison board of all dpca mechanisms, two libraries and three published covariance methods on real data.
+"""A comparison of all dpca mechanisms, two libraries and three published covariance methods on real data (the board).
 
-All methods protect one replaced row of norm at most 1, with the number of rows public, at the same epsilon. Methods
-that are not pure have the same delta. The variance that each method captures is compared with that of the best k
-directions. Each method runs in a single-threaded child process with a limit on processor time, so "does not finish" is
-a possible result. The data are public, so nothing is charged. ``python -m papers.board`` is the child process that runs
-the dpca mechanisms and the published methods.
+At each epsilon, all methods protect one replaced row of norm at most 1, with a public number of rows. Methods whose
+delta is not 0 have the same delta. The result is the captured variance, relative to the best k directions.
+
+Each method runs in a child process with one thread and a limit on processor time, so a method may not finish. The data
+are public, so nothing is charged. ``python -m papers.board`` starts the child process for the dpca mechanisms and the
+published methods.
 """
 
 import json
@@ -54,7 +55,8 @@ PEERS = Path(".venv-peers/bin/python")
 class Contestant:
     """A method on the board.
 
-    `request` adds fields to the child's request. `pure` states that the method claims delta 0.
+    ``request`` has additional fields of the request to the child process. ``pure`` states that the method claims
+    delta 0.
     """
 
     name: str
@@ -149,7 +151,10 @@ def reproduce(
 
 
 def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
-    """Return the facts of a data set for the page; ``random`` is the share captured by a random subspace."""
+    """Return the facts of a data set that the page states, such as its size.
+
+    ``random`` is the share of the variance that a random subspace captures, relative to the best.
+    """
     n, d = rows.shape
     values = np.linalg.eigvalsh(second_moment(rows))[::-1]
     best, k = float(values[: each.n_components].sum()), each.n_components
@@ -160,9 +165,10 @@ def _facts(each: DataSet, rows: sparse.csr_array) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The settings of a run.
+    """The settings of a board.
 
-    They are the libraries' Python, the epsilons in order, and the number of runs and the seconds of each cell.
+    They are the Python interpreter of the libraries, the epsilons in increasing order, and the limits for each cell on
+    the number of runs and on processor seconds. A cell is one method at one epsilon on one data set.
     """
 
     python: Path | None
@@ -172,7 +178,7 @@ class _Request:
 
 
 def _cells(rows: sparse.csr_array, facts: dict[str, Any], requested: _Request, kept: Path | None) -> Iterator[Cell]:
-    """Iterate over the cells of a data set."""
+    """Run every method at every epsilon on a data set, and yield the results; reuse results in the file ``kept``."""
     known = {} if kept is None or not kept.exists() else dict(map(_known, kept.read_text().splitlines()))
     moment, best = second_moment(rows), facts["share"] * facts["n_records"]
 
@@ -217,7 +223,7 @@ def _known(line: str) -> tuple[tuple[Any, ...], Cell]:
 
 
 def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cell:
-    """Return the fields of a cell that are known before it is run."""
+    """Return the fields of a result that are known before a method runs, such as its claimed delta."""
     sizes = {name: facts[name] for name in ("n_components", "n_features", "n_records")}
     bound, true = true_epsilon(contestant, epsilon=epsilon, **sizes)
     cell = {"data": facts["name"], "method": contestant.name, "group": contestant.group, "epsilon": epsilon}
@@ -225,7 +231,7 @@ def _claim(contestant: Contestant, facts: dict[str, Any], epsilon: float) -> Cel
 
 
 def _outcome(call: Callable[..., Answer], captured: Callable[[Matrix], float], requested: _Request) -> Cell:
-    """Run a cell repeatedly, up to the requested number of runs and within the time limit."""
+    """Run a method up to the requested number of times within the time limit, and return the measured fields."""
     found, seconds = list[float](), list[float]()
     while len(found) < requested.runs and sum(seconds) * (1 + 1 / max(len(seconds), 1)) <= requested.limit:
         try:
@@ -256,7 +262,7 @@ def _comparisons(name: str, cells: Sequence[Cell]) -> Iterator[Check]:
 def true_epsilon(
     contestant: Contestant, *, epsilon: float, n_components: int, n_features: int, n_records: int
 ) -> tuple[Bound, float]:
-    """Bound a method's actual epsilon for one replaced record, at the delta of its claim."""
+    """Return a bound on the true epsilon of a method for one replaced record, at the delta that it claims."""
     shares = {"diffprivlib": epsilon / (n_components + 1), "OpenDP": 2 * epsilon / (3 * n_components)}
     if contestant.name in shares:
         share = shares[contestant.name]
@@ -280,7 +286,7 @@ def _blocks(path: str) -> ArrayBlocks:
 
 
 def run_ours(request: dict[str, Any]) -> Matrix:
-    """Plan and run a dpca mechanism, and refine its release if requested."""
+    """Plan and run a dpca mechanism, refine its release if requested, and return the directions."""
     source = _blocks(request["rows"])
     problem = Problem(
         n_features=source.n_features, clip_norm=1.0, relation="replace_one", records_at_most=source.n_records
@@ -294,7 +300,7 @@ def run_ours(request: dict[str, Any]) -> Matrix:
 
 
 def run_paper(request: dict[str, Any]) -> Matrix:
-    """Run a published covariance method."""
+    """Run a published covariance method, and return the directions."""
     return PAPERS[request["paper"]](
         rows_of(request["rows"]),
         n_components=request["k"],
@@ -308,35 +314,43 @@ SHORTEST = 0.01
 """The least number of seconds that a processor clock measures reliably."""
 HEAD = """# A board of private PCA on real data
 
-All mechanisms of dpca, two libraries and three published covariance methods, on public data. The whole page is
-generated by `python -m papers board --page FILE`.
+This page compares all mechanisms of dpca, two libraries and three published covariance methods on public data. The
+whole page is generated by `python -m papers board --page FILE`.
 
-**All methods protect the same unit**: one replaced row of norm at most 1, with a public number of rows. Methods that
-are not pure have delta {delta:g}. *Captured* is the captured variance divided by the most that as many directions can
-capture: 1 is optimal; the value of a random subspace is above each table. It is the mean of up to {runs} runs (± their
-standard deviation), of which a cell may take {limit:g} s of processor time on one thread; *s* is the processor time of
-the shortest run, without the first one's load of code. A method that did not finish was not tried at a larger epsilon
-on the same data.
+**All methods protect the same unit**: one replaced row of norm at most 1, with a public number of rows. Methods whose
+delta is not 0 have delta {delta:g}.
+
+**The column of an epsilon (ε)** has the captured variance, divided by the most that as many directions can capture. So
+1 is optimal. The text above each table states the value of a random subspace. The number is the mean of up to {runs}
+runs (± their standard deviation). All runs together may take {limit:g} s of processor time on one thread. A method that
+did not finish was not tried at a larger epsilon on the same data.
+
+**The column s** has the processor seconds of the shortest run, without loading code.
 
 **Does not finish** means that one run needs more than {limit:g} s of processor time. *diffprivlib* and *OpenDP* reject
-almost every draw, so more time does not help. All others that do not finish decompose or multiply dense d x d matrices
-several times, at about `d^3` operations each: 5e8 with 784 columns, 8e9 with 2,000. With more time they finish.
+almost every draw, so more time does not help. The other methods decompose or multiply dense d x d matrices several
+times, with about `d^3` operations each: 5e8 with 784 columns, 8e9 with 2,000. With more time they finish.
 
-**Gives** is the actual epsilon of a method, at the delta of its claim: at most (≤) or at least (≥) this value.
+**The column "gives"** has the true epsilon of a method, at the delta of its claim: at most (≤) or at least (≥) this
+value. It differs from the requested epsilon for these reasons:
 
-- *dpca* calibrates for the replaced row exactly, or by a proved bound.
-- *diffprivlib* and *OpenDP* draw eigenvectors by rejection, with the power of the accept test on the wrong side. So
-  almost nothing is accepted, and the distribution of accepted draws costs more than the intended mechanism
-  (`dpca mechanism truth`). The tables state only the loss of the first direction, for the same number of rows along two
-  axes, and for OpenDP with a known mean. OpenDP itself charges a replaced row twice the requested epsilon.
-- *Amin et al. 2019* charge twice the cost of an eigenvector, so the actual epsilon is below the requested one.
-- *CoinPress 2020* assumes normal rows and needs a public bound of the largest eigenvalue of their covariance;
-  here it gets the largest eigenvalue of the data, rounded up to a power of two, which an owner of private data does
-  not have. All its noise is Gaussian, and converted to epsilon exactly.
-- *Dong et al. 2022* are also accounted for exactly, which needs less noise than their zCDP analysis.
+- *dpca* is calibrated for the replaced row, exactly or by a proved bound.
 
-These three are implemented from their papers (`papers/lib/covariances.py`), run only on public data, and are not
-mechanisms of dpca.
+- *diffprivlib* and *OpenDP* draw eigenvectors by rejection sampling, with an error in the acceptance ratio. So they
+  accept almost no draw, and the accepted draws cost more than the intended mechanism (`dpca mechanism truth`). The
+  stated bound counts only the loss of the first direction, for data with the same number of rows along two axes. For
+  OpenDP, it also assumes a known mean. OpenDP itself charges a replaced row twice the requested epsilon.
+
+- *Amin et al. 2019* count twice the true cost of an eigenvector, so the true epsilon is below the requested epsilon.
+
+- *CoinPress 2020* assumes normal rows, and needs a public bound on the largest eigenvalue of their covariance. Here it
+  gets the largest eigenvalue of the data, rounded up to a power of two. An owner of private data does not have such a
+  bound. All its noise is Gaussian, and is converted to epsilon exactly.
+
+- *Dong et al. 2022* are also accounted for exactly, which needs less noise than the zCDP analysis in their paper.
+
+The last three methods are implemented from their papers in `papers/lib/covariances.py`. They run only on public data,
+and are not mechanisms of dpca.
 """
 
 
@@ -349,7 +363,7 @@ def page_of(
     runs: int,
     limit: float,
 ) -> str:
-    """Return the page as Markdown."""
+    """Return the page of the board as Markdown."""
     parts = [HEAD.format(delta=delta, runs=runs, limit=limit)]
     if left_out:
         parts.append("Left out on this run:\n\n" + "".join(f"- {each}\n" for each in left_out))
@@ -358,14 +372,14 @@ def page_of(
 
 
 def _section(facts: Mapping[str, Any], cells: Sequence[Cell]) -> str:
-    """Return the heading and the table of a data set."""
+    """Return the section of the page for one data set: heading, facts and table."""
     epsilons = list(dict.fromkeys(cell["epsilon"] for cell in cells))
     lines = [
         f"## {facts['name']}\n",
         f"{facts['words']}: {facts['n_records']:,} rows, {facts['n_features']:,} columns, {facts['n_components']} "
-        f"components, which hold {facts['share']:.3f} of the variance; a random subspace captures "
-        f"{facts['random']:.3f}. CoinPress gets the bound that no eigenvalue of the covariance is above "
-        f"{facts['largest']:g}.\n",
+        f"components. The best components capture {facts['share']:.3f} of all variance. Relative to this, a random "
+        f"subspace captures {facts['random']:.3f}. CoinPress gets the public bound {facts['largest']:g} on the largest "
+        f"eigenvalue of the covariance.\n",
         "| method | delta |" + "".join(f" ε = {epsilon:g} | gives | s |" for epsilon in epsilons),
         "|---|---|" + "---:|---:|---:|" * len(epsilons),
         *_page_rows(cells, epsilons),

@@ -1,8 +1,8 @@
-"""Reproduction of capeAGN and its baselines on the topic and mixture models of its paper, in both sizes.
+"""Repeat the experiments on capeAGN and its baselines, on the topic and mixture models of its paper, in both sizes.
 
-The error is the mean distance of matched components, in which a missing component counts with its length. The published
-error, to the nearest component, is printed next to it; it decreases when noise hides components. Records and noise come
-from seeds, so everything runs in this process without charging a ledger.
+The error is the mean distance between matched estimated and true components. A missing component counts with its full
+length. The error of the paper, the distance to the nearest component, is printed too; it decreases when noise hides
+components. Records and noise come from seeds, so everything runs in this process and no ledger is charged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -107,7 +107,7 @@ def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
 
 
 def recovery_error(maker: Maker) -> float:
-    """Return the largest entrywise error of the components and weights recovered from population moments."""
+    """Recover components and weights from exact moments of the model, and return the largest error of an entry."""
     components, weights = maker.components(draw=0)[::-1], maker.weights[::-1]
     moment = (components.T * weights) @ components
     if maker.model == "topics":
@@ -157,7 +157,10 @@ def _errors(rows: Sequence[dict[str, Any]], maker: Maker) -> Iterator[Check]:
 
 
 def tensor_sweeps(maker: Maker, *, draws: int) -> list[dict[str, Any]]:
-    """Return mean errors along epsilon, delta and records, over draws of components, records and noise."""
+    """Return mean errors for several values of epsilon, of delta and of the number of records.
+
+    The means are over draws of components, records and noise.
+    """
     return mean_rows([list(_rows(maker, draw=draw)) for draw in range(draws)], MEASURES)
 
 
@@ -188,7 +191,7 @@ def _cell(
     delta: float = DELTA,
     arms: Sequence[str] = ARMS,
 ) -> Iterator[dict[str, Any]]:
-    """Run the arms on a draw, and iterate over the rows of the table."""
+    """Run the compared methods (arms) on one draw of records, and yield a row of the table for each."""
     maker = sites.maker
     truth = maker.components(draw=sites.draw)
     for arm in arms:

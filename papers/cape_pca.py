@@ -1,9 +1,12 @@
-"""Reproduction of capePCA and its baselines on its authors' generator, MNIST and COVTYPE, and of the claims on CAPE.
+"""Repeat the experiments on capePCA and its baselines, and check the claims on CAPE.
 
-The authors divide all rows by their largest norm, which is not private. Here each row is scaled to norm 1 individually.
-`papers.lib.sites.PRINTED` and `papers.lib.sites.RESCALED` use the scaling of the authors, the first with the printed
-noise. An energy is ``tr(V^T Sigma V)``. Rows and noise come from seeds, so everything runs in this process on arrays
-without charging a ledger.
+The data are synthetic rows from the generator of the paper's authors, MNIST and COVTYPE. The authors divide all rows by
+the largest norm of any row, which is not private. Here each row is divided by its own norm. Two compared methods use
+the scaling of the authors: `papers.lib.sites.PRINTED` with the printed noise, and `papers.lib.sites.RESCALED` with the
+noise of dpca.
+
+The energy of directions V is ``tr(V^T Sigma V)``. Rows and noise come from seeds, so everything runs in this process
+and no ledger is charged.
 """
 
 import itertools
@@ -169,7 +172,7 @@ def _checks(tables: dict[str, Rows], runs: int, images: Matrix | None, forest: M
 
 
 def _accounting(claims: Rows) -> Iterator[Check]:
-    """Check the joint epsilon of all messages with the printed noise, and the variance of the sum (Lemma 1)."""
+    """Check the true epsilon of all messages together with the printed noise, and the variance of the sum (Lemma 1)."""
     for colluders, epsilon in ((0, 1.39), (3, 1.55)):
         printed = Cape(sites=10, colluders=colluders, masks="gaussian", calibration="paper")
         got = printed.noise(scale=1 / mu_of(epsilon=1.0, delta=1e-5)).view_epsilon(1e-5)
@@ -192,7 +195,7 @@ def _accounting(claims: Rows) -> Iterator[Check]:
 
 
 def _proposition() -> Iterator[Check]:
-    """Check Proposition 1: the extremes over all sizes of four sites, and measured gains."""
+    """Check Proposition 1, on the gain of CAPE: its extremes over all sizes of four sites, and measured gains."""
     sites, total = 4, 24
     compositions = [[*cuts] for cuts in itertools.product(range(1, total), repeat=sites) if sum(cuts) == total]
     gains = [gain_over_equal_weights(sizes) for sizes in compositions]
@@ -211,7 +214,7 @@ def _proposition() -> Iterator[Check]:
 
 
 def equal_weights_ratio(sizes: Sequence[int], weights: Sequence[float], *, size: int = COORDINATES) -> float:
-    """Return the measured variance of a weighted mean of the sites' noised means, relative to pooled noise."""
+    """Return the variance of the noise in a weighted mean of noised site means, divided by that of pooled data."""
     rng = np.random.default_rng([_SEED, len(sizes)])
     mean = np.zeros(size)
     for records, weight in zip(sizes, weights, strict=True):
@@ -220,18 +223,19 @@ def equal_weights_ratio(sizes: Sequence[int], weights: Sequence[float], *, size:
 
 
 def printed_variances(required: Sequence[float], *, whole: float) -> dict[str, list[float]]:
-    """Return the solution of section 3.1: the variances of the local noise and of the other two, by site.
+    """Return the printed solution of section 3.1: for each site, the variances of its three parts of noise.
 
     Parameters
     ----------
     required : sequence of float
-        The variance ``w_s^2 tau_s^2`` of the noise that a message needs, in weighted units.
+        For each site s with weight ``w_s``, the variance ``w_s^2 tau_s^2`` of the noise that its message needs.
     whole : float
         The variance of the noise in the sum.
 
     Notes
     -----
-    The last site balances the others: its masks are the negative sum of theirs, whose equalities give its variance.
+    The masks of all sites add up to zero. So the mask of the last site is the negative sum of all other masks, and the
+    variance of this mask follows.
     """
     *others, last = required
     mask = (sum(required) - whole) / 2.0
@@ -241,9 +245,10 @@ def printed_variances(required: Sequence[float], *, whole: float) -> dict[str, l
 
 
 def _unequal(table: Rows) -> Iterator[Check]:
-    """Compare the printed solution for sites of different epsilons with the noise of the product.
+    """Compare the printed solution for sites with different epsilons with the noise of dpca.
 
-    The claim is that the sum has pooled noise and each message alone is private. A negative variance does not exist.
+    The paper claims that the sum has the noise of pooled data and that each message alone is private. If a variance in
+    the solution is negative, the solution does not exist.
     """
     for epsilons in ((1.0, 1.0), (0.5, 1.0), (1.0, 1.0, 1.0), (0.5, 1.0, 2.0), (1.0,) * 10, (2.0, 1.0, 0.5)):
         needed = [mu_of(epsilon=epsilon, delta=0.01) ** -2 for epsilon in epsilons]
@@ -264,7 +269,7 @@ def _unequal(table: Rows) -> Iterator[Check]:
 
 
 def _planned_variance(epsilons: Sequence[float]) -> float:
-    """Return the variance that a plan of the product states for the sum, over the squared sensitivity."""
+    """Return the variance of the noise in the sum, as planned by dpca, divided by the squared sensitivity."""
     sites = Sites(np.eye(4)[[0, 1] * len(epsilons)], [2] * len(epsilons))
     targets = [PrivacyTarget(epsilon=epsilon, delta=0.01, allow_large_delta=True) for epsilon in epsilons]
     released = subspace_of(CAPE, sites, targets, n_components=1, seed=0)
@@ -273,7 +278,7 @@ def _planned_variance(epsilons: Sequence[float]) -> float:
 
 
 def _communication(table: Rows) -> Iterator[Check]:
-    """Count bytes; the claim is that they grow as ``S D^2``."""
+    """Check the claim that a release sends a number of bytes proportional to ``S D^2``, for S sites and D features."""
     sizes: dict[str, dict[int, dict[str, int]]] = {"capePCA": {}, "capeAGN": {}}
     for features, components in SHAPES:
         for name, counted in (("capePCA", pca_bytes), ("capeAGN", agn_bytes)):
@@ -290,7 +295,7 @@ def _communication(table: Rows) -> Iterator[Check]:
 
 
 def _guarantees(table: Rows, model: Model, runs: int) -> Iterator[Check]:
-    """Check the three utility guarantees, with their constants, where the gap of the eigenvalues exceeds the noise."""
+    """Check the three utility guarantees of the paper with fixed constants, where the eigengap exceeds the noise."""
     k, d = model.n_components, model.n_features
     worst: dict[str, float] = {}
     drawn = (Sites(model.draw(_USUAL * RECORDS[-1], seed=run), [RECORDS[-1]] * _USUAL) for run in range(runs))
@@ -359,10 +364,10 @@ def _shares(rows: Rows, data: str) -> Iterator[Check]:
 
 
 def model_sweeps(model: Model, *, runs: int) -> Rows:
-    """Return mean energies on the model.
+    """Return mean captured energies on synthetic rows, for several values of one quantity at a time.
 
-    They are computed along epsilon, delta, records per site, the number of sites with fixed total records, and site
-    sizes.
+    The varied quantities are epsilon, delta, the records per site, the number of sites with a fixed total number of
+    records, and the sizes of the sites.
     """
     truth = Truth(data="model", moment=np.diag(model.variances), n_components=model.n_components)
 
@@ -386,7 +391,7 @@ def model_sweeps(model: Model, *, runs: int) -> Rows:
 
 
 def real_sweep(name: str, rows: Matrix, *, runs: int, n_components: int) -> Rows:
-    """Return mean energies on real rows along epsilon, with ten sites of equal size."""
+    """Return mean captured energies on real rows for several epsilons, with ten sites of equal size."""
     sites = Sites(rows, [len(rows) // _USUAL] * _USUAL)
     truth = Truth(data=name, moment=rows.T @ rows / len(rows), n_components=n_components)
 

@@ -1,12 +1,12 @@
-"""Reproduction of published numbers of continual release, and nightly estimates of a9a.
+"""Check published numbers on continual release against the streams of dpca, and release nightly subspaces of a9a.
 
-The numbers are sensitivities, factors and exact events.
+The checked numbers are sensitivities, noise factors and exact events. The published numbers are for exact coefficients;
+streams use nearby integer weights. The name of a check states this where it matters. The a9a data are public and all
+keys come from seeds, so nothing is charged.
 
-The published numbers are for exact coefficients, whereas streams use nearby integers; the names of checks state this
-where it matters. a9a is public and all keys come from seeds, so nothing is charged.
-
-A buffered linear Toeplitz matrix (BLT) is included for comparison. Its weights are
-``c = prod(1 - g_i z) / prod(1 - h_i z)``, and a few buffers replace all stored answers. The product does not use it.
+A buffered linear Toeplitz matrix (BLT) is included for comparison; dpca does not use it. It replaces the stored answers
+of all nights by a few buffers. Its weights are the coefficients of the generating function
+``c(z) = prod(1 - g_i z) / prod(1 - h_i z)``.
 """
 
 import hashlib
@@ -138,7 +138,7 @@ def _check_nights(runs: int) -> Iterator[Check]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Nights:
-    """Rows that arrive over some nights, in random order and in equal numbers per night.
+    """A simulated stream: rows arrive over a number of nights, in random order and in equal numbers per night.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ class Nights:
         return np.asarray(np.arange(n_rows) * self.ticks // n_rows + 1)
 
     def released(self, tick: int) -> Matrix:
-        """Release a tick through the curator, with a key from the seed."""
+        """Return the noised answer of one night (tick), released through the curator with a key from the seed."""
         here = int(np.searchsorted(self.arrived, tick, side="right"))
         source = ArrayBlocks(self.ordered[:here], first_seen=self.arrived[:here])
         key = hashlib.sha256(f"continual {self.ticks} {self.run} {tick}".encode()).digest()
@@ -186,12 +186,12 @@ class Nights:
         return release_tick(Curator(source, reservation), self.plan, self.query(tick))
 
     def query(self, tick: int) -> StreamedMoment:
-        """Return the query of a tick."""
+        """Return the weighted second moment that is released on one night (tick)."""
         arrivals = tuple(range(1, tick + 1))
         return tick_query(self.plan, weights=self.weights, horizon=self.ticks, tick=tick, arrivals=arrivals)
 
     def moments(self) -> Iterator[Matrix]:
-        """Iterate over the true second moments of all rows that arrived up to each night."""
+        """For each night, yield the exact second moment of all rows that have arrived so far."""
         total = np.zeros((self.rows.shape[1],) * 2)
         for tick in range(1, self.ticks + 1):
             first, last = np.searchsorted(self.arrived, [tick, tick + 1])
@@ -201,11 +201,13 @@ class Nights:
 
 
 def captured(nights: Nights) -> dict[str, float]:
-    """Return the mean over nights of the share of the best captured variance, by arm.
+    """Return the captured variance relative to the best subspace, as a mean over nights, for each method.
 
-    The arms are ``stream``, which runs the whole program; ``independent releases``, one per night with equal noise; and
-    ``tree``, the best estimator on a complete binary tree. For ``independent releases`` and ``tree``, the noise of the
-    estimate is drawn from a seed.
+    - ``stream`` releases every night with the code of dpca.
+    - ``independent releases`` adds equal noise every night.
+    - ``tree`` uses the best estimator on a complete binary tree.
+
+    For the last two methods, only the noise of the estimate is simulated, from a seed.
     """
     rng = np.random.default_rng((nights.run, nights.ticks, 1))
     alone = nights.plan.noise_multiplier * nights.clip_norm**2
@@ -234,20 +236,24 @@ def captured(nights: Nights) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffered:
-    """A BLT with poles h and zeros g of its weights c, and the prefix-sum multipliers of the poles 1 and g."""
+    """A buffered linear Toeplitz matrix (BLT).
+
+    ``poles`` and ``zeros`` are the h and g of the generating function ``c = prod(1 - g_i z) / prod(1 - h_i z)``. The
+    multipliers belong to the poles 1 and g of the function ``1 / ((1 - z) c)``, which gives prefix sums.
+    """
 
     poles: tuple[float, ...]
     zeros: tuple[float, ...]
     multipliers: tuple[float, ...]
 
     def weights(self, ticks: int) -> Series:
-        """Return the first coefficients of c."""
+        """Return the first coefficients of the generating function c, which weight the records by age."""
         above = np.zeros(ticks)
         above[: len(self.zeros) + 1] = np.poly(self.zeros)
         return divided(above, np.asarray(np.poly(self.poles), np.float64))
 
     def prefix(self, inputs: Matrix) -> Matrix:
-        """Return the output of the buffers for inputs of shape (ticks, ...), which is the noise of prefix sums."""
+        """Return the noise of the prefix sums, computed by the buffers from the noise of each tick (ticks, ...)."""
         decay = np.array([1.0, *self.zeros])
         buffers = np.zeros((len(decay), *inputs.shape[1:]))
         found = np.empty_like(inputs)
@@ -266,7 +272,7 @@ THREE = Buffered(
 
 
 def exact_multipliers(blt: Buffered) -> Buffered:
-    """Return a BLT whose multipliers are computed from its poles and zeros, to the last bits."""
+    """Return a copy of a BLT whose multipliers are computed from the poles and zeros to full precision."""
     poles = np.array([1.0, *blt.zeros])
     found = [
         np.prod(1.0 - np.array(blt.poles) / pole) / np.prod(1.0 - np.delete(poles, at) / pole)

@@ -1,6 +1,6 @@
-"""Reproduction of the gain of refining at equal privacy, and checks of the quality that a release states.
+"""Measure how much refinement improves released directions, and check the quality that a release states.
 
-Noise is drawn from seeds on exactly known second moments, so that every number is reproducible. The data are public, so
+Noise from seeds is added to exactly known second moments, so that every number is reproducible. The data are public, so
 nothing is charged.
 """
 
@@ -47,10 +47,10 @@ _COVERAGE, _UNREFINED, _ROUNDING = 0.93, 0.8, 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Expected captured variances for a second moment, as means of five draws; 1 is the best k directions.
+    """Expected captured variances on one data set, relative to the best k directions, as means over five draws.
 
-    ``captured`` has one value for each of `ARMS`. ``floor`` is the least value accepted for ``auto``. ``unguarded`` is
-    the tolerance of all methods but ``auto``. Both are optional.
+    ``captured`` has one value for each refinement method in `ARMS`. ``floor`` is the smallest accepted value for the
+    method ``auto``. ``unguarded`` is the tolerance for all other methods. Both are optional.
     """
 
     data: str
@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The data, k and epsilon as text."""
+        """The data set, the number k of components and epsilon as text."""
         return f"{self.data} k={self.n_components} epsilon={self.epsilon}"
 
 
@@ -79,7 +79,7 @@ CELLS = (
     Cell("mnist 5,000", 10, 0.1, (0.5409, 0.5741, 0.5754, 0.5783, 0.5765), tolerance=0.03),
     Cell("mnist 5,000", 10, 0.3, (0.6409, 0.7006, 0.7058, 0.7185, 0.7169), tolerance=0.02),
     Cell("mnist 5,000", 10, 1.0, (0.8629, 0.9164, 0.9221, 0.9289, 0.9289), tolerance=0.01),
-    # One component of Reuters is above the noise, and the next ones are at its edge, so draws of eb vary widely. In 15
+    # On Reuters, one component is above the noise edge and the next are near it, so draws of `eb` vary widely. In 15
     # draws eb captures .628 with a deviation of .03, and spikes .636. So a mean of five is off by .014, also in the
     # table.
     Cell("reuters", 10, 0.1, (0.3820, 0.6449, 0.6515, 0.7051, 0.7051), tolerance=0.0151, unguarded=0.03, floor=0.69),
@@ -122,23 +122,23 @@ def _checks(runs: int, fetched: Mapping[str, Callable[[], sparse.csr_array]]) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draw:
-    """A noisy second moment, and the same moment without noise."""
+    """One draw of noise: a noisy second moment, and the same second moment without noise."""
 
     second_moment: Matrix
     moment: NoisyMoment
     n_components: int
 
     def captured(self, rows: Matrix) -> float:
-        """Return the variance that the rows capture, relative to the best k directions."""
+        """Return the variance that directions (given as rows) capture, divided by that of the best k directions."""
         return self.held(rows) / self.most
 
     def held(self, rows: Matrix) -> float:
-        """Return the variance that the rows capture."""
+        """Return the variance that directions (given as rows) capture, in the second moment without noise."""
         return held_variance(self.second_moment, rows)
 
     @property
     def above_noise(self) -> int:
-        """The number of eigenvalues above the noise."""
+        """The number of eigenvalues above the noise edge."""
         values = np.linalg.eigvalsh(self.moment.matrix) / self.moment.noise_std
         return above_edge(values, edge=edge_quantile(len(values)))
 
@@ -149,7 +149,7 @@ class Draw:
 
 
 def _noise_std(epsilon: float) -> float:
-    """Return the off-diagonal noise std of a release of rows of norm 1."""
+    """Return the std of off-diagonal noise entries in a released second moment of rows of norm 1."""
     return gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA) / math.sqrt(2.0)
 
 
@@ -162,7 +162,10 @@ def _draws(second_moment: Matrix, n_components: int, runs: int, epsilon: float =
 
 
 def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]:
-    """Compare each method's captured variance with the table, and that of auto with its floor and the best method."""
+    """Compare the captured variance of each refinement method with the expected value.
+
+    The method ``auto`` is also compared with its floor and with the best method.
+    """
     captured: dict[str, list[float]] = {method: [] for method in REQUESTS}
     above = []
     for draw in _draws(second_moment, cell.n_components, runs, cell.epsilon):
@@ -181,7 +184,7 @@ def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]
 
 
 def _check_control(name: str, second_moment: Matrix, n_components: int, runs: int) -> Check:
-    """Compare auto with none on a moment that refining cannot improve."""
+    """Check that the method ``auto`` is as good as no refinement on a second moment that cannot be improved."""
     gains = []
     for draw in _draws(second_moment, n_components, runs):
         auto, none = (refine(draw.moment, n_components=n_components, method=m) for m in ("auto", "none"))
@@ -190,7 +193,7 @@ def _check_control(name: str, second_moment: Matrix, n_components: int, runs: in
 
 
 def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: int) -> Iterator[Check]:
-    """Count the draws in which the lower bounds hold, and check the sum of ratios."""
+    """Check in how many draws the stated lower bounds of quality hold, and the sum of explained variance ratios."""
     held, sums = {"captured": 0, "share": 0, "captured variance": 0}, []
     for draw in _draws(second_moment, n_components, runs):
         refinement = refine(draw.moment, n_components=n_components)
@@ -204,7 +207,7 @@ def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: i
 
 
 def _bounds_hold(draw: Draw, rows: Matrix, shown: Assessment) -> dict[str, bool]:
-    """Compare each lower bound with the truth; an unstated bound counts as held."""
+    """Return for each stated lower bound of quality whether it holds; a bound that is not stated counts as holding."""
     held, trace = draw.held(rows), float(np.trace(draw.second_moment))
     return {
         "captured": (shown.captured_low or 0.0) <= held,
@@ -214,12 +217,12 @@ def _bounds_hold(draw: Draw, rows: Matrix, shown: Assessment) -> dict[str, bool]
 
 
 def flat_signal() -> Matrix:
-    """Return a signal of order 512, whose three components have loadings of equal magnitude."""
+    """Return a synthetic second moment of 512 features, whose three components have loadings of equal magnitude."""
     return _signal(hadamard(512)[:, [0, 5, 77]] / math.sqrt(512), 6000, 2500, 1500)
 
 
 def giant_signal() -> Matrix:
-    """Return a signal of order 400, with two single features and one common level of all features."""
+    """Return a synthetic second moment of 400 features, with two components of one feature and one of all features."""
     columns = np.zeros((400, 3))
     columns[0, 0] = columns[1, 1] = 1.0
     columns[:, 2] = 1.0 / math.sqrt(400)
@@ -227,12 +230,12 @@ def giant_signal() -> Matrix:
 
 
 def low_rank_signal() -> Matrix:
-    """Return a signal of order 300, with four random directions."""
+    """Return a synthetic second moment of 300 features, with four components in random directions."""
     return _signal(orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal((300, 4))), 8000, 4000, 2000, 1000)
 
 
 def few_features() -> Matrix:
-    """Return a signal of order 1,000, with five components on 20 random features each."""
+    """Return a synthetic second moment of 1,000 features, with five components on 20 random features each."""
     rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((1000, 5))
     for column in columns.T:
         column[rng.choice(1000, 20, replace=False)] = rng.standard_normal(20)
@@ -240,7 +243,10 @@ def few_features() -> Matrix:
 
 
 def avoiding() -> Matrix:
-    """Return a signal of order 600, whose strong component shares features with only one of three weak components."""
+    """Return a synthetic second moment of 600 features, with one strong and three weak components.
+
+    The strong component shares features with only one of the weak components.
+    """
     rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((600, 4))
     columns[:300, [0, 3]] = rng.standard_normal((300, 2))
     columns[300:, [1, 2]] = rng.standard_normal((300, 2))
@@ -248,7 +254,10 @@ def avoiding() -> Matrix:
 
 
 def ruinous(noise_std: float) -> Matrix:
-    """Return a signal that unguarded refining ruins: one strong component on 40 features, six weak ones on 360."""
+    """Return a synthetic second moment on which refinement without scoring does harm.
+
+    It has one strong component on 40 features, and six weak components on 360 other features.
+    """
     rng, columns = np.random.default_rng(_SIGNAL_SEED), np.zeros((400, 7))
     columns[:40, 0] = rng.standard_normal(40)
     columns[40:, 1:] = rng.standard_normal((360, 6))
@@ -257,7 +266,7 @@ def ruinous(noise_std: float) -> Matrix:
 
 
 def rotated(second_moment: Matrix) -> Matrix:
-    """Return a second moment rotated to random coordinates."""
+    """Return a second moment in randomly rotated coordinates."""
     turn = orthonormal(np.random.default_rng(_SIGNAL_SEED).standard_normal(second_moment.shape))
     return turn.T @ second_moment @ turn
 

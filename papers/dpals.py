@@ -1,10 +1,12 @@
-"""Reproduction of the theory of DPALS and of its synthetic task; `papers.dpals_films` has its tasks on films.
+"""Check the theorems of the DPALS paper (private alternating least squares), and repeat its synthetic task.
 
-Ratings are synthetic and keys come from seeds, so nothing is charged and every number is reproducible. All epsilons are
-exact. The published accounting of DPALS counts only one of the two sums that each round releases.
+`papers.dpals_films` repeats the tasks on films. Ratings are synthetic and keys come from seeds, so nothing is charged
+and every number is reproducible. All epsilons are exact. The accounting in the paper counts only one of the two sums
+that each round releases.
 
-The paper bounds the error by ``m^1.5 / (epsilon n)`` for n users and m items, if each user has a number of ratings that
-does not depend on m, up to logarithms. So the slopes of the error are checked on logarithmic axes: in n, epsilon and m.
+For n users and m items, the paper bounds the error by ``m^1.5 / (epsilon n)``, up to logarithms. This assumes that the
+number of ratings per user does not depend on m. So the slopes of the error in n, epsilon and m are checked on
+logarithmic axes.
 """
 
 import itertools
@@ -144,7 +146,7 @@ def reproduce(*, runs: Runs = RUNS, share: ShareOfUsers = SHARE, out: OutFolder 
 
 
 def accounting_checks() -> Iterator[Check]:
-    """Check the true epsilon of the noise of Theorem 1, which counts one of two sums."""
+    """Check the true epsilon of the noise in Theorem 1; the theorem counts only one of the two released sums."""
     made = low_rank(n_users=1_000, n_items=60, seed=0)
     printed = arm("dpals", **_PLAIN, rounds=5, sampling="uniform", calibration="paper")
     for epsilon, true in TRUE.items():
@@ -153,7 +155,7 @@ def accounting_checks() -> Iterator[Check]:
 
 
 def slope_of(places: Sequence[float], errors: Sequence[float]) -> tuple[float, float]:
-    """Return the slope of errors on logarithmic axes, and its standard error."""
+    """Fit a line to errors on logarithmic axes, and return its slope and the standard error of the slope."""
     logs = np.log(places)
     slope, level = np.polyfit(logs, np.log(errors), 1)
     residuals = np.log(errors) - slope * logs - level
@@ -163,10 +165,10 @@ def slope_of(places: Sequence[float], errors: Sequence[float]) -> tuple[float, f
 
 
 def low_rank_arms(declared: int, draw: int, epsilon: float) -> tuple[Arm, ...]:
-    """Return the methods to compare, with a smaller item ridge than the default, since these ratings have no error.
+    """Return the methods to compare, with a small ``item_ridge``, because the ratings have rank 5 without errors.
 
-    DPFW computes a moment of all pairs of items in each round. So it runs only in the first draw, and with its printed
-    noise only for the largest number of users.
+    DPFW (private Frank-Wolfe) computes a second moment of all pairs of items in each round, which is slow. So it runs
+    only in the first draw. With its printed noise, it runs only for the largest number of users.
     """
     one_shot = arm(ONE_SHOT, **_PLAIN, user_ridge=0.2, spread=1.0)
     dpfw = arm(DPFW, **_PLAIN, spread=1.0)
@@ -180,7 +182,7 @@ def _dpals(epsilon: float) -> Arm:
 
 
 def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check median errors and their slopes, and fill the table of Figure 4."""
+    """Check median errors on the synthetic task and their slopes, and fill the table of Figure 4."""
     advice: list[bool] = []
     medians: dict[tuple[int, str, float], float] = {}
     for declared in USERS:
@@ -237,7 +239,7 @@ def _low_rank_compared(
 
 
 def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int], tables: Tables) -> Iterator[Check]:
-    """Check the slopes in users and epsilon, and that more users help at every epsilon."""
+    """Check the slopes of the error in the number of users and in epsilon, and that more users reduce the error."""
     for epsilon in EPSILONS:
         of = {name: [medians[declared, name, epsilon] for declared in USERS] for name in (DPALS, ONE_SHOT, DPFW)}
         slopes = {name: slope_of(users, errors) for name, errors in of.items()}
@@ -250,7 +252,7 @@ def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int
         yield at_most(f"epsilon={epsilon:g}: slope of dpals less that of dpfw (the paper: -0.8)", FASTER, got=gap)
         worst = max(after / before for before, after in itertools.pairwise(of[DPALS]))
         yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users over that with fewer", 1.0, got=worst)
-    for declared in USERS:  # with the fewest users and epsilon 1, any error is near that of no information
+    for declared in USERS:  # with the fewest users, the error at epsilon 1 is near that of a trivial prediction
         slope, spread = slope_of(EPSILONS, [medians[declared, DPALS, epsilon] for epsilon in EPSILONS])
         place = {"in": "epsilon", "at": f"{declared} users", "arm": DPALS, "claimed": -1.0}
         tables["slopes"].append(place | {"slope": slope, "standard error": spread})
@@ -259,7 +261,7 @@ def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int
 
 
 def item_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check the slopes in items, with the same number of ratings of each user, and the exponents of Table 1."""
+    """Check the slope of the error in the number of items, at a fixed number of ratings per user, against Table 1."""
     per_user, n = expected_count(_TRACED), scale.users(_TRACED)
     of: dict[str, list[float]] = defaultdict(list)
     sizes = [scale.items(items) for items in ITEMS]
@@ -293,7 +295,7 @@ def item_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check Figure 7, errors by iteration with and without privacy, and the contraction of Lemma 4."""
+    """Check Figure 7 (errors after each iteration, with and without privacy) and the contraction of Lemma 4."""
     made = low_rank(n_users=scale.users(_TRACED), n_items=scale.items(LOW_RANK_ITEMS), seed=0)
     per_user, name = expected_count(made.n_users), f"n={made.n_users}"
     traces: dict[str, list[float]] = {}
@@ -338,7 +340,7 @@ def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def _prefixes(found: ItemFactors, made: SplitRatings) -> list[float]:
-    """Return the error after each round of DPFW, whose rounds add one direction each."""
+    """Return the error of DPFW after each round; each round adds one direction to the factors."""
     assert found.factors is not None
     gains = found.user_step["gains"]
     return [
@@ -352,7 +354,7 @@ def _prefixes(found: ItemFactors, made: SplitRatings) -> list[float]:
 
 
 def regression_checks(tables: Tables) -> Iterator[Check]:
-    """Check Remark 7: one item step solves m regressions, with an error of ``sqrt(m) / (epsilon n)``."""
+    """Check Remark 7: the step for items solves m regressions, with an error of ``sqrt(m) / (epsilon n)``."""
     sweeps = {
         "users": [(n, 400, 1.0) for n in (10_000, 20_000, 40_000, 80_000)],
         "regressions": [(40_000, m, 1.0) for m in (100, 200, 400, 800)],
@@ -370,10 +372,10 @@ def regression_checks(tables: Tables) -> Iterator[Check]:
 
 
 def regression_error(n_users: int, regressions: int, *, epsilon: float) -> float:
-    """Return the root of the mean excess risk of m regressions on the same n x 5 features of norm 1.
+    """Return the root of the mean excess risk of m private regressions on the same features of n users.
 
-    A user contributes to all of them, so the sums ``sum u u^T`` and ``sum y u`` each have sensitivity ``sqrt m``. Noise
-    is isometric, and half of the squared loss is for each.
+    The features u have 5 entries and norm 1. A user contributes to all m regressions, so the sums ``sum u u^T`` and
+    ``sum y u`` each have sensitivity ``sqrt m``. Each sum gets isometric noise and half of the squared loss.
     """
     rng = np.random.default_rng([_SEED, n_users, regressions])
     features = rng.standard_normal((n_users, LOW_RANK))

@@ -1,11 +1,11 @@
-"""Reproduction of DPALS on ratings of films and on preferences, made of their shape and of MovieLens.
+"""Repeat the experiments of the DPALS paper on ratings of films and on preferences, with synthetic data and MovieLens.
 
 Ratings are synthetic or public and keys come from seeds, so nothing is charged and every number is reproducible. All
 epsilons are exact.
 
-*Made ratings* have the skew of MovieLens 10M. *Made preferences* are of the kind of MovieLens 20M: users choose films
-by popularity and by taste, so that factors can exceed a list of the most popular films. Without taste, popularity is
-the best list for every user, and no factorisation can exceed it. Two generators, of these two kinds, are compared.
+*Synthetic ratings* have the skewed popularity of MovieLens 10M. *Synthetic preferences* resemble MovieLens 20M: users
+choose films by popularity and by individual taste. Then factors can be better than a list of the most popular films.
+Without taste, this list is best for every user, and no factorization can be better. Both kinds are compared.
 """
 
 import math
@@ -197,12 +197,12 @@ def _error(found: ItemFactors, made: SplitRatings) -> float:
 
 
 def _exactly(each: Arm, made: SplitRatings, draw: int, *, rank: int = RANK) -> ItemFactors:
-    """Run a reference without privacy on all ratings."""
+    """Run a method without privacy on all ratings, as a reference."""
     return each.run(made, Trial(rank=rank, per_user=made.n_items, epsilon=math.inf), seed=draw)
 
 
 def skewed_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check the order of methods, the gain of each part, and Figures 2, 3b and 5 with the studies of settings."""
+    """Compare methods on synthetic ratings, check the gain of each part of DPALS, and check Figures 2, 3b and 5."""
     against, fractions, ranks, ridges = Draws(), Draws(), Draws(), Draws()
     small = Draws()
     for draw in range(scale.runs):
@@ -266,7 +266,7 @@ def _parts_compared(name: str, against: Draws, fractions: Draws) -> Iterator[Che
 
 
 def _studies(name: str, fractions: Draws, small: Draws, ranks: Draws, ridges: Draws) -> Iterator[Check]:
-    """Check the claims on Figure 5 and on ranks and ridges."""
+    """Check the claims of the paper on Figure 5, and on the settings rank and ridge."""
     exact = [fractions[ALS.name, fraction] for fraction in FRACTIONS]
     yield at_most(f"{name}: als is best with all films, its RMSE over the least", 1.0, got=exact[-1] / min(exact))
     for sample in (ALS_UNIFORM, ALS_TAIL):
@@ -303,7 +303,7 @@ def _few_users(scale: Scale) -> Iterator[Check]:
 
 
 def top_films(made: SplitRatings) -> tuple[SplitRatings, np.ndarray[Any, Any]]:
-    """Return the training ratings of the most rated films, and their numbers, as the paper does for DPFW."""
+    """Return the training ratings and the indices of the most rated films, on which the paper runs DPFW."""
     top = np.sort(np.argsort(-popularity(made), kind="stable")[:MOST_RATED])
     kept = SplitRatings(
         train=sparse.csr_array(made.train[:, top]),
@@ -315,7 +315,7 @@ def top_films(made: SplitRatings) -> tuple[SplitRatings, np.ndarray[Any, Any]]:
 
 
 def _spread_over(found: ItemFactors, top: np.ndarray[Any, Any], made: SplitRatings) -> ItemFactors:
-    """Return a release of some films as one of all films; the others have no offset and no factor."""
+    """Extend a release of some films to all films; the other films get offset 0 and factor 0."""
     assert found.factors is not None
     factors, offsets = np.zeros((made.n_items, found.factors.shape[1])), np.zeros(made.n_items)
     factors[top], offsets[top] = found.factors, found.offsets
@@ -323,9 +323,10 @@ def _spread_over(found: ItemFactors, top: np.ndarray[Any, Any], made: SplitRatin
 
 
 def sampled(made: SplitRatings, how: str, *, fraction: float, seed: int) -> SplitRatings:
-    """Return the training ratings that a sample of `PER_USER` of each user keeps, on the most rated share of the films.
+    """Return at most `PER_USER` training ratings of each user, on the ``fraction`` of films with the most ratings.
 
-    ``how`` is ``uniform``, ``tail`` (the user's least rated films), or ``all`` for no limit. Counts are exact.
+    ``how`` selects the ratings of a user: ``uniform`` (at random), ``tail`` (the films with the fewest ratings), or
+    ``all`` (no limit). The numbers of ratings per film are exact, without noise.
     """
     counts, train = popularity(made), made.train
     frequent = np.zeros(made.n_items, bool)
@@ -341,7 +342,7 @@ def sampled(made: SplitRatings, how: str, *, fraction: float, seed: int) -> Spli
 
 
 def _skew(made: SplitRatings, tables: Tables) -> Iterator[Check]:
-    """Check Figure 2: the share of ratings that belong to the most rated items, before and after sampling."""
+    """Check Figure 2: the share of all ratings that the most rated items have, before and after sampling."""
     top: dict[str, float] = {}
     for name, how in (("all ratings", "all"), ("uniform", "uniform"), ("tail", "tail")):
         counts = popularity(sampled(made, how, fraction=1.0, seed=0))
@@ -361,7 +362,7 @@ def _skew(made: SplitRatings, tables: Tables) -> Iterator[Check]:
 
 
 def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check Figure 3a, methods on the 400 most rated films of made ratings, and the claim on 23 % of the users."""
+    """Check Figure 3a (methods on the 400 most rated films of synthetic ratings) and the claim on 23 % of the users."""
     films = []
     for draw in range(scale.runs):
         made = _made(scale, FEW_USERS, draw)
@@ -393,7 +394,7 @@ def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def film_arms(low: float) -> tuple[Arm, ...]:
-    """Return the methods to compare on films, centred in the middle of a range that begins at ``low``."""
+    """Return the methods to compare on films; ratings are centered in the middle of a range that begins at ``low``."""
     stars: dict[str, Any] = {"centre": 3.5 if low == 0.5 else 3.0}
     return (
         arm("dpals", **stars, user_ridge=4.0),
@@ -405,7 +406,7 @@ def film_arms(low: float) -> tuple[Arm, ...]:
 
 
 def films_compared(name: str, films: list[FilmRatings], tables: Tables) -> Draws:
-    """Compare methods on the films of each draw at every epsilon, and fill Figure 3a."""
+    """Compare methods on the films of each draw at every epsilon, and fill the table of Figure 3a."""
     errors = Draws()
     for draw, some in enumerate(films):
         ratings = split(some.ratings, low=some.low, high=some.high, rng=np.random.default_rng([_SEED + 1, draw]))
@@ -425,7 +426,7 @@ def films_compared(name: str, films: list[FilmRatings], tables: Tables) -> Draws
 
 
 def _preferences(films: FilmRatings) -> SplitRatings:
-    """Return films rated 4 or more as preferences, as for MovieLens 20M."""
+    """Turn ratings into preferences: a user prefers the films that the user rated 4 or more, as for MovieLens 20M."""
     liked = films.ratings.copy()
     liked.data = (liked.data >= 4.0).astype(np.float64)
     liked.eliminate_zeros()
@@ -433,7 +434,10 @@ def _preferences(films: FilmRatings) -> SplitRatings:
 
 
 def preference_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
-    """Check Figure 3c: recall of DPALS with lambda_0 against popularity, DPFW and no privacy."""
+    """Check Figure 3c: recall of DPALS with the weight lambda_0 of unrated pairs, compared with other methods.
+
+    The other methods are the most popular films, DPFW, and factors without privacy.
+    """
     made = [pairs(_made(scale, SKEWED_USERS, draw, taste=TASTE)) for draw in range(scale.runs)]
     of = preferences_compared(f"made preferences, n={made[0].n_users}", made, tables)
     exact, popular = max(of[IALS.name], of[NOISELESS]), of[POPULARITY]
@@ -453,7 +457,7 @@ def preference_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
 
 
 def preferences_compared(name: str, made: list[SplitRatings], tables: Tables) -> Draws:
-    """Compare methods on the preferences of each draw, and fill Figure 3c."""
+    """Compare methods on the preferences of each draw, and fill the table of Figure 3c."""
     found = Draws()
     for draw, ones in enumerate(made):
         found.add(recall(popularity(ones), ones, users=_PAIRS_TESTED), POPULARITY)
@@ -470,7 +474,10 @@ def preferences_compared(name: str, made: list[SplitRatings], tables: Tables) ->
 
 
 def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
-    """Compare errors of private and exact factors on ml-100k with user means; it has too few users for privacy."""
+    """Compare private factors and factors without privacy with user means, on MovieLens 100K.
+
+    MovieLens 100K has too few users for private factors to be useful.
+    """
     films = read_movielens(data / FETCHED)
     errors, warned = Draws(), []
     private, means = arm("dpals", user_ridge=4.0), film_arms(1.0)[2]

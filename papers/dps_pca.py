@@ -1,8 +1,8 @@
-"""Reproduction of Figures 2 to 4 of the DPS-PCA paper on its model, with every record's bound enforced.
+"""Repeat Figures 2 to 4 of the DPS-PCA paper on its model, with rows clipped so that the guarantee holds.
 
-Each point is a mean over draws of rows and noise, whose seeds are 0 up to the number of runs less one. So nothing is
-charged, and a run can be repeated. The paper's own simulation adds noise for rows of norm 1 to rows of norm about 70;
-its curves are drawn too, without a guarantee. Theorem 4.3 is compared in `papers.dps_rates`, and Table 1 in
+Each point is a mean over draws of rows and noise. Seeds are 0, 1, ... up to the number of runs, so nothing is charged
+and a run can be repeated. The simulation in the paper adds noise for rows of norm 1 to rows of norm about 70, which
+gives no guarantee. Its curves are drawn for comparison. Theorem 4.3 is checked in `papers.dps_rates`, and Table 1 in
 `papers.dps_times`.
 """
 
@@ -108,9 +108,10 @@ CHARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An arm, a setting and the expected distance, an upper bound if there is no ``tolerance``.
+    """A compared method (arm) at one epsilon and delta, with the expected distance from the true directions.
 
-    ``share`` is the share of the model's records that is used.
+    Without a ``tolerance``, the expected distance is an upper bound. ``share`` is the fraction of the model's records
+    that is used.
     """
 
     epsilon: float
@@ -126,11 +127,11 @@ class Case:
         return f"n={self.n_records(model)} epsilon={self.epsilon} delta={self.delta}{settings}"
 
     def n_records(self, model: Model) -> int:
-        """Return the number of records used."""
+        """Return the number of records that this case uses."""
         return round(self.share * model.n_records)
 
     def check(self, distances: Sequence[float], model: Model) -> Check:
-        """Compare the mean of distances with the expected one."""
+        """Check the mean of measured distances against the expected distance."""
         got = float(np.mean(distances))
         if self.tolerance is None:
             return at_most(self.name(model), self.distance, got=got)
@@ -188,7 +189,7 @@ def _checks(runs: int, model: Model, tables: Tables) -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The results of one draw: distances by case, rows by figure, and those of the Gibbs chain in figure 4a."""
+    """The results of one draw: distances by case, table rows by figure, and rows of the Gibbs chain in figure 4a."""
 
     cases: dict[str, list[float]]
     rows: dict[str, list[Row]]
@@ -196,14 +197,14 @@ class Found:
 
 
 def _side_by_side(runs: int, model: Model) -> Iterator[Found]:
-    """Compute draws in two processes, in the order of the draws."""
+    """Compute all draws in two processes, and yield the results in the order of the draws."""
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         draws = [pool.submit(found_in, model, run, gibbs=runs >= RUNS and run == 0) for run in range(runs)]
         yield from (each.result() for each in draws)
 
 
 def found_in(model: Model, run: int, *, gibbs: bool) -> Found:
-    """Compute all arms on one draw; with ``gibbs`` also the Gibbs chain of figure 4a, which takes minutes."""
+    """Run all compared methods on one draw; with ``gibbs`` also the Gibbs chain of figure 4a, which takes minutes."""
     found = Found(cases=defaultdict(list), rows={"figure4b": list(figure_4b(model.n_records, run))}, gibbs=[])
     for draw, here in _drawn(run, model):
         for case in here:
@@ -216,7 +217,7 @@ def found_in(model: Model, run: int, *, gibbs: bool) -> Found:
 
 
 def _drawn(run: int, model: Model) -> Iterator[tuple[Draw, list[Case]]]:
-    """Iterate over the parts of a draw, with the cases on each part."""
+    """Yield the sets of records of one draw, which use different shares of the rows, with the cases for each set."""
     rows, truth = model.draw(run)
     for share in sorted({case.share for case in CASES}):
         part = Draw(model, rows[: round(share * model.n_records)], truth, run=run)
@@ -224,7 +225,7 @@ def _drawn(run: int, model: Model) -> Iterator[tuple[Draw, list[Case]]]:
 
 
 def figure_2(draw: Draw) -> Iterator[Row]:
-    """Iterate over the errors by privacy and by sampling, and over their bounds, by epsilon."""
+    """Yield the rows of figure 2: the errors from privacy and from sampling, and their bounds, for each epsilon."""
     delta, usual = FIGURE_2_DELTA, draw.non_private[TRUNCATED]
     for arm in (OURS, SPARSE):
         for epsilon in FIGURE_2_EPSILONS:
@@ -243,7 +244,7 @@ def figure_2(draw: Draw) -> Iterator[Row]:
 
 
 def figure_3a(draw: Draw) -> Iterator[Row]:
-    """Iterate over distances by round, for each epsilon."""
+    """Yield the rows of figure 3a: the distance from the true directions after each round, for each epsilon."""
     for epsilon in FIGURE_3A_EPSILONS:
         requested = {"epsilon": epsilon, "delta": FIGURE_3A_DELTA}
         for name, distances in (
@@ -255,7 +256,7 @@ def figure_3a(draw: Draw) -> Iterator[Row]:
 
 
 def figure_3b(draw: Draw) -> Iterator[Row]:
-    """Iterate over distances by round, for each delta, at both epsilons that the paper states."""
+    """Yield the rows of figure 3b: the distance after each round for each delta, at both epsilons of the paper."""
     for text, epsilon in FIGURE_3B_EPSILONS.items():
         for delta in FIGURE_3B_DELTAS:
             requested = {"epsilon": epsilon, "delta": delta}
@@ -270,19 +271,19 @@ def figure_3b(draw: Draw) -> Iterator[Row]:
 
 
 def figure_4a(draw: Draw) -> Iterator[Row]:
-    """Iterate over distances of all arms but the Gibbs chain by epsilon."""
+    """Yield the rows of figure 4a: the distance of each method except the Gibbs chain, for each epsilon."""
     yield from _of_arms(ARMS, draw, FIGURE_4A, FIGURE_4A_EPSILONS, FIGURE_4A_DELTA)
 
 
 def gibbs_4a(draw: Draw) -> Iterator[Row]:
-    """Iterate over distances of the Gibbs chain, which takes minutes at this number of features."""
+    """Yield the rows of the Gibbs chain in figure 4a, which takes minutes at this number of features."""
     for epsilon in FIGURE_4A_GIBBS:
         distance = draw.distance(GIBBS, epsilon=epsilon, delta=FIGURE_4A_DELTA)
         yield _row(data=FIGURE_4A, arm=GIBBS.name, epsilon=epsilon, delta=FIGURE_4A_DELTA, distance=distance)
 
 
 def figure_4b(n_records: int, run: int) -> Iterator[Row]:
-    """Iterate over distances of all arms by the number of features, with one draw for each number."""
+    """Yield the rows of figure 4b: the distance of each method for each number of features, with one draw each."""
     data = f"epsilon={FIGURE_4B_EPSILON:g}, delta={FIGURE_4B_DELTA:g}"
     for d in FIGURE_4B_FEATURES:
         draw = Draw.of(Model(n_features=d, n_records=n_records, **FIGURE_4B_MODEL), run=run)
@@ -303,7 +304,7 @@ def _of_arms(arms: Sequence[Arm], draw: Draw, data: str, epsilons: Sequence[floa
 
 
 def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check the decrease of distances in figure 3a, and their final level."""
+    """Check how fast distances decrease with the rounds in figure 3a, and their final value."""
     seen = {(row["data"], row["epsilon"], row["round"]): row["distance"] for row in rows}
     for epsilon in FIGURE_3A_EPSILONS:
         ours, whole = ([seen[arm.name, epsilon, at] for at in range(9)] for arm in (OURS, WHOLE))
@@ -319,7 +320,7 @@ def round_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def delta_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check the dependence of the final distances in figure 3b on delta, at both epsilons that the paper states."""
+    """Check how the final distances in figure 3b depend on delta, at both epsilons of the paper."""
     last = {(row["data"], row["delta"]): row["distance"] for row in rows}
     for text, epsilon in FIGURE_3B_EPSILONS.items():
         ours = _panel(OURS.name, text)
@@ -332,7 +333,7 @@ def delta_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def wide_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check the order of the methods at many features, in figure 4a."""
+    """Check which methods are more accurate than others in figure 4a, which has 1,000 features."""
     seen = _by_arm(rows, "epsilon")
     yield at_most("Figure 4a: distance of DPS-PCA, largest over epsilon", 0.03, got=max(seen[OURS.name].values()))
     for epsilon, expected in ((1.0, 0.059), (2.0, 0.057)):
@@ -347,7 +348,7 @@ def wide_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def scaling_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check the growth of distances with d in figure 4b."""
+    """Check how distances in figure 4b grow with the number d of features."""
     seen = _by_arm(rows, "d")
     ours, gauss, sulq = (seen[arm.name] for arm in (OURS, ANALYZE_GAUSS, MOD_SULQ))
     yield at_most("Figure 4b: distance of DPS-PCA, largest over d", 0.011, got=max(ours.values()))
@@ -362,7 +363,7 @@ def scaling_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def error_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check the ratio of the errors by privacy and by sampling in figure 2, and its decrease with epsilon."""
+    """Check the error from privacy divided by the error from sampling in figure 2, and how the ratio decreases."""
     most, least = max(FIGURE_2_EPSILONS), min(FIGURE_2_EPSILONS)
     for name in (SPARSE.name, OURS.name):
         shares = _shares(rows, name)
@@ -374,7 +375,7 @@ def error_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def claims_of(tables: Mapping[str, Sequence[Row]]) -> Iterator[Claim]:
-    """Compare the figures with what the paper states about them."""
+    """Compare the measured figures with the claims of the paper about these figures."""
     for name in (UNSCALED, OURS.name, SPARSE.name):
         shares = _shares(tables["figure2"], name)
         below = [epsilon for epsilon, share in shares.items() if share < 1]
@@ -406,7 +407,7 @@ def claims_of(tables: Mapping[str, Sequence[Row]]) -> Iterator[Claim]:
 
 
 def _comparisons(tables: Mapping[str, Sequence[Row]]) -> Iterator[Claim]:
-    """Compare DPS-PCA with the other private arms of figures 4a and 4b."""
+    """Compare DPS-PCA with the other private methods in figures 4a and 4b, and return the claims."""
     for table, column in (("figure4a", "epsilon"), ("figure4b", "d")):
         seen = _by_arm(tables[table], column)
         others = {
@@ -433,7 +434,7 @@ def _comparisons(tables: Mapping[str, Sequence[Row]]) -> Iterator[Claim]:
 
 
 def _shares(rows: Sequence[Row], data: str) -> dict[float, float]:
-    """Return the ratio of privacy error to sampling error, by epsilon."""
+    """Return, for each epsilon, the error from privacy divided by the error from sampling."""
     seen = [row for row in rows if row["data"] == data]
     (usual,) = (row["distance"] for row in seen if row["arm"] == STATISTICAL)
     return {row["epsilon"]: row["distance"] / usual for row in seen if row["arm"] == PRIVACY}

@@ -1,8 +1,8 @@
-"""Reproduction of Table 1 of the DPS-PCA paper: the time of each method, with a given covariance.
+"""Repeat Table 1 of the DPS-PCA paper: the time of each method, for a given covariance matrix.
 
-Times are processor times on one thread, with wall time next to them. Noise comes from a floating-point generator,
-except for PPCA's draws. The time of forming the covariance, which the paper leaves out, is listed too. Rows come from
-seeds, so nothing is charged. Times depend on the machine, so only ratios of times are checked.
+The table has processor time on one thread, and wall time. It also has the time to form the covariance matrix, which the
+paper leaves out. Noise comes from a floating-point generator, except for the draws of PPCA. Rows come from seeds, so
+nothing is charged. Times depend on the machine, so only ratios of times are checked.
 """
 
 import time
@@ -87,13 +87,13 @@ def reproduce(*, records: Records = PAPER.n_records, out: OutFolder = None) -> R
 
 
 class OneSweep(GibbsChain):
-    """A Gibbs chain of one sweep, for timing."""
+    """PPCA by Gibbs sampling with one sweep, to measure the time of a sweep."""
 
     sweeps: ClassVar[int] = 1
 
 
 def table_1(n_records: int) -> Iterator[Row]:
-    """Iterate over the times of each method and of forming the covariance, in milliseconds by number of features."""
+    """For each number of features, yield the milliseconds of each method and of forming the covariance matrix."""
     for d in FEATURES:
         model = Model(n_features=d, n_records=n_records)
         rows, _ = model.draw(d)
@@ -106,7 +106,7 @@ def table_1(n_records: int) -> Iterator[Row]:
 
 
 def time_checks(rows: Sequence[Row]) -> Iterator[Check]:
-    """Check ratios of processor times at the largest number of features; times themselves depend on the machine."""
+    """Check ratios of the processor times of methods at the largest number of features."""
     taken = _at_most_features(rows)
     steps = f"over that of {ROUNDS} steps, d={max(row['d'] for row in rows)}"
     least = min(taken[name] for name in (TIMED_SULQ, PEELING, GIBBS))
@@ -116,7 +116,7 @@ def time_checks(rows: Sequence[Row]) -> Iterator[Check]:
 
 
 def time_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Compare the orders of Table 1, and the growth of the times with d."""
+    """Compare the claims of the paper on Table 1 with the measurements: which method is faster, and growth with d."""
     taken, most = _at_most_features(rows), max(row["d"] for row in rows)
     yield Claim(
         item="Table 1, DPS-PCA",
@@ -150,7 +150,7 @@ def milliseconds(work: Callable[[], object], *, repeats: int = 1) -> tuple[float
 
 
 def _methods(moment: Matrix, model: Model) -> Iterator[tuple[str, Callable[[], object], int, int]]:
-    """Iterate over the methods as (name, work, repetitions, factor of the measured time)."""
+    """Yield each method as (name, function, number of repetitions, factor by which the measured time is multiplied)."""
     d, k, kept, rng = model.n_features, model.n_components, model.rows_kept, np.random.default_rng(model.n_features)
     rounds = SQRT_2_UP * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA, releases=ROUNDS)
     once = SQRT_2_UP * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA)

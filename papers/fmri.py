@@ -1,8 +1,8 @@
-"""Reproduction of capePCA and its baselines on fMRI scans of seven subjects, each of which is a site.
+"""Run capePCA and its baselines on fMRI scans of seven subjects, with one site per subject.
 
-A record is one time point of a scan, not a person, so epsilon holds for a time point. A second sweep states epsilon for
-a whole scan. A region is standardised by its mean and std over the scan, which count as public here, as in the
-literature. Then every time point is scaled to norm 1 individually. Noise comes from seeds, and no ledger is charged.
+A record is one time point of a scan, not a person, so epsilon protects one time point. In a second experiment, epsilon
+protects a whole scan. Each brain region is standardized by its mean and std over the scan, which count as public here,
+as in the literature. Then each time point is scaled to norm 1. Noise comes from seeds, and no ledger is charged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,18 +65,19 @@ def reproduce(*, runs: Runs = RUNS, data: DataFolder = Path("data"), out: OutFol
 
 
 def person_epsilon(epsilon: float, *, records: int, delta: float = DELTA) -> float:
-    """Return the epsilon per record that gives all records of a person the requested epsilon, for Gaussian noise.
+    """Return the epsilon per record at which all records of a person together have the requested epsilon.
 
-    The sensitivity of all records of a person is at most their number times the sensitivity of one record.
+    The noise is Gaussian. The sensitivity to all records of a person is at most the number of these records times the
+    sensitivity to one record.
     """
     return gaussian_epsilon(noise_multiplier=records / mu_of(epsilon=epsilon, delta=delta), delta=delta)
 
 
 def too_few(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences that state at which settings the sites are too few.
+    """Return sentences that state for which methods and epsilons there are too few sites.
 
-    Sites are too few for an arm if it captures less than one site finds from its rows alone without privacy, as a mean
-    over sites. In this case a joint release gains nothing.
+    There are too few sites for a method if its joint release captures less than a single site captures from its own
+    rows without privacy, as a mean over sites. Then a joint release is useless.
     """
     seen, text = _shares(rows), []
     sites = rows[0]["sites"]
@@ -115,7 +116,10 @@ def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> I
 
 
 def _sweeps(sites: Sites, truth: Truth, runs: int) -> list[dict[str, Any]]:
-    """Return mean energies along both epsilons, of all arms, of one site's directions, and of random directions."""
+    """Return mean captured energies for each epsilon per time point and per scan.
+
+    They are computed for all compared methods, for the directions of a single site, and for random directions.
+    """
     largest = max(sites.sizes)
 
     def cells(_: int) -> Iterator[Cell]:

@@ -1,1 +1,1 @@
-"""Data, arms, checks and figures shared by several papers."""
+"""Data, compared methods, checks and figures that several papers share."""

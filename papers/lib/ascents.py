@@ -1,8 +1,8 @@
-"""The printed algorithms of Shang et al. on public rows: DP-SPCA and DP-VRPCA with one row in each step.
+"""The algorithms DP-SPCA and DP-VRPCA as printed by Shang et al., with one row per step, on public rows only.
 
-They have published noise, or noise that a caller states, and run without the curator: no release may use them. The
-paper states a step size of ``1 / 2n`` or ``1 / n``, and T = n for DP-VRPCA. It states neither T for DP-SPCA nor the
-number m of epochs.
+They add the printed noise, or noise that the caller specifies, without the curator. So no release may use them. The
+paper states a step size of ``1 / 2n`` for DP-SPCA and ``1 / n`` for DP-VRPCA, and T = n steps for DP-VRPCA. It states
+neither the number T of steps for DP-SPCA nor the number m of epochs.
 
 >>> rows = sparse.csr_array(np.eye(4)[np.repeat([0, 1, 2], [500, 100, 40])])
 >>> found, moved = ascend(rows, 1, noise_std=0.0, rng=np.random.default_rng(1), epochs=20, reduced=True)
@@ -18,7 +18,7 @@ from scipy import sparse
 from dpca_tasks.threads import one_thread
 from papers.lib.experiments import Matrix, orthonormal
 
-_LOOKS = 20  # how often in an epoch the movement is measured
+_LOOKS = 20  # number of times per epoch at which the movement of the directions is measured
 
 
 def ascend(
@@ -33,7 +33,7 @@ def ascend(
     step_size: float | None = None,
     start: Matrix | None = None,
 ) -> tuple[Matrix, float]:
-    """Run the printed steps, and return the last iterate as rows and the largest movement within an epoch.
+    """Run a printed algorithm, and return the final directions and their largest movement within an epoch.
 
     Parameters
     ----------
@@ -44,18 +44,20 @@ def ascend(
         The std of the noise that is added to the gradient in each step.
     rng : Generator
     reduced : bool
-        Select Algorithm 2, with the signs of equation (14). Otherwise run Algorithm 1 with gradient ``-2 x (x^T V)``.
+        Run Algorithm 2 (DP-VRPCA), with the signs of equation (14). Otherwise run Algorithm 1 (DP-SPCA), with the
+        gradient ``-2 x (x^T V)``.
     steps, epochs : int
-        T, by default n, and m.
+        The numbers T of steps, by default n, and m of epochs.
     step_size : float, optional
         By default ``1 / n`` for Algorithm 2 and ``1 / 2n`` for Algorithm 1.
     start : array of shape (d, k), optional
-        By default random.
+        The start directions; random by default.
 
     Returns
     -------
     (array of shape (k, d), float)
-        The movement is the spectral norm of ``V - V~``, V~ the epoch's start.
+        The directions as rows, and the movement. The movement is the spectral norm of ``V - V~``, where V~ are the
+        directions at the start of the epoch.
     """
     n, d = (int(size) for size in rows.shape)
     steps = n if steps is None else steps
@@ -98,7 +100,11 @@ def _climbed(
     noise_std: float,
     rng: np.random.Generator,
 ) -> Matrix:
-    """Run one step for each picked row, from the start of an epoch or zero, and return the directions."""
+    """Run one step for each picked row, and return the directions.
+
+    ``first`` has the directions at the start of the epoch, by whose gradients Algorithm 2 corrects each step; it is zero
+    for Algorithm 1.
+    """
     d, k = directions.shape
     identity = np.eye(k)
     for row in picked:
@@ -119,7 +125,7 @@ def _climbed(
         directions = directions + step
         gram = directions.T @ directions
         off = np.abs(gram - identity).max()
-        if off > 0.2:  # V (V^T V)^(-1/2), as printed; otherwise by Newton's iteration, to rounding
+        if off > 0.2:  # V (V^T V)^(-1/2) as printed; Newton's iteration if V is nearly orthonormal
             values, turn = np.linalg.eigh(gram)
             directions = directions @ ((turn / np.sqrt(values)) @ turn.T)
             off = 0.0

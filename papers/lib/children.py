@@ -1,10 +1,12 @@
 """Methods that run on request in a child process, with a limit on processor time.
 
-A method that does not terminate cannot be interrupted within its process, and a busy machine must not make a fast
-method look slow. So each method runs in a child process, which the operating system ends when its processor time is
-used up. Requests and answers are JSON objects, one per line. A request names a method, a file of rows, the number of
-components, epsilon and delta, the file for the directions, and the seconds. As a script, this module serves two
-libraries in the environment that has them, without our packages.
+A method that does not terminate cannot be interrupted within its process. So each method runs in a child process, which
+the operating system ends when the processor time is used up. The limit is on processor time, so that a fast method does
+not fail on a busy machine.
+
+Requests and answers are JSON objects, one per line. A request contains the method, a file of rows, the number of
+components, epsilon, delta, the file for the directions, and the limit in seconds. As a script, this module runs
+diffprivlib and OpenDP in a Python environment with these libraries, which need not contain dpca.
 """
 
 import contextlib
@@ -28,7 +30,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-type Directions = Any  # a float array (k, d), of libraries without types
+type Directions = Any  # a float array of shape (k, d); `Any`, because the libraries have no type hints
 type Method = Callable[[dict[str, Any]], Directions]
 
 _THREADS = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMBA")}
@@ -36,19 +38,19 @@ _THREADS = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MK
 
 @lru_cache(maxsize=1)
 def rows_of(path: str) -> sp.csr_array:
-    """Return the rows of the requests, loaded only once."""
+    """Return the rows in a file; they are loaded only once."""
     return sp.csr_array(sp.load_npz(path))
 
 
 def diffprivlib_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm: float) -> Directions:
-    """Fit diffprivlib's PCA to dense rows, not centred."""
+    """Fit diffprivlib's PCA to dense rows without centering, and return the directions."""
     from diffprivlib.models import PCA
 
     return PCA(n_components, epsilon=epsilon, centered=True, data_norm=clip_norm).fit(rows).components_
 
 
 def opendp_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm: float) -> Directions:
-    """Fit OpenDP's PCA to dense rows; a third of its epsilon is spent on a mean."""
+    """Fit OpenDP's PCA to dense rows and return the directions; OpenDP spends a third of epsilon on a mean."""
     import opendp.prelude as dp
 
     dp.enable_features("contrib", "floating-point", "honest-but-curious", "idealized-numerics")
@@ -63,7 +65,7 @@ def opendp_directions(rows: Any, *, n_components: int, epsilon: float, clip_norm
 
 
 def _on_unit_rows(fit: Callable[..., Directions]) -> Method:
-    """Return a method that fits a library to a request's rows of norm 1."""
+    """Return a method for requests that calls a library on the requested rows, which have norm 1."""
 
     def method(request: dict[str, Any]) -> Directions:
         rows = rows_of(request["rows"]).toarray()
@@ -79,14 +81,16 @@ LIBRARIES: dict[str, Method] = {
 
 
 def serve(methods: Mapping[str, Method]) -> None:
-    """Answer requests until the pipe closes; a run that exceeds its time ends the process."""
+    """Answer requests from standard input until it is closed; a method that exceeds its time ends the process."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print to stdout
+    answers, sys.stdout = sys.stdout, sys.stderr  # keep stdout for answers, since libraries print to `sys.stdout`
     for line in sys.stdin:
         request = json.loads(line)
         rows_of(request["rows"])
-        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # by default the signal ends the process
+        signal.setitimer(
+            signal.ITIMER_PROF, request["seconds"]
+        )  # when the time is used up, the default action of SIGPROF ends the process
         start = time.process_time()
         try:
             directions, refusal = methods[request["method"]](request), None
@@ -101,7 +105,7 @@ def serve(methods: Mapping[str, Method]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Directions (k, d), and the processor time in seconds to compute them."""
+    """The directions of shape (k, d) that a method found, and its processor time in seconds."""
 
     directions: NDArray[np.float64]
     seconds: float
@@ -116,7 +120,7 @@ class Failed(Exception):
 
 
 class Child:
-    """A process that serves requests; it starts at a request if it is not running.
+    """A child process that answers requests; it is started at a request if it is not running.
 
     Parameters
     ----------
@@ -135,13 +139,13 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the process in any state."""
+        """End the child process, whatever it is doing."""
         if self._process is not None:
             self._process.kill()
         self._stop()
 
     def call(self, *, seconds: float, **request: Any) -> Answer:
-        """Run a method for at most `seconds` of processor time.
+        """Run a method in the child process for at most ``seconds`` of processor time, and return its answer.
 
         Raises
         ------
@@ -164,7 +168,7 @@ class Child:
                 status = self._stop()
                 if status == -signal.SIGPROF:
                     raise OutOfTime(f"more than {seconds:g} s of processor time")
-                raise Failed(f"its process ended with status {status}")
+                raise Failed(f"the process of the method ended with status {status}")
             answer = json.loads(reply)
             if answer["refusal"] is not None:
                 raise Failed(answer["refusal"])
@@ -183,7 +187,7 @@ class Child:
         return self._process
 
     def _stop(self) -> int:
-        """Close the pipes, wait for the process to end, and return its status."""
+        """Close the pipes to the child process, wait for its end, and return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return 0

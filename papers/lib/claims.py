@@ -1,7 +1,7 @@
-"""A paper's claims with verdicts, and slopes on logarithmic scales with confidence bands.
+"""Claims of papers with verdicts, and slopes on logarithmic axes with confidence bands.
 
-A check compares a run with an expected number, and fails if the code changes. A claim compares the paper with that run:
-it holds, or it does not, and neither is an error of the code.
+A check compares a result with an expected number, and fails if the code is wrong. A claim compares a statement of the
+paper with a result. A claim that does not hold is not an error of the code.
 
 >>> sentence(Claim(item="Figure 2", states="share below 1", measured="1.3", holds=False))
 'Figure 2: the paper states share below 1; measured 1.3: does not hold'
@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A statement of a paper, its measured counterpart, and whether it holds; None if the run was too small."""
+    """A statement of a paper, the measured result, and whether the statement holds (None if the run is too small)."""
 
     item: str
     states: str
@@ -32,7 +32,7 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """The verdict as text."""
+        """The verdict as text: "holds", "does not hold" or "not judged"."""
         return {True: "holds", False: "does not hold", None: "not judged"}[self.holds]
 
     def row(self) -> dict[str, str]:
@@ -41,20 +41,20 @@ class Claim:
 
 
 def sentence(claim: Claim) -> str:
-    """Return a claim as one sentence."""
+    """Return a claim, its measured result and its verdict as one sentence."""
     return f"{claim.item}: the paper states {claim.states}; measured {claim.measured}: {claim.verdict}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """A mean slope over seeds with its confidence band; without several seeds the band is unbounded."""
+    """A mean slope over seeds with a 95 % confidence band; with a single seed, the band is unbounded."""
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        """Return the slope with its band as text."""
+        """Return the slope with its confidence band as text."""
         return f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
 
     def row(self, **more: Any) -> dict[str, Any]:
@@ -63,13 +63,13 @@ class Slope:
 
 
 def slope_of(sizes: Sequence[float], values: Sequence[Sequence[float]]) -> Slope:
-    """Fit a line to the logarithms for each seed, and return the mean slope with Student's 95 % band over seeds.
+    """Fit a line to logarithms for each seed, and return the mean slope with a 95 % band (Student's t) over seeds.
 
     Parameters
     ----------
     sizes : sequence of float
     values : sequence of sequences of float
-        For each seed, the values at the sizes.
+        For each seed, the values measured at ``sizes``.
     """
     fitted = [float(np.polyfit(np.log(sizes), np.log(each), 1)[0]) for each in values]
     mean, count = float(np.mean(fitted)), len(fitted)

@@ -1,4 +1,4 @@
-"""Bytes of a sum over sites as printed in the CAPE paper, with dealt seeds, and in a secure sum.
+"""Bytes sent for a sum over sites: as printed in the CAPE paper, with seeds from a dealer, and in a secure sum.
 
 >>> sent = pca_bytes(features=20, components=3, sites=4)
 >>> sent["as printed"] == 3 * 4 * 20 * 20 * 8
@@ -24,10 +24,11 @@ NUMBER, SEED = 8, 32
 
 
 def pca_bytes(*, features: int, components: int, sites: int) -> dict[str, int]:
-    """Return the bytes of one capePCA and of its baselines, by the form of the sum.
+    """Return the bytes of one run of capePCA for each form of the sum, and the bytes of the baselines.
 
-    As printed, the noise generator and the aggregator send each site a d x d matrix, and the site sends one back. With
-    dealt seeds, a site sends a triangle of integers, and the dealer sends each site a seed for each other site.
+    As printed, the noise generator and the aggregator each send a d x d matrix to each site, and the site returns a
+    d x d matrix. With dealt seeds, a site sends one triangle of integers, and the dealer sends each site one seed per
+    other site.
     """
     triangle = features * (features + 1) // 2
     return {
@@ -40,10 +41,11 @@ def pca_bytes(*, features: int, components: int, sites: int) -> dict[str, int]:
 
 
 def agn_bytes(*, features: int, components: int, sites: int) -> dict[str, int]:
-    """Return the bytes of one capeAGN, by the form of its two sums, with the directions sent to the sites in between.
+    """Return the bytes of one run of capeAGN for each form of its two sums.
 
-    As printed, a site receives two D x D matrices and two D x D x D arrays of noise, and sends D x D and K x K x K
-    numbers. The paper counts only what the sites send.
+    The bytes include the directions that the sites receive between the two sums. As printed, a site receives two D x D
+    matrices and two D x D x D arrays of noise, and sends D x D and K x K x K numbers. The paper counts only the bytes
+    that the sites send.
     """
     triples = math.comb(components + 2, 3)
     triangle = features * (features + 1) // 2
@@ -58,7 +60,7 @@ def agn_bytes(*, features: int, components: int, sites: int) -> dict[str, int]:
 
 
 def secure_sum_bytes(*, sites: int, words: int) -> int:
-    """Run one secure sum of zeros in this process, and return the bytes of all frames in both directions."""
+    """Run a secure sum of ``words`` zeros in this process, and return the bytes of all messages in both directions."""
     names = [f"{at:04d}" for at in range(sites)]
     identities = {name: Identity(SecretKey(hashlib.sha256(name.encode()).digest())) for name in names}
     members = tuple(Member(name=name, records=1, noise_multiplier=1.0) for name in names)
@@ -95,7 +97,7 @@ def secure_sum_bytes(*, sites: int, words: int) -> int:
 
 @dataclass
 class _Kept:
-    """The memory of a site, which ends with the process."""
+    """An in-memory store for the protocol state of a site."""
 
     values: dict[bytes, bytes] = field(default_factory=dict)
 

@@ -1,11 +1,11 @@
-"""Published covariance methods for comparison on the board, from three papers, run only on public data.
+"""Covariance methods from three papers, for comparison with dpca on the board; they run only on public data.
 
 **Amin, Dick, Kulesza, Munoz and Vassilvitskii (2019), Differentially private covariance estimation, Algorithm 1.**
 
 Eigenvalues get Laplace noise of scale ``2 / epsilon_0``. Eigenvectors are drawn one after another, each orthogonal to
 the previous ones, by the exponential mechanism with density ``exp(epsilon_i / 4 u^T C u)``. For k components the first
-k vectors are drawn, and epsilon is divided evenly among them and the eigenvalues. The answer is the span of the
-vectors, which does not depend on the eigenvalues.
+k vectors are drawn, and epsilon is divided evenly among them and the eigenvalues. The result is the span of the
+vectors, which does not depend on the noisy eigenvalues.
 
 *Relation*: one replaced row of norm at most 1, the number of rows public. *Assumptions on the data*: none.
 
@@ -62,7 +62,7 @@ from papers.lib.public_data import second_moment
 
 
 def amin_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float = 0.0) -> Matrix:
-    """Return k directions of public rows of norm at most 1, as rows; delta is unused."""
+    """Return k directions of public rows by the method of Amin et al., as rows; ``delta`` is not used."""
     matrix = second_moment(rows)
     share = epsilon / (n_components + 1)
     key, found = os.urandom(32), np.zeros((0, len(matrix)))
@@ -76,7 +76,7 @@ def amin_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float
 
 
 def amin_epsilon(*, n_components: int, epsilon: float) -> float:
-    """Return the epsilon that the printed noise gives for one replaced row."""
+    """Return the true epsilon of the printed noise of Amin et al., for one replaced row."""
     share = epsilon / (n_components + 1)
     return share + n_components * share / 2.0
 
@@ -87,7 +87,10 @@ STEPS, LAST_SHARE = 3, 0.75
 def coinpress_covariance(
     rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float, largest: float
 ) -> Matrix:
-    """Return k directions of public rows, as rows; ``largest`` is the public bound K of the covariance."""
+    """Return k directions of public rows by CoinPress, as rows.
+
+    ``largest`` is the public bound K on the largest eigenvalue of the covariance.
+    """
     rng, points = np.random.default_rng(), rows.toarray()
     rho = 0.5 / gaussian_noise_multiplier(epsilon=epsilon, delta=delta) ** 2
     belief = np.eye(points.shape[1]) / math.sqrt(largest)
@@ -100,7 +103,10 @@ def coinpress_covariance(
 
 
 def _step(points: Matrix, *, rho: float, rng: np.random.Generator) -> tuple[Matrix, float]:
-    """Return the noisy second moment of rows clipped at gamma, and a bound on the covariance's excess over it."""
+    """Run one step of CoinPress: return the noisy second moment of clipped rows, and a bound on its error.
+
+    The bound is on how far the covariance may exceed the noisy second moment.
+    """
     n, d = points.shape
     tail = math.log(1 / FAILURE)
     gamma = math.sqrt(d + 2 * math.sqrt(d * tail) + 2 * tail)
@@ -114,14 +120,14 @@ def _step(points: Matrix, *, rho: float, rng: np.random.Generator) -> tuple[Matr
 
 
 def _inverse_root(matrix: Matrix) -> Matrix:
-    """Return ``U^{-1/2}``; eigenvalues made negative by noise are replaced by a tiny value."""
+    """Return ``U^{-1/2}`` of a matrix U; eigenvalues that noise made negative are replaced by a tiny value."""
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T)
 
 
 FAILURE = 0.1
 _MATRIX_SHARE = 0.75
-_LEAST = 2.0**-24  # the least clipping norm
+_LEAST = 2.0**-24  # the smallest clipping norm that the search of AdaptiveCov tries
 
 
 def separate_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: float, delta: float) -> Matrix:
@@ -135,7 +141,7 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
     rng, rho = np.random.default_rng(), adaptive_rho(epsilon=epsilon, delta=delta)
     n, d = rows.shape
     squares = np.asarray(rows.multiply(rows).sum(axis=1)).ravel()
-    above = math.sqrt(8 / rho * math.log(8 / FAILURE)) / n  # so that noise seldom makes it less than the trace
+    above = math.sqrt(8 / rho * math.log(8 / FAILURE)) / n  # keeps the noisy trace above the true trace, usually
     trace = min(max(squares.sum() / n + 2 / (math.sqrt(rho) * n) * rng.standard_normal() + above, 1e-16), 1.0)
     matrix_rho = _MATRIX_SHARE * rho
     tail = math.log(2 / FAILURE)
@@ -143,7 +149,7 @@ def adaptive_covariance(rows: sparse.csr_array, *, n_components: int, epsilon: f
     vector = math.sqrt(d) + math.sqrt(2 * tail)
 
     def errors(cut: float) -> tuple[float, float]:
-        """Return the Frobenius error bounds of GaussCov and SeparateCov."""
+        """Return bounds on the Frobenius errors of GaussCov and SeparateCov for rows clipped at ``cut``."""
         gauss = cut**2 * frobenius / (math.sqrt(matrix_rho) * n)
         separate = cut * 2**1.25 * math.sqrt(trace * spectral / n) / matrix_rho**0.25
         return gauss, separate + cut**2 * math.sqrt(2) * vector / (math.sqrt(matrix_rho) * n)
@@ -183,9 +189,9 @@ def _threshold(
 ) -> float:
     """Return a clipping norm found by the sparse vector technique at epsilon, halving from norm 1.
 
-    The query at tau is the cost of clipping, ``sum (|x|^2 - tau^2)_+``, minus n times the error from the noise at tau.
-    A replaced row moves it by at most 1. The search ends at the first tau whose clipping costs more than its noise, and
-    returns the norm before it.
+    At a clipping norm tau, the query is the loss from clipping, ``sum (|x|^2 - tau^2)_+``, minus n times the error from
+    noise. A replaced row changes the query by at most 1. The search ends at the first tau at which the loss from
+    clipping exceeds the error from noise, and returns the previous norm.
     """
     limit = rng.laplace(0.0, 2 / epsilon)
     cut = 1.0
@@ -199,7 +205,7 @@ def _threshold(
 
 
 def _noisy(rows: sparse.csr_array, *, rho: float, cut: float, rng: np.random.Generator) -> Matrix:
-    """Return the noisy covariance of rows clipped at a norm."""
+    """Return the covariance of rows clipped at norm ``cut``, with the Gaussian noise of GaussCov."""
     n, d = rows.shape
     norms = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())
     kept = sparse.diags_array(np.minimum(1.0, cut / np.maximum(norms, 1e-300))) @ rows

@@ -1,4 +1,4 @@
-"""Checks, reports, options and in-memory runs shared by all papers.
+"""Checks, reports, command-line options and in-memory releases that all papers share.
 
 >>> near("sum", 1.0, 0.1, got=1.05)["holds"]
 True
@@ -28,7 +28,7 @@ type Check = dict[str, Any]
 type Report = dict[str, Any]
 type Matrix = NDArray[np.float64]
 
-Runs = Annotated[int, typer.Option(min=1, help="Number of draws to compare; expectations are for the default.")]
+Runs = Annotated[int, typer.Option(min=1, help="Number of random draws; checks are for the default number.")]
 DataFolder = Annotated[Path, typer.Option(help="Folder that `make data` fills; checks of missing data are skipped.")]
 OutFolder = Annotated[Path | None, typer.Option(help="A folder for tables (CSV) and figures (SVG, PNG).")]
 
@@ -49,20 +49,20 @@ def at_most(name: str, ceiling: float, *, got: float, tolerance: float = 0.0) ->
 
 
 def judged(checks: Iterable[Check], *, full: bool) -> Iterator[Check]:
-    """Iterate over checks; ``holds`` is None ("not judged") unless the run has the full size, which checks expect."""
+    """Yield checks unchanged for a full run; for a smaller run, set ``holds`` to None ("not judged")."""
     for check in checks:
         yield check if full else check | {"holds": None}
 
 
 def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any) -> Report:
-    """Collect the checks one by one, and return them with the other parts of a report.
+    """Compute the checks one by one, and return a report that contains them and all other parts.
 
     Parameters
     ----------
     checks : iterable of Check
-        May be a generator that computes the checks; the terminal then shows how many are done.
+        A generator may compute the checks; the terminal then shows how many are done.
     left_out : sequence of str
-        The checks that could not be made, with the reasons.
+        The checks that could not be computed, with the reasons.
     more : JSON values
         Other parts of the report, such as tables.
     """
@@ -77,7 +77,10 @@ def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any
 def run_mechanism(
     mechanism: Any, problem: Any, target: PrivacyTarget, source: BlockSource, *, key: bytes | None = None
 ) -> Any:
-    """Plan a mechanism and release rows in memory without a charge; the default key is from the operating system."""
+    """Plan and run a mechanism on rows in memory, without charging a ledger.
+
+    By default, the key comes from the operating system.
+    """
     plan = mechanism.plan(problem, target)
     keyed: dict[str, Any] = {} if key is None else {"key": key}
     reservation = InMemoryReservation(event=plan.event, relation=plan.problem.relation, **keyed)
@@ -85,7 +88,7 @@ def run_mechanism(
 
 
 def isotropic(rng: np.random.Generator, order: int) -> Matrix:
-    """Draw a symmetric Gaussian matrix with std 1 on the diagonal and sqrt(1/2) off it."""
+    """Draw a symmetric Gaussian matrix with std 1 on the diagonal and sqrt(1/2) off the diagonal."""
     drawn = rng.standard_normal((order, order))
     return np.asarray((drawn + drawn.T) / 2.0)
 
@@ -102,12 +105,15 @@ def orthonormal(columns: Matrix) -> Matrix:
 
 
 def mean_rows(draws: Sequence[Sequence[dict[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Average the measures of corresponding rows over draws; with several draws, ``NAME std`` is added to each."""
+    """Average the tables of several draws row by row.
+
+    For each column in ``measures``, the result has the mean, and with several draws also the std, as ``NAME std``.
+    """
     return [same[0] | summary_of(same, measures) for same in zip(*draws, strict=True)]
 
 
 def summary_of(rows: Sequence[dict[str, Any]], measures: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each measure over draws, and its std (``NAME std``) if there are several."""
+    """Return the mean over rows of each column in ``measures``, and with several rows the std, as ``NAME std``."""
     found = {name: float(np.mean([row[name] for row in rows])) for name in measures}
     if len(rows) > 1:
         found |= {f"{name} std": float(np.std([row[name] for row in rows], ddof=1)) for name in measures}
