@@ -102,8 +102,8 @@ def _climbed(
 ) -> Matrix:
     """Run one step for each picked row, and return the directions.
 
-    ``first`` has the directions at the start of the epoch, by whose gradients Algorithm 2 corrects each step; it is zero
-    for Algorithm 1.
+    ``first`` has the directions at the start of the epoch, by whose gradients Algorithm 2 corrects each step. For
+    Algorithm 1 it is zero.
     """
     d, k = directions.shape
     identity = np.eye(k)
