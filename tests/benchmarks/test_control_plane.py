@@ -233,7 +233,7 @@ def test_what_is_to_be_flat_and_is_not_is_named() -> None:
     short, long = (Measured(seconds=seconds, steps=1, statements=1) for seconds in (1.0, 2.0))
     found = {1: dict.fromkeys((POINTERS, "a", "b"), short), 9: {POINTERS: long, "a": long, "b": short}}
     assert falls_short(found) == ["a"]
-    assert "below 2, except where all versions are written or everything is read: not met by a." in " ".join(
+    assert "except requests that write all versions or read everything: not met by a." in " ".join(
         ledger_load_table(found, where="memory").split()
     )
 

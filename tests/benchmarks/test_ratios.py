@@ -272,7 +272,7 @@ def test_rows_that_do_not_fit_in_memory_are_read_for_every_product() -> None:
 def test_the_tables_stand_under_what_they_ran_on() -> None:
     first, _, warning, *_ = tables(FREE, NAMED, under="projection: 2 cores.").splitlines()
     assert first == "projection: 2 cores."
-    assert "belong to this machine" in warning
+    assert "valid for this machine" in warning
 
 
 def test_the_release_of_the_huge_run_is_predicted_from_its_rows() -> None:

@@ -261,7 +261,7 @@ def test_all_neighbours_move_the_counts_by_the_stated_sensitivity_and_some_attai
 
 def test_a_norm_or_a_clip_norm_without_meaning_is_refused():
     query = RejectedRecords(n_features=2, clip_norm=1.0, relation="add_remove", bits=3)
-    with pytest.raises(InvalidInput, match="not stated"):
+    with pytest.raises(InvalidInput, match="no sensitivity in norm"):
         query.sensitivity("nuclear")
     with pytest.raises(InvalidInput, match="must be 1"):
         RejectedRecords(n_features=2, clip_norm=2.0, relation="add_remove", bits=3)
@@ -406,7 +406,7 @@ def test_the_record_means_l1_sensitivity_is_attained(relation):
 
 def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
     for build, norm in ((moment_product, "l1"), (record_mean, "nuclear"), (norm_histogram, "nuclear")):
-        with pytest.raises(InvalidInput, match="not stated"):
+        with pytest.raises(InvalidInput, match="no sensitivity in norm"):
             build("add_remove", 8).sensitivity(norm)
 
 

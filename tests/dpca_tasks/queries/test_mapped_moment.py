@@ -303,5 +303,5 @@ def test_norms_are_limited_to_their_range():
 
 
 def test_only_the_euclidean_sensitivity_is_stated():
-    with pytest.raises(InvalidInput, match="not stated"):
+    with pytest.raises(InvalidInput, match="no sensitivity in norm"):
         query().sensitivity("l1")

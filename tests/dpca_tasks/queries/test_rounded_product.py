@@ -358,5 +358,5 @@ def test_what_could_overflow_is_refused(changes):
 
 def test_it_shows_neither_directions_nor_a_sensitivity():
     assert "directions" not in repr(query_of_eigensolver_product())
-    with pytest.raises(InvalidInput, match="moment_product"):
+    with pytest.raises(InvalidInput, match="MomentProduct"):
         query_of_eigensolver_product().sensitivity("l2")

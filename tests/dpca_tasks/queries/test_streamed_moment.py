@@ -288,7 +288,7 @@ def test_other_noise_than_isometric_is_refused():
     reservation = InMemoryReservation(event=UpperTriangle(noise_multiplier=4.0).event)
     with pytest.raises(InvalidInput, match="no sensitivity"):
         Curator(ArrayBlocks(np.eye(D)), reservation).release(query, UpperTriangle(noise_multiplier=4.0))
-    with pytest.raises(InvalidInput, match="not stated"):
+    with pytest.raises(InvalidInput, match="no sensitivity in norm"):
         query.sensitivity("l1")
 
 
