@@ -43,10 +43,13 @@ type Columns = NDArray[np.intp]
 DEFAULT_L2 = 1.5
 """The default ridge penalty in noise edges.
 
-From one edge on, the variance of a coefficient is at most a third larger than its first-order value, for any rows. The
-factor 1.5 was chosen on rows 1 to 20,000 of a9a with simulated noise, scored on rows 20,001 to 26,048."""
+At 1.5 edges the noise increases the variance of a coefficient by at most an eighth over its first-order value, for any
+rows. The factor 1.5 was chosen on rows 1 to 20,000 of a9a with simulated noise, scored on rows 20,001 to 26,048."""
 LEAST_SHARE = 3.0
 """A variance or share that scales a column counts at least so many of its standard errors."""
+MARGIN = 2.0
+"""A factor on suggestions of less noise, since the suggestion depends on a noisy number."""
+_INFLATED, _DOUBLINGS = 1.0 / 8.0, 40
 _MOST_INFLATED = 3.0
 """The largest relative increase of a variance by noise in the inverse for which standard errors are stated."""
 _UNCERTAIN = 0.3
@@ -121,14 +124,21 @@ class Moment:
 
     @property
     def n_rows(self) -> float:
-        """The released number of rows, at least 1.
+        """The released number of rows.
 
         Raises
         ------
         Invalid
             If the release has no mean.
+        TooNoisy
+            If the number is below `LEAST_SHARE` of its standard errors, in a release in one round.
         """
-        return max(float(self.released[-1, -1]) / self._constant() ** 2, 1.0)
+        constant, last = self._constant(), float(self.released[-1, -1])
+        least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std
+        if self.weights is None and last < least:
+            factor = MARGIN * least / max(last, least / LEAST_SHARE)
+            raise TooNoisy("the noise hides the number of rows", factor=factor)
+        return max(last / constant**2, 1.0)
 
     @property
     def noise_edge(self) -> float:
@@ -187,8 +197,8 @@ class Moment:
         least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std * np.diag(noise)
         seen = np.diag(scatter) > least
         if not seen.any():
-            factor = float((least / np.maximum(np.abs(np.diag(scatter)), least / 100.0)).min())
-            raise TooNoisy("the noise hides the variance of every column", factor=factor)
+            factor = float((least / np.maximum(np.diag(scatter), least / LEAST_SHARE)).min())
+            raise TooNoisy("the noise hides the variance of every column", factor=MARGIN * factor)
         return self._ratios(scatter, noise, seen=seen)
 
     def partial_correlation(self, *, l2: float | None = None) -> Estimate:
@@ -197,10 +207,11 @@ class Moment:
         Parameters
         ----------
         l2 : float, squared data units summed over rows, optional
-            As in `ridge`.
+            As in `ridge`. Default: `DEFAULT_L2` times an upper bound of the noise edge around the mean.
         """
         scatter, noise, _ = self._centred()
-        inverse, _ = self._inverse(scatter, noise, np.full(len(scatter), self._l2(l2, noise)))
+        penalty = DEFAULT_L2 * self._edge(noise) if l2 is None else l2
+        inverse, _, _ = self._inverse(scatter, noise, penalty)
         found = self._ratios(inverse, inverse @ noise @ inverse, seen=np.ones(len(scatter), bool))
         signs = 2.0 * np.eye(len(scatter)) - 1.0
         return Estimate(found.values * signs, found.errors)
@@ -226,11 +237,11 @@ class Moment:
             If the penalty is so small that noise dominates the inverse.
         """
         weights = self._weights()
-        penalty = self._l2(l2, weights)
         inner = features if self.constant is None else np.append(features, len(self.released) - 1)
-        ridge = np.where(inner < self.n_features, penalty, 0.0)
         among, block = np.ix_(inner, inner), np.ix_(inner, targets)
-        inverse, shift = self._inverse(self.released[among], weights[among], ridge)
+        inverse, shift, penalty = self._inverse(
+            self.released[among], weights[among], l2, n_free=len(inner) - len(features)
+        )
         found = inverse @ (self.released[block] + shift * weights[block])
         whole = np.zeros((len(self.released), len(targets)))
         whole[inner], whole[targets] = found, whole[targets] - np.eye(len(targets))
@@ -269,7 +280,7 @@ class Moment:
         if (sizes < least).any():
             raise TooNoisy(
                 f"{int((sizes < least).sum())} of {len(classes)} classes have fewer rows than the noise hides",
-                factor=float((least / np.maximum(sizes, least / 100.0)).max()),
+                factor=MARGIN * float((least / np.maximum(sizes, least / LEAST_SHARE)).max()),
             )
         means = self.released[np.ix_(features, classes)] / sizes
         project = np.zeros((len(features), len(self.released)))
@@ -277,8 +288,7 @@ class Moment:
         project[:, classes] -= means
         within = project @ self.released @ project.T
         noise = project @ weights @ project.T
-        penalty = self._l2(l2, noise)
-        inverse, _ = self._inverse((within + within.T) / 2.0, noise, np.full(len(features), penalty))
+        inverse, _, penalty = self._inverse((within + within.T) / 2.0, noise, l2)
         total = float(sizes.sum())
         found = inverse @ means * total
         whole = project.T @ found
@@ -346,11 +356,6 @@ class Moment:
     def _edge(self, noise: Matrix) -> float:
         return 2.0 * self.noise_std * math.sqrt(float(np.trace(noise)) * float(np.linalg.norm(noise, 2)))
 
-    def _l2(self, l2: float | None, noise: Matrix) -> float:
-        if l2 is not None and not (math.isfinite(l2) and l2 >= 0.0):
-            raise Invalid(f"l2={l2} must be finite and not negative; leave it out for {DEFAULT_L2} noise edges")
-        return DEFAULT_L2 * self._edge(noise) if l2 is None else l2
-
     def _centred(self) -> tuple[Matrix, Matrix, Matrix]:
         """Return the scatter around the mean, the K of its noise, and the products of K with the constant."""
         c = self._constant()
@@ -359,23 +364,35 @@ class Moment:
         weighted = project @ self._weights()
         return scatter, weighted @ project.T, weighted[:, -1]
 
-    def _inverse(self, matrix: Matrix, noise: Matrix, ridge: Matrix) -> tuple[Matrix, float]:
-        """Return the corrected inverse and h.
+    def _inverse(
+        self, matrix: Matrix, noise: Matrix, l2: float | None, *, n_free: int = 0
+    ) -> tuple[Matrix, float, float]:
+        """Return the corrected inverse of a matrix with a penalty, h, and the penalty.
+
+        The default penalty doubles until noise increases variances by at most an eighth. In one round, this holds at
+        once. The last ``n_free`` coordinates are not penalised.
 
         Raises
         ------
         TooNoisy
             If the noise dominates the inverse.
         """
-        inverse, shift = resolvent(matrix + np.diag(ridge), noise, noise_std=self.noise_std)
-        inflation = self._inflation(inverse, noise)
+        if l2 is not None and not (math.isfinite(l2) and l2 >= 0.0):
+            raise Invalid(f"l2={l2} must be finite and not negative; leave it out for {DEFAULT_L2} noise edges")
+        mask, edge = np.arange(len(matrix)) < len(matrix) - n_free, 2.0 * self.noise_std * math.sqrt(len(self.released))
+        penalty = DEFAULT_L2 * edge if l2 is None else l2
+        for _ in range(_DOUBLINGS if l2 is None else 1):
+            inverse, shift = resolvent(matrix + np.diag(penalty * mask), noise, noise_std=self.noise_std)
+            inflation = self._inflation(inverse, noise)
+            if inflation <= _INFLATED:
+                break
+            penalty *= 2.0 if l2 is None else 1.0
         if inflation > _MOST_INFLATED:
-            edge, penalty = self._edge(noise), float(ridge.max())
             raise TooNoisy(
                 f"l2={penalty:.4g} is too small for the noise; leave l2 out, or use at least {edge:.4g}",
                 factor=edge / max(penalty, edge / 100.0),
             )
-        return inverse, shift
+        return inverse, shift, penalty
 
     def _inflation(self, inverse: Matrix, noise: Matrix) -> float:
         product = inverse @ noise
@@ -414,14 +431,18 @@ class Moment:
         for target, w in zip(targets, found.T, strict=True):
             size, seen = float(w @ among @ w), among @ w
             mean, target_mean = float(moment[-1] @ w) / (c * n), float(self.released[-1, target]) / (c * n)
+            around, other = np.zeros((2, len(weights)))
+            around[inner], other[target] = w, 1.0
+            around[-1], other[-1] = w[-1] - mean / c, -target_mean / c
+            length = float(around @ weights @ around)
+            product_error = s * math.sqrt(length * float(other @ weights @ other))
             square = float(w @ moment @ w) + 2.0 * (shift * size + s**2 * float(seen @ inverse @ seen))
-            square = max(square - n * mean**2, 2.0 * s * size)
+            square = max(square - n * mean**2, 2.0 * s * length)
             product = float(self.released[inner, target] @ w) - shift * weights[target, target] - n * mean * target_mean
-            product_error = s * math.sqrt(size * weights[target, target])
             product = max(product, product_error)
             spread = max(float(self.released[target, target]) - n * target_mean**2, product_error)
             share = min(product**2 / (square * spread), 1.0)
-            relative = 2.0 * product_error / product + math.sqrt(2.0) * s * size / square
+            relative = 2.0 * product_error / product + math.sqrt(2.0) * s * length / square
             qualities.append(
                 Quality(
                     r_squared=share,

@@ -120,11 +120,11 @@ def test_r_squared_is_estimated_without_the_noise() -> None:
     rng, n_features = np.random.default_rng(8), 60
     rows = rng.standard_normal((4000, n_features))
     rows[:, -1] = rows[:, 0] * 0.5 + rows[:, -1]
-    rows = np.column_stack([rows, np.full(len(rows), CONSTANT)])
+    rows = np.column_stack([rows, np.ones(len(rows))])
     exact, target, features = rows.T @ rows, np.array([n_features - 1]), np.arange(n_features - 1)
     errors = []
     for _ in range(100):
-        moment = Moment(released=exact + 200.0 * noise_of(len(exact), rng), noise_std=200.0, constant=CONSTANT)
+        moment = Moment(released=exact + 200.0 * noise_of(len(exact), rng), noise_std=200.0, constant=1.0)
         found = moment.ridge(target, features)
         fitted = rows[:, features] @ found.coefficients[0]
         errors.append(found.quality[0].r_squared - np.corrcoef(fitted, rows[:, target[0]])[0, 1] ** 2)
@@ -196,7 +196,9 @@ def test_a_release_refuses_what_it_cannot_support() -> None:
         )
     assert found.value.factor > 10
     with pytest.raises(TooNoisy, match="hides the variance of every column"):
-        Moment(released=np.eye(4), noise_std=10.0, constant=0.5).correlation()
+        Moment(released=np.diag([1.0, 1.0, 1.0, 1e4]), noise_std=10.0, constant=0.5).correlation()
+    with pytest.raises(TooNoisy, match="hides the number of rows"):
+        Moment(released=np.eye(4), noise_std=10.0, constant=0.5).mean()
     with pytest.raises(Invalid, match="request 1 to 4"):
         plain.components(5)
     with pytest.raises(Invalid, match="must be finite and not negative"):
