@@ -522,8 +522,8 @@ class Quality:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the noise hides that f predicts y at all, at two standard errors."""
-        return self.r_squared < 2.0 * self.r_squared_error
+        """Whether the noise hides that f predicts y at all: its covariance with y is below two standard errors."""
+        return self.r_squared <= self.r_squared_error
 
     def threshold(self, *, share: float, middle: float) -> float:
         """Return the value of f above which a row is predicted to be in a class that y indicates.

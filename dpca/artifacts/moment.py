@@ -266,7 +266,7 @@ class PrivateMoment(Artifact):
             found = self.moment.ridge(group, others, l2=l2)
             hidden = [quality for quality in found.quality if quality.is_hidden]
             if hidden and len(hidden) == len(found.quality):
-                factor = MARGIN * min(2.0 * each.r_squared_error / each.r_squared for each in hidden)
+                factor = MARGIN * min(each.r_squared_error / each.r_squared for each in hidden)
                 raise TooNoisy(f"the noise hides whether the other columns predict {target!r}", factor=factor)
         facts = {"model": "ridge", "target": target, "l2": found.l2, "outputs": self._outputs(group, target, marks)}
         arrays = {"coefficients": found.coefficients, "intercepts": found.intercepts, "errors": found.errors}
