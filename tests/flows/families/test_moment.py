@@ -11,6 +11,7 @@ from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.artifacts.moment import AS_WEIGHTED, PrivateMoment
 from dpca.registry.reader import Registry
 from flows.published import moment_of
+from flows.web.pages import Site
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
 
@@ -139,3 +140,21 @@ def test_a_dry_run_states_the_noise_and_charges_nothing(ready: Path, dpca: Comma
     found = json.loads(dpca("moment", "fit", "people", "--publish", "next", *TERMS[:6], "--dry-run", "--json").out)
     assert found["noise_edge_expected"] > found["noise_std_expected"] > 0
     assert len(list(Workspace.read_only().ledger.history("people"))) == 1
+
+
+def test_derived_versions_have_pages_with_a_chart_in_each_theme(ready: Path, dpca: Command) -> None:
+    facts(dpca, "derive", "correlation", "people-moment")
+    facts(dpca, "derive", "ridge", "people-moment", "--target", "income")
+    facts(dpca, "derive", "pca", "people-moment", "--components", "2")
+    site = Site(live=False)
+    for model in ("correlation", "ridge", "pca"):
+        reference = f"people-moment.{model}@1"
+        page = site.answer(f"versions/{reference}.html")
+        assert page.status == 200
+        for theme in ("light", "dark"):
+            assert f"{reference}/derived-{theme}.svg".encode() in page.content
+            chart = site.answer(f"charts/versions/{reference}/derived-{theme}.svg")
+            assert (chart.status, chart.content[:5]) == (200, b"<?xml")
+    assert b"income" in page.content
+    assert site.answer("versions/people-moment@1.html").status == 200
+    assert site.answer("charts/versions/people-moment@1/derived-light.svg").status == 404
