@@ -10,8 +10,8 @@ b, c and d, ``Cov(a^T A b, c^T A d) = s^2 ((a^T K c)(b^T K d) + (a^T K d)(b^T K 
 this identity. They describe the noise of the release only, not the sampling of the rows.
 
 *Inverses.* The mean of ``(S + E + M)^-1`` is close to ``(S + M - h K)^-1``, where ``h = s^2 tr(K (S + E + M)^-1)``:
-noise reduces a ridge penalty by h. So `resolvent` adds h, and h is the only root of an increasing function of the
-released eigenvalues. The matrix that is inverted is always positive definite.
+noise reduces a ridge penalty by h. So `dpca.symmetric.resolvent` adds h, and h is the only root of an increasing
+function of the released eigenvalues. The matrix that is inverted is always positive definite.
 
 References
 ----------
@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca.errors import Invalid
+from dpca.symmetric import Matrix, entry_errors, resolvent
 
-type Matrix = NDArray[np.float64]
 type Columns = NDArray[np.intp]
 
 DEFAULT_L2 = 1.5
@@ -54,7 +54,6 @@ _MOST_INFLATED = 3.0
 """The largest relative increase of a variance by noise in the inverse for which standard errors are stated."""
 _UNCERTAIN = 0.3
 """The relative error of R^2 from which on a threshold relies on the released shares of the classes alone."""
-_BISECTIONS = 200
 
 
 class Estimate(NamedTuple):
@@ -134,8 +133,8 @@ class Moment:
             If the number is below `LEAST_SHARE` of its standard errors, in a release in one round.
         """
         constant, last = self._constant(), float(self.released[-1, -1])
-        least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std
-        if self.weights is None and last < least:
+        if self._is_uncounted:
+            least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std
             factor = MARGIN * least / max(last, least / LEAST_SHARE)
             raise TooNoisy("the noise hides the number of rows", factor=factor)
         return max(last / constant**2, 1.0)
@@ -148,7 +147,7 @@ class Moment:
     def second_moment(self) -> Estimate:
         """Return the second moment of the rows, shape (d, d), as a sum over rows in squared data units."""
         d = self.n_features
-        return Estimate(self.released[:d, :d], self.noise_std * _entry_errors(self._weights()[:d, :d]))
+        return Estimate(self.released[:d, :d], self.noise_std * entry_errors(self._weights()[:d, :d]))
 
     def mean(self) -> Estimate:
         """Return the mean of the rows, shape (d,), in data units.
@@ -176,7 +175,7 @@ class Moment:
         c, n, (scatter, noise, across) = self._constant(), self.n_rows, self._centred()
         values = scatter / n
         last = float(self._weights()[-1, -1])
-        variances = _entry_errors(noise) ** 2 - 4.0 * values / c**2 * np.outer(across, across)
+        variances = entry_errors(noise) ** 2 - 4.0 * values / c**2 * np.outer(across, across)
         variances += 2.0 * (values * last / c**2) ** 2
         return Estimate(values, self.noise_std / n * np.sqrt(np.maximum(variances, 0.0)))
 
@@ -235,23 +234,28 @@ class Moment:
         ------
         TooNoisy
             If the penalty is so small that noise dominates the inverse.
+
+        Notes
+        -----
+        The intercept is not penalised, unless the noise hides the number of rows.
         """
         weights = self._weights()
         inner = features if self.constant is None else np.append(features, len(self.released) - 1)
         among, block = np.ix_(inner, inner), np.ix_(inner, targets)
         inverse, shift, penalty = self._inverse(
-            self.released[among], weights[among], l2, n_free=len(inner) - len(features)
+            self.released[among], weights[among], l2, n_free=0 if self._is_uncounted else len(inner) - len(features)
         )
         found = inverse @ (self.released[block] + shift * weights[block])
         whole = np.zeros((len(self.released), len(targets)))
         whole[inner], whole[targets] = found, whole[targets] - np.eye(len(targets))
         q = len(features)
+        scored = self.constant is not None and not self._is_uncounted
         return Regression(
             coefficients=found[:q].T,
             intercepts=np.zeros(len(targets)) if self.constant is None else found[q] * self.constant,
             errors=np.sqrt(self._variances(whole, inner, inverse))[:q].T,
             l2=penalty,
-            quality=() if self.constant is None else self._qualities(found, inner, targets, inverse, shift),
+            quality=self._qualities(found, inner, targets, inverse, shift) if scored else (),
         )
 
     def discriminant(self, classes: Columns, features: Columns, *, l2: float | None = None) -> "Regression":
@@ -344,6 +348,12 @@ class Moment:
         root = vectors * np.sqrt(np.maximum(values, 0.0))
         draws = np.random.default_rng(seed).standard_normal((n_rows, len(values)))
         return np.asarray(self.mean().values + draws @ root.T)
+
+    @property
+    def _is_uncounted(self) -> bool:
+        if self.constant is None or self.weights is not None:
+            return False
+        return bool(self.released[-1, -1] < LEAST_SHARE * math.sqrt(2.0) * self.noise_std)
 
     def _constant(self) -> float:
         if self.constant is None:
@@ -487,7 +497,8 @@ class Regression:
     l2 : float, squared data units summed over rows
         The penalty.
     quality : tuple of Quality
-        The quality of each function on the released rows; empty without a mean.
+        The quality of each function on the released rows; empty without a mean, or if the noise hides the number of
+        rows.
     """
 
     coefficients: Matrix
@@ -573,54 +584,3 @@ def centred(matrix: Matrix, total: Matrix, count: float) -> tuple[Matrix, Matrix
     """Subtract ``n mean mean^T`` from a second moment; return the mean too. A noisy count below 1 is replaced by 1."""
     mean = total / max(count, 1.0)
     return matrix - np.outer(total, mean), mean
-
-
-def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Matrix, float]:
-    """Return the inverse of ``matrix + h weights``, and h, for the h that corrects for the noise of the matrix.
-
-    Parameters
-    ----------
-    matrix : array of shape (q, q)
-        A symmetric matrix with noise of this K and standard deviation.
-    weights : array of shape (q, q)
-        K, positive definite.
-    noise_std : float
-
-    Returns
-    -------
-    tuple of array of shape (q, q) and float
-        A positive definite inverse G, and ``h = noise_std^2 tr(K G)``.
-    """
-    root = np.linalg.inv(np.linalg.cholesky(weights))
-    values, vectors = np.linalg.eigh(root @ matrix @ root.T)
-    low = max(-float(values[0]), 0.0)
-    high = low + noise_std * math.sqrt(len(values))
-    for _ in range(_BISECTIONS):
-        shift = (low + high) / 2.0
-        if values[0] + shift <= 0.0 or shift < noise_std**2 * float((1.0 / (values + shift)).sum()):
-            low = shift
-        else:
-            high = shift
-    vectors = root.T @ vectors
-    return (vectors / (values + high)) @ vectors.T, high
-
-
-def nearest_psd(matrix: Matrix) -> Matrix:
-    """Return the positive semidefinite matrix that is nearest in the Frobenius norm; a unit diagonal is restored.
-
-    The unit diagonal of a correlation matrix is restored by rescaling, after which the matrix is no longer the nearest.
-    """
-    values, vectors = np.linalg.eigh(matrix)
-    if values[0] >= 0.0:
-        return matrix
-    found = (vectors * np.maximum(values, 0.0)) @ vectors.T
-    if (np.diag(matrix) == 1.0).all():
-        roots = np.sqrt(np.diag(found))
-        found = found / np.outer(roots, roots)
-    return np.asarray((found + found.T) / 2.0)
-
-
-def _entry_errors(noise: Matrix) -> Matrix:
-    """Return the standard deviations of the entries of E in units of s, for noise of this K."""
-    own = np.diag(noise)
-    return np.asarray(np.sqrt(np.outer(own, own) + noise**2))

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
 from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.errors import Invalid
-from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy, nearest_psd
+from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy
+from dpca.symmetric import nearest_psd
 
 _FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names"}
 _INHERITED = ("clip_norm", "code_version", "mechanism", "parameters", "plan", "privacy", "release", "warnings")
@@ -264,6 +265,8 @@ class PrivateMoment(Artifact):
             raise Invalid(f"no column is left to predict {target!r} from; release more columns")
         with self._stating_epsilon():
             found = self.moment.ridge(group, others, l2=l2)
+            if self.has_mean and not found.quality:
+                self.mean()  # refuses with the reason
             hidden = [quality for quality in found.quality if quality.is_hidden]
             if hidden and len(hidden) == len(found.quality):
                 factor = MARGIN * min(each.r_squared_error / each.r_squared for each in hidden)
