@@ -137,7 +137,7 @@ MEASURES: Mapping[str, Callable[[Model, int], float]] = {
     ORACLE: by_oracle,
 }
 CLAIMED: Mapping[tuple[str, str], tuple[str, float, float]] = {
-    # by error and varied size: the rate stated in the paper, its exponent over the measured sizes, and a tolerance
+    # for each error and varied size: the rate in the paper, the exponent of this rate over the sizes, and a tolerance
     (SAMPLING, "n"): ("n^-1/2", -0.5, 0.1),
     (SAMPLING, "s"): ("s^1/2", 0.5, 0.15),
     (SAMPLING, "d"): ("(k + log d)^1/2", 0.06, 0.1),

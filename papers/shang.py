@@ -141,11 +141,11 @@ def reproduce(
         list[str] | None, typer.Option(help="Only this data set: a9a, MNIST, CIFAR-10, real-sim, text or images.")
     ] = None,
     splits: Annotated[int, typer.Option(min=2, help="Paired splits of each data set.")] = SPLITS,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of each compared arm in a split of a9a.")] = DRAWS,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each compared method in a split of a9a.")] = DRAWS,
     text_features: Annotated[
         int, typer.Option(min=100, help="Columns of the synthetic text; 20958, as in real-sim, take most of an hour.")
     ] = TEXT_FEATURES,
-    images: Annotated[int, typer.Option(min=100, help="Synthetic images; 50000, as in CIFAR-10, need 5 GB.")] = IMAGES,
+    images: Annotated[int, typer.Option(min=100, help="Number of synthetic images; 50000 need 5 GB.")] = IMAGES,
     quick: Annotated[bool, typer.Option("--quick", help="a9a with two splits and one draw, not judged.")] = False,
     out: OutFolder = None,
 ) -> Report:

@@ -61,14 +61,14 @@ USEFUL = (
     (7840, 10, 1.0, 456_000, 6_600),
 )
 IN_FEATURES = {
-    # by mechanism: how the length of the noise grows with d at a large eigengap, as an exponent, and a tolerance
+    # for each mechanism: the expected exponent of d in the length of the noise at a large eigengap, and a tolerance
     "smooth Gaussian": (0.5, 0.12),
     "smooth Gaussian, printed": (0.5, 0.12),
     "smooth spherical t": (1.0, 0.15),
     "smooth Cauchy": (1.5, 0.3),
 }
 NEEDED = {
-    # by mechanism: how the eigengap needed to find a direction grows with d, as an exponent, and a tolerance
+    # for each mechanism: the expected exponent of d in the eigengap needed to find a direction, and a tolerance
     "Analyze Gauss": (0.5, 0.12),
     "exponential": (1.0, 0.15),
     "smooth Gaussian": (0.5, 0.15),

@@ -299,7 +299,7 @@ def records(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
 
 
 def approximate_excess(n_features: int, epsilon: float, error: float, delta: float) -> float:
-    """Return the smooth bound U at the number of records of Lemma 15, over ``epsilon_g epsilon_p / sqrt d``."""
+    """Return the smooth bound U at the records of Lemma 15, divided by ``epsilon_g epsilon_p / sqrt d``."""
     size = n_features + math.log(2.0 / delta)
     first = 2.0 * BOUND * math.sqrt(n_features) / (epsilon * error)
     second = 8.0 * size * math.log(math.sqrt(2.0 * n_features) / (epsilon * error)) / epsilon
@@ -308,7 +308,7 @@ def approximate_excess(n_features: int, epsilon: float, error: float, delta: flo
 
 
 def pure_excess(n_features: int, epsilon: float, error: float) -> float:
-    """Return the l1 smooth bound U at the number of records of Lemma 16, over ``epsilon_g epsilon_p / d``.
+    """Return the l1 smooth bound U at the records of Lemma 16, divided by ``epsilon_g epsilon_p / d``.
 
     The bound is capped at sqrt(2 d), the largest l1 distance of two directions.
     """
