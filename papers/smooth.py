@@ -53,7 +53,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 PURE = ("exponential", "smooth spherical t", "smooth Cauchy")
 """The contenders that run without a delta."""
 USEFUL = (
-    # D, k, epsilon, and the eigengaps above which the noise is at most twice its limit, as printed and exactly
+    # D, k, epsilon; the eigengaps from which the noise is at most twice its limit, with printed and with exact noise
     (123, 1, 0.1, 59_000, 5_500),
     (123, 1, 1.0, 4_600, 600),
     (1230, 10, 0.1, 743_000, 23_000),
