@@ -108,7 +108,7 @@ def reproduce(
 
 
 def check_lemma() -> Iterator[Check]:
-    """Check Lemma 2: its constant for aligned bases, that it fails for bases that are not aligned, and its powers."""
+    """Check the constant and the powers of Lemma 2 for aligned bases, and that it fails for other bases."""
     rng = np.random.default_rng(SEEDS[0])
     largest = 0.0
     for _ in range(_PAIRS):

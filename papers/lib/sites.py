@@ -130,7 +130,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One point of a figure: the sites, the privacy target, and the methods to run."""
+    """One point of a figure, given by sites, a privacy target and the methods to run."""
 
     sweep: str
     value: float

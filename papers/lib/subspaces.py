@@ -1,4 +1,4 @@
-"""Comparison of methods (arms) for private subspaces: mechanisms of dpca, algorithms as printed, classification loss.
+"""Comparison of methods (arms) for private subspaces, by captured variance and by loss of classification accuracy.
 
 *Mechanisms of dpca* run through the curator. The rows are public, so nothing is charged. Keys come from seeds, so that
 every number is reproducible; for private rows, a key comes from the operating system.
@@ -173,7 +173,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A compared method: a mechanism, its settings, and how its noise is calibrated.
+    """A compared method, which is a mechanism with settings and with a calibration of its noise.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The name in tables: mechanism, calibration, whether it is refined, and number of steps or epochs."""
+        """The name in tables, which states the mechanism, its calibration and its other settings."""
         longer = "".join(f", {_LONGER[name]}{value}" for name, value in self.settings.items() if name in _LONGER)
         return f"{self.mechanism} {self.calibration}{' refined' if self.refined else ''}{longer}"
 
