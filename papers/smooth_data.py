@@ -252,7 +252,7 @@ def _check_wide(tables: Mapping[str, list[dict[str, Any]]], claims: list[Claim])
 
 
 def _size(data: Data) -> dict[str, Any]:
-    """Return a table row with the size of a data set, the time for its eigenpairs, and the memory with and without a matrix."""
+    """Return a table row with the size of a data set, the time for eigenpairs, and memory with and without a matrix."""
     solver = Eigensolver(n_features=data.d, clip_norm=1.0, relation=RELATION, n_components=1)
     basis = 2 * 8 * data.d * min(data.d, solver.width * solver.passes)
     return {
