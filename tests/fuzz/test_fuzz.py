@@ -56,6 +56,17 @@ def test_every_seed_is_ingested(world: World, seeds: list[Seed]) -> None:
     )
 
 
+def test_memory_of_earlier_tests_is_not_blamed_on_an_input(
+    world: World, seeds: list[Seed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = iter([3_000_000, 3_000_000, 3_500_000, 3_500_000])
+    monkeypatch.setattr(trial, "_peak_memory", lambda: next(peaks))
+    later = World(world.home.with_name("later"), seeds)
+    kinds = [later.judge(seeds[0]).kind for _ in range(3)]
+    later.close()
+    assert kinds == ["accepted", "other", "accepted"]
+
+
 def test_malformed_inputs_are_refused_in_one_line_or_are_rows_after_all(world: World) -> None:
     verdicts = [world.judge(world.make(number, base=BASE)) for number in range(INPUTS)]
     assert [verdict for verdict in verdicts if verdict.kind not in ("refused", "accepted")] == []
