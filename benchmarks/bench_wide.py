@@ -205,7 +205,7 @@ def bench_formed(source: Input, measure: Measurement, *, toy: bool) -> None:
     formed = curator().release(query, law)
     requested = on_grid(start_directions(d, COMPONENTS))
     steps = np.rint(formed / query.unit * query.steps_per_unit)
-    high, low = np.divmod(steps, 2.0**20)  # floating-point products of each part are exact
+    high, low = np.divmod(steps, 2.0**20)  # both parts are small enough for exact floating-point products
     exact = [high @ requested.astype(np.float64), low @ requested.astype(np.float64)]
     whole = (exact[0].astype(object) * 2**20 + exact[1].astype(object)).astype(np.float64)
     product = curator().release_operator(query, law).product(requested)

@@ -39,7 +39,7 @@ ROWS = 200_000_000
 SHARD_ROWS = 1_000_000
 SHARES = (4, 2, 1)  # the benchmark runs on a quarter, a half and all of the rows
 LEFT_FREE = 15_000_000_000  # bytes of the disk that remain free
-COPIES = 2.2  # disk space as a multiple of the shards' bytes: shards, and a snapshot that is at most as large
+COPIES = 2.2  # needed disk space, as a multiple of the size of the shards; a snapshot is at most as large as these
 TOLERANCE = 0.1
 """The allowed relative difference in time per row between sizes, of ingest and release together, and of the release."""
 

@@ -45,7 +45,7 @@ class Costs:
         return moment if kind == "moment" else 8 * self.n_features * WIDTH
 
     def predicted(self, machine: Machine, kind: str, workers: int) -> float:
-        """Return the seconds that the model predicts for a round, of which there is a measurement too."""
+        """Return the predicted duration of a round that was also measured, in seconds."""
         row = self.rows[workers].of(kind)
         return round_seconds(machine, rows=self.n_rows, row=row, size=self.size(kind), workers=workers)
 

@@ -50,7 +50,7 @@ from dpca_tasks.threads import one_thread
 from flows.clusters.connecting import connect, open_cluster
 from flows.settings import Settings
 
-BITS, COMPONENTS = 12, 10  # 12 bits are the grid of a release at epsilon 1
+BITS, COMPONENTS = 12, 10  # a release at epsilon 1 uses a grid of 12 bits
 ROUNDS, EMPTY_ROUNDS, TIMES_MORE_TASKS = 5, 21, 20
 MOVED = 16 << 20  # bytes of the array whose transfer to the client is timed, about a second moment of 2,000 columns
 WITHIN = 1.3

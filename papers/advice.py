@@ -144,7 +144,7 @@ class Cell:
 def reproduce(
     *,
     data: DataFolder = Path("data"),
-    full: Annotated[bool, typer.Option("--full", help="Three draws, and MNIST and Reuters; about 20 minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Run three draws; add MNIST and Reuters; 20 minutes.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Also check sparse text of 20,958 columns.")] = False,
     dataset: Annotated[list[str] | None, typer.Option(help="Only this data set.")] = None,
 ) -> Report:

@@ -79,9 +79,9 @@ CELLS = (
     Cell("mnist 5,000", 10, 0.1, (0.5409, 0.5741, 0.5754, 0.5783, 0.5765), tolerance=0.03),
     Cell("mnist 5,000", 10, 0.3, (0.6409, 0.7006, 0.7058, 0.7185, 0.7169), tolerance=0.02),
     Cell("mnist 5,000", 10, 1.0, (0.8629, 0.9164, 0.9221, 0.9289, 0.9289), tolerance=0.01),
-    # On Reuters, one component is above the noise edge and the next are near it, so draws of `eb` vary widely. In 15
-    # draws eb captures .628 with a deviation of .03, and spikes .636. So a mean of five is off by .014, also in the
-    # table.
+    # On Reuters, `eb` varies widely between draws, since several components are near the noise edge.
+    # In 15 draws, `eb` captures .628 with a standard deviation of .03, and `spikes` captures .636.
+    # So a mean of five draws has a standard error of .014, as has the expected value in this table.
     Cell("reuters", 10, 0.1, (0.3820, 0.6449, 0.6515, 0.7051, 0.7051), tolerance=0.0151, unguarded=0.03, floor=0.69),
     Cell("reuters", 10, 0.3, (0.6635, 0.8006, 0.8092, 0.8475, 0.8475), tolerance=0.01),
     Cell("reuters", 10, 1.0, (0.8323, 0.9253, 0.9431, 0.9497, 0.9497), tolerance=0.005),

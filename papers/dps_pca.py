@@ -225,7 +225,7 @@ def _drawn(run: int, model: Model) -> Iterator[tuple[Draw, list[Case]]]:
 
 
 def figure_2(draw: Draw) -> Iterator[Row]:
-    """Yield the rows of figure 2: the errors from privacy and from sampling, and their bounds, for each epsilon."""
+    """Yield the rows of figure 2, which are the errors from privacy and from sampling, with bounds, at each epsilon."""
     delta, usual = FIGURE_2_DELTA, draw.non_private[TRUNCATED]
     for arm in (OURS, SPARSE):
         for epsilon in FIGURE_2_EPSILONS:

@@ -1,8 +1,9 @@
-"""Reproduction of the rates of the DPS-PCA paper: Theorem 4.3, the minimax rate, and Figures 1 and 2.
+"""Compare the errors of DPS-PCA with the rates in its paper: Theorem 4.3 and the minimax rate; draw Figures 1 and 2.
 
-The errors by sampling, by privacy and by few rounds are measured separately on the paper's model at smaller sizes, with
-every row scaled to norm 1. Slopes in n, s, d and epsilon are compared with equations (4.2) to (4.4). An estimator that
-knows the relevant features stands in for the minimax rate, since no run can range over all estimators.
+The errors from sampling, from privacy and from too few rounds are measured separately, on the model of the paper at
+smaller sizes, with every row scaled to norm 1. Their slopes in n, s, d and epsilon are compared with equations (4.2) to
+(4.4). No experiment can measure the minimax rate over all estimators. An estimator that knows the relevant features is
+used instead.
 
 Rows and noise come from `SEEDS`, so nothing is charged and a run can be repeated.
 """
@@ -99,25 +100,25 @@ def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
 
 @lru_cache(maxsize=2)
 def drawn(model: Model, seed: int) -> Draw:
-    """Return a draw of a model; rows of the same sizes are drawn once."""
+    """Return the rows of a model for a seed; the last two results are cached."""
     return Draw.of(model, run=seed)
 
 
 def by_sampling(model: Model, seed: int) -> float:
-    """Return the distance between the truth and the truncated answer without noise."""
+    """Return the error from sampling: the distance of the truncated directions without noise from the true ones."""
     draw = drawn(model, seed)
     return draw.to_truth(draw.non_private[TRUNCATED])
 
 
 def by_privacy(model: Model, seed: int, *, epsilon: float = EPSILON) -> float:
-    """Return the distance between Algorithm 1, with exact calibration, and the truncated answer without noise."""
+    """Return the error from privacy: the distance of Algorithm 1, calibrated exactly, from its result without noise."""
     draw = drawn(model, seed)
     found = draw.answer(WHOLE, epsilon=epsilon, delta=DELTA).components
     return subspace_distance(found, draw.non_private[TRUNCATED])
 
 
 def by_oracle(model: Model, seed: int) -> float:
-    """Return the distance of the leading directions of the relevant features alone."""
+    """Return the error of an estimator that knows the relevant features: their leading directions without noise."""
     draw, s = drawn(model, seed), model.n_relevant
     _, leading = leading_eigenpairs(draw.moment[:s, :s], model.n_components)
     return draw.to_truth(np.hstack([leading, np.zeros((model.n_components, model.n_features - s))]))
@@ -136,7 +137,7 @@ MEASURES: Mapping[str, Callable[[Model, int], float]] = {
     ORACLE: by_oracle,
 }
 CLAIMED: Mapping[tuple[str, str], tuple[str, float, float]] = {
-    # measure and axis: the stated rate, its exponent over the sizes of the axis, and a tolerance
+    # for each error and varied size: the rate in the paper, the exponent of this rate over the sizes, and a tolerance
     (SAMPLING, "n"): ("n^-1/2", -0.5, 0.1),
     (SAMPLING, "s"): ("s^1/2", 0.5, 0.15),
     (SAMPLING, "d"): ("(k + log d)^1/2", 0.06, 0.1),
@@ -152,7 +153,7 @@ REFUTED = {(SAMPLING, "rows kept"), (PRIVACY, "d"), (PRIVACY, "epsilon")}
 
 
 def _check_rates(seeds: Sequence[int], table: list[Row], slopes: list[Row], claims: list[Claim]) -> Iterator[Check]:
-    """Measure the errors along each axis, and compare their slopes with Theorem 4.3."""
+    """Measure each error while one size varies, and compare the slopes with Theorem 4.3."""
     values: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     for (axis, (sizes, model_at)), seed in itertools.product(AXES.items(), seeds):
         found = [{measure: of(model_at(size), seed) for measure, of in MEASURES.items()} for size in sizes]
@@ -190,7 +191,10 @@ def _check_rates(seeds: Sequence[int], table: list[Row], slopes: list[Row], clai
 
 
 def _check_rate(measure: str, axis: str, slope: Slope, slopes: list[Row], claims: list[Claim]) -> Iterator[Check]:
-    """Compare a slope with the stated exponent; a refuted one must differ by more than the tolerance."""
+    """Compare a measured slope with the exponent in the paper.
+
+    A claim that is expected to be refuted must differ from the slope by more than the tolerance.
+    """
     states, exponent, tolerance = CLAIMED.get((measure, axis), ("", math.nan, 0.0))
     slopes.append(slope.row(item="Theorem 4.3", value=measure, axis=axis, states=states))
     if not states:
@@ -208,7 +212,7 @@ def _check_rate(measure: str, axis: str, slope: Slope, slopes: list[Row], claims
 
 
 def _check_providers(seeds: Sequence[int], slopes: list[Row], claims: list[Claim]) -> Iterator[Check]:
-    """Measure the error by privacy against the number of providers, each with independent noise."""
+    """Check how the error from privacy grows with the number of data providers, each with independent noise."""
 
     def error(providers: int, seed: int) -> float:
         draw, model = drawn(SMALL, seed), SMALL
@@ -232,7 +236,7 @@ def _check_providers(seeds: Sequence[int], slopes: list[Row], claims: list[Claim
 
 
 def _check_rounds(seeds: Sequence[int], slopes: list[Row], claims: list[Claim]) -> Iterator[Check]:
-    """Measure the factor by which a round reduces the distance to the limit, and compare it with (4.4)."""
+    """Check the factor by which each round reduces the distance from the final directions, against (4.4)."""
     gamma = Bound(model=PAPER, noise_std=printed_std(epsilon=2.0, delta=DELTA)).gamma
     factors = [_contraction(seed) for seed in seeds]
     mean = float(np.mean(factors))
@@ -260,7 +264,10 @@ def _check_rounds(seeds: Sequence[int], slopes: list[Row], claims: list[Claim]) 
 
 
 def _contraction(seed: int) -> float:
-    """Return the factor per round towards the limit without noise, from the third round while it is above rounding."""
+    """Return the factor by which a round without noise reduces the distance from the limit of the iteration.
+
+    It is the geometric mean over all rounds whose distance is above rounding errors.
+    """
     draw = drawn(SMALL, seed)
     directions, found = start_directions(SMALL.n_features, SMALL.n_components), []
     for _ in range(12):
@@ -271,7 +278,10 @@ def _contraction(seed: int) -> float:
 
 
 def _first_close(seed: int, *, epsilon: float) -> int:
-    """Return the first round whose distance is at most 1.5 times that of the last three rounds."""
+    """Return the first round whose distance from the true directions is at most 1.5 times the final distance.
+
+    The final distance is the mean over the last three of twenty rounds.
+    """
     draw, model = drawn(SMALL, seed), SMALL
     rng = np.random.default_rng([seed, round(10 * epsilon)])
     std = printed_std(epsilon=epsilon, delta=DELTA) / model.squared_norm
@@ -284,7 +294,7 @@ def _first_close(seed: int, *, epsilon: float) -> int:
 
 
 def figure_2() -> Iterator[Row]:
-    """Iterate over the error terms of Theorem 4.3 by epsilon, for rows as printed and for rows of norm 1."""
+    """Yield the rows of figure 2: both error bounds of Theorem 4.3 for each epsilon, as printed and for norm 1."""
     for data, factor in BOUNDS.items():
         for epsilon in FIGURE_2_EPSILONS:
             std = factor * printed_std(epsilon=epsilon, delta=FIGURE_2_DELTA)
@@ -295,7 +305,7 @@ def figure_2() -> Iterator[Row]:
 
 
 def _figure_2_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Compare the two error terms for each norm of the rows."""
+    """Compare the error from privacy with the error from sampling, for rows as printed and for rows of norm 1."""
     for data in BOUNDS:
         seen = {(row["arm"], row["epsilon"]): row["distance"] for row in rows if row["data"] == data}
         below = [
@@ -310,7 +320,7 @@ def _figure_2_claims(rows: Sequence[Row]) -> Iterator[Claim]:
 
 
 def draw_figure_1(path: Path) -> list[Path]:
-    """Draw the providers and the server of Figure 1 to a path without suffix, and return the files."""
+    """Draw Figure 1, the data providers and the server, and return the files; ``path`` has no suffix."""
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     axes = figure.add_subplot()
     axes.set(xlim=(0, 10), ylim=(0, 4.6), title="Figure 1: one round of distributed private sparse PCA")
@@ -325,9 +335,8 @@ def draw_figure_1(path: Path) -> list[Path]:
             (x0, y0), (x1, y1) = ends
             style = {"arrowstyle": "->", "color": "black", "linewidth": 1.0, "linestyle": "-" if shift < 0 else "--"}
             axes.annotate("", xy=(x1 + shift, y1), xytext=(x0 + shift, y0), arrowprops=style)
-            at = (5.0 + 2.0 * x) / 3.0 + 3.0 * shift * (
-                1.0 if x == 5.0 else 1.6
-            )  # next to the arrow, on its outer side
+            # the label is next to the arrow, on the outer side
+            at = (5.0 + 2.0 * x) / 3.0 + 3.0 * shift * (1.0 if x == 5.0 else 1.6)
             axes.text(at, 1.85, label, ha="center", va="center", fontsize="small")
     axes.text(6.7, 0.7, "…", ha="center", va="center")
     axes.annotate("", xy=(3.0, 3.6), xytext=(0.6, 3.6), arrowprops={"arrowstyle": "->"})

@@ -1,8 +1,10 @@
-"""Reproduction of the expected numbers of every mechanism on an a9a-like matrix, each as a check with its tolerance.
+"""Check the captured variance of every mechanism on a matrix like a9a, against expected numbers with tolerances.
 
-The matrix is generated from a seed: fourteen groups of columns, with one column of each group set in every row, drawn
-by a latent class. Rows have norm 1. The spectrum of ``X^T X / n`` is within about 8 % of .308 .069 .051 .042 .022 .020
-.017 .0166 .0161 .0147. Nothing is charged: mechanisms run on arrays in memory, with keys from the operating system.
+The matrix is generated from a seed. It has fourteen groups of columns. In every row, one column of each group is
+nonzero; the choice depends on a random class of the row. Rows have norm 1. The leading eigenvalues of ``X^T X / n`` are
+within about 8 % of .308 .069 .051 .042 .022 .020 .017 .0166 .0161 .0147.
+
+Mechanisms run on arrays in memory, with keys from the operating system. Nothing is charged.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ COMPONENTS, DELTA, RUNS, TOLERANCE = 10, 1e-3, 10, 0.25
 
 
 def a9a_like() -> sparse.csr_array:
-    """Return the matrix, of shape (30000, 123), with fourteen equal values per row."""
+    """Return a matrix like a9a, of shape (30000, 123), with fourteen equal values per row and norm 1."""
     rng = np.random.default_rng(_SEED)
     classes = rng.dirichlet(np.full(_CLASSES, _EVENNESS))
     tables = []
@@ -49,11 +51,11 @@ def a9a_like() -> sparse.csr_array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A mechanism at one epsilon and delta, and the expected result of its k components.
+    """A mechanism at one epsilon and delta, with the expected accuracy of its components.
 
-    ``expected`` is the captured variance. If ``digit`` is given, it is instead the squared distance of the subspaces,
-    which is small and known to one digit. Runs that vary widely are repeated ``repeats`` times as often. A case that
-    ``fails`` is expected to be no better than random.
+    ``expected`` is the captured variance. If ``digit`` is given, it is the squared distance from the best subspace
+    instead, with ``digit`` as the unit of its last digit. A case with widely varying results runs ``repeats`` times as
+    often. If ``fails``, the components are expected to be no better than random.
     """
 
     mechanism: str
@@ -69,12 +71,12 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """A quarter of the expected loss; for distances, a quarter of the distance plus one unit of its digit."""
+        """A quarter of the expected loss of captured variance, or a quarter of the expected distance plus ``digit``."""
         return TOLERANCE * (1 - self.expected) if self.digit is None else TOLERANCE * self.expected + self.digit
 
     @property
     def name(self) -> str:
-        """The mechanism, the settings that differ from the defaults, and epsilon as text."""
+        """The mechanism, its settings that are not defaults, and epsilon as text."""
         shown = [f"{key}={value}" for key, value in self.settings.items()]
         shown += [] if self.relation == "add_remove" else [self.relation]
         shown += [] if self.components == COMPONENTS else [f"k={self.components}"]
@@ -83,14 +85,14 @@ class Case:
         return " ".join([self.mechanism, *shown])
 
     def measure(self, found: Matrix, best: Matrix, second_moment: Matrix) -> float:
-        """Measure components against the best ones."""
+        """Return the captured variance of components, or their squared distance from the best components."""
         if self.digit is not None:
             return squared_distance(found, best)
         return held_variance(second_moment, found) / held_variance(second_moment, best)
 
 
 def _fails(mechanism: str, epsilon: float, components: int, **settings: Any) -> Case:
-    """Return a case expected to fail, with a subspace as distant as random ones."""
+    """Return a case in which the components are expected to be no better than random directions."""
     return Case(
         mechanism=mechanism,
         epsilon=epsilon,

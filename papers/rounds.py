@@ -1,6 +1,7 @@
-"""Reproduction of the gain of releases in rounds at equal privacy, by the mechanism itself on a9a and MNIST.
+"""Measure how much more variance releases in rounds capture than releases in one round, on a9a and MNIST.
 
-Keys are derived from seeds, so that every number is reproducible. The data are public, so nothing is charged.
+Both have the same privacy. Keys are derived from seeds, so every number is reproducible. The data are public, so
+nothing is charged.
 """
 
 import hashlib
@@ -36,9 +37,9 @@ _SEED = 49
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A release in rounds, and its expected captured variance as a mean of draws; 1 is the best k directions.
+    """A release in rounds and its expected captured variance, relative to the best k directions, as a mean of draws.
 
-    ``plain`` is the expected captured variance of one round.
+    ``plain`` is the expected captured variance of a release in one round.
     """
 
     data: Data
@@ -52,14 +53,14 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The settings as text."""
+        """The data set, number of components, epsilon and centering as text."""
         words = [self.data, f"k={self.n_components}", f"epsilon={self.epsilon:g}"]
         words += ["centred"] * (self.center == "private") + [f"{self.rounds} rounds"]
         return " ".join(words + [self.relation] * (self.relation != "add_remove"))
 
     @property
     def tolerance(self) -> float:
-        """Three standard deviations of a mean of draws."""
+        """Three standard deviations of the mean of all draws."""
         centred, mnist = self.center == "private", self.data == "mnist"
         if self.epsilon >= 0.3:
             return 0.002
@@ -71,7 +72,7 @@ class Cell:
 
     @property
     def quick(self) -> bool:
-        """True for the cells that are always computed."""
+        """True if the release is also computed without ``--full``."""
         return self.epsilon == 0.1 and (
             self.data == "a9a" or (self.data == "mnist" and self.n_components == 10 and self.center == "private")
         )
@@ -101,7 +102,7 @@ with a standard deviation of .005 each. All other numbers are those of the deriv
 
 
 def cells() -> Iterator[Cell]:
-    """Iterate over all cells, ordered by data set."""
+    """Yield all releases to check, ordered by data set."""
     centers: tuple[Center, ...] = ("none", "private")
     for data in RUNS:
         for (named, epsilon), row in _TABLE.items():
@@ -138,8 +139,9 @@ def reproduce(
     Returns
     -------
     Report
-        A check is a mean of five draws (a9a) or three (MNIST). ``tolerance`` is three standard deviations of this
-        mean. From an epsilon of .1 on, rounds must also capture no less than one round, within `NO_WORSE`.
+        Each check compares a mean of five draws (a9a) or three draws (MNIST) with an expected number. ``tolerance`` is
+        three standard deviations of this mean. At epsilon .1 and more, rounds must also capture at least as much as one
+        round, up to `NO_WORSE`.
     """
     fetched, left_out = available(data, "mnist")
     loaders: dict[str, Callable[[], sparse.csr_array]] = {"a9a": a9a_rows, **fetched}
@@ -149,7 +151,7 @@ def reproduce(
 
 
 def _within(rows: sparse.csr_array) -> sparse.csr_array:
-    """Divide rows by the quantile of their norms, which is the clip norm."""
+    """Divide rows by a quantile of their norms, which is used as the clip norm, so that the clip norm becomes 1."""
     norms = np.sqrt(rows.multiply(rows).sum(axis=1))
     return sparse.csr_array(rows / float(np.quantile(norms, QUANTILE)))
 
@@ -173,7 +175,7 @@ def _checks(loaders: Mapping[str, Callable[[], sparse.csr_array]], *, full: bool
 
 
 def _moment(rows: sparse.csr_array, center: str) -> Matrix:
-    """Return the second moment of rows, around their mean if they are centred."""
+    """Return the second moment of rows, around their mean unless ``center`` is ``"none"``."""
     moment = second_moment(rows)
     if center == "none":
         return moment

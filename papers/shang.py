@@ -1,9 +1,11 @@
-"""Reproduction of the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
+"""Repeat the experiments of Shang et al., PCA in the stochastic differential privacy model, on real data.
 
-Tables 1 and 2 are computed statements. Figure 1 shows distance and captured variance against epsilon, on all records.
-The protocol of Table 3 measures the loss of classification in private subspaces. Every mechanism runs in its published
-and in its tight calibration, with its true epsilon next to it. The data are public, so no budget is charged. Keys come
-from seeds, so that every number is reproducible.
+Tables 1 and 2 contain formulas and facts about the data, which are computed. Figure 1 shows distance and captured
+variance against epsilon, on all records. Table 3 measures how much accuracy a classifier loses on projections on
+private subspaces.
+
+Every mechanism runs with its published noise and with exactly calibrated noise (``tight``), and its true epsilon is
+stated. The data are public, so no budget is charged. Keys come from seeds, so that every number is reproducible.
 """
 
 import itertools
@@ -139,11 +141,11 @@ def reproduce(
         list[str] | None, typer.Option(help="Only this data set: a9a, MNIST, CIFAR-10, real-sim, text or images.")
     ] = None,
     splits: Annotated[int, typer.Option(min=2, help="Paired splits of each data set.")] = SPLITS,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of each compared arm in a split of a9a.")] = DRAWS,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each compared method in a split of a9a.")] = DRAWS,
     text_features: Annotated[
         int, typer.Option(min=100, help="Columns of the synthetic text; 20958, as in real-sim, take most of an hour.")
     ] = TEXT_FEATURES,
-    images: Annotated[int, typer.Option(min=100, help="Synthetic images; 50000, as in CIFAR-10, need 5 GB.")] = IMAGES,
+    images: Annotated[int, typer.Option(min=100, help="Number of synthetic images; 50000 need 5 GB.")] = IMAGES,
     quick: Annotated[bool, typer.Option("--quick", help="a9a with two splits and one draw, not judged.")] = False,
     out: OutFolder = None,
 ) -> Report:
@@ -175,7 +177,7 @@ def reproduce(
 
 
 def _draw_figure(rows: Sequence[Row], out: Path | None) -> list[str]:
-    """Draw Figure 1 at the paper's delta, with a panel for each data set."""
+    """Draw Figure 1 at the delta of the paper, with one panel per data set, and return the files."""
     arms = tuple(arm.name for arm in FIGURE_ARMS)
     shown = [row for row in rows if row.get("delta") == PRINTED_DELTA and row["arm"] in arms and "distance" in row]
     if out is None or not shown:
@@ -194,7 +196,7 @@ def _draw_figure(rows: Sequence[Row], out: Path | None) -> list[str]:
 def _loaders(
     data: Path, cifar10_file: Path | None, real_sim_file: Path | None, text_features: int, images: int
 ) -> tuple[dict[str, Callable[[], LabelledRows]], list[str]]:
-    """Return the loaders of the available data sets, and the reasons why others are left out."""
+    """Return functions that load the available data sets, and the reasons why others are left out."""
     found: dict[str, Callable[[], LabelledRows]] = {"a9a": a9a}
     left_out = []
     if all((data / place).is_file() for place in (MNIST, MNIST_LABELS)):
@@ -216,7 +218,7 @@ def _loaders(
 
 
 def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, draws: int) -> Iterator[Check]:
-    """Make the checks of one data set, and add its rows to the tables."""
+    """Run all experiments on one data set, yield the checks, and add rows to the tables."""
     tables["table2"].append(shape(data))
     yield from check_shapes(data)
     if data.name == "a9a":
@@ -231,15 +233,17 @@ def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, dr
     majority, losses = compare(data, splits=splits, draws=draws)
     tables["table3"] += [majority.row(data), *losses.rows()]
     name = f"{data.name}: points of the best directions over the most frequent label"
-    yield at_least(name, 0.0, got=float(np.mean(majority.lost)))  # a random subspace need not beat it
+    # random subspaces may be worse than predicting the most frequent label
+    yield at_least(name, 0.0, got=float(np.mean(majority.lost)))
     yield from check_losses(losses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The outcome of an arm at one epsilon and delta: the means of its runs, or the reason of its refusal.
+    """The result of a compared method (arm) at one epsilon and delta: means over its runs, or why it was refused.
 
-    Baselines have no epsilon and delta. ``lost`` has the points of accuracy lost in each split, as means over draws.
+    Baselines have no epsilon and delta. ``lost`` has the loss of accuracy in each split, in percentage points, as means
+    over draws.
     """
 
     arm: str
@@ -251,7 +255,7 @@ class Outcome:
     refused: str | None = None
 
     def row(self, data: LabelledRows) -> Row:
-        """Return the row of the table."""
+        """Return the result as a row of a table."""
         row: Row = {"data": data.name, "k": data.n_components, "arm": self.arm, **self.measured}
         if self.epsilon is not None:
             row |= {"claimed epsilon": self.epsilon, "true epsilon": self.true_epsilon, "delta": self.delta}
@@ -263,7 +267,7 @@ class Outcome:
 
 
 class Outcomes:
-    """The runs of arms on one data set, by arm, epsilon and delta."""
+    """All results on one data set, by compared method (arm), epsilon and delta."""
 
     def __init__(self, data: LabelledRows) -> None:
         self.data = data
@@ -275,7 +279,10 @@ class Outcomes:
     def run(
         self, arm: Arm, rows: Rows, reference: Reference, *, epsilon: float, delta: float, seed: tuple[int, ...]
     ) -> Matrix | None:
-        """Run an arm and measure its components; after a refusal, store the reason and do not run the arm again."""
+        """Run a method, measure its components and return them.
+
+        If the method refuses, store the reason, return None, and do not run the method again.
+        """
         key, k = (arm.name, epsilon, delta), self.data.n_components
         if key in self._refused:
             return None
@@ -290,15 +297,15 @@ class Outcomes:
         return components
 
     def add(self, key: Key, measured: dict[str, float]) -> None:
-        """Add the measures of a run."""
+        """Add the measured values of one run."""
         self._measured.setdefault(key, []).append(measured)
 
     def lose(self, key: Key, split: int, points: float) -> None:
-        """Add the points of accuracy that a run lost in a split."""
+        """Add the loss of accuracy of one run in a split, in percentage points."""
         self._lost.setdefault(key, {}).setdefault(split, []).append(points)
 
     def all(self) -> Iterator[Outcome]:
-        """Iterate over the outcomes in order of first run, with refused arms last."""
+        """Yield the results of all methods, in the order of their first runs, with refused methods last."""
         for key, seen in self._measured.items():
             yield Outcome(
                 **dict(zip(("arm", "epsilon", "delta"), key, strict=True)),  # type: ignore[arg-type]
@@ -310,24 +317,24 @@ class Outcomes:
             yield Outcome(arm=arm, epsilon=epsilon, delta=delta, refused=why)
 
     def rows(self) -> Iterator[Row]:
-        """Iterate over the rows of the table."""
+        """Yield the results of all methods as rows of a table."""
         return (each.row(self.data) for each in self.all())
 
     def measures(self, arm: Arm, measure: str, delta: float = PRINTED_DELTA) -> list[float]:
-        """Return a measure of an arm by ascending epsilon; empty if it was not run or was refused."""
+        """Return a measured value of a method for each epsilon, ascending; empty if it did not run or was refused."""
         found = [each for each in self.all() if (each.arm, each.delta) == (arm.name, delta) and each.measured]
         return [each.measured[measure] for each in found]
 
     def lost(self, arm: str, delta: float | None = None) -> tuple[float, ...]:
-        """Return the points that an arm lost in each split."""
+        """Return the loss of accuracy of a method in each split, in percentage points."""
         return next(each.lost for each in self.all() if (each.arm, each.delta) == (arm, delta))
 
 
 def trace(data: LabelledRows, *, draws: int) -> Outcomes:
-    """Run the arms over epsilon on all records: all arms if d is small, otherwise a selection.
+    """Run the methods at several epsilons on all records, for Figure 1.
 
-    The selection has the compared arms, DP-SPCA, DP-VRPCA and the noisy power method. Expensive arms and data sets with
-    more features have one draw.
+    With few features, all methods run. Otherwise only the compared methods, DP-SPCA, DP-VRPCA and the noisy power
+    method run. Slow methods, and all methods on data with many features, have one draw.
     """
     rows, k, found = Rows.of(data.rows), data.n_components, Outcomes(data)
     reference = Reference.of(data.rows, n_components=k)
@@ -346,10 +353,10 @@ def trace(data: LabelledRows, *, draws: int) -> Outcomes:
 
 
 def compare(data: LabelledRows, *, splits: int, draws: int) -> tuple[Outcome, Outcomes]:
-    """Run every arm that fits a data set in paired splits; return the outcomes of the most frequent label and the arms.
+    """Run every method that supports the data set in the same splits, for Table 3.
 
-    If d is small, each compared arm has ``draws`` draws per split, and other arms have one. Random subspaces always
-    have ``draws``.
+    Return the result for the most frequent label, and the results of the methods. With few features, each compared
+    method has ``draws`` draws per split; other methods have one. Random subspaces always have ``draws`` draws.
     """
     found, majority, k = Outcomes(data), list[float](), data.n_components
     small = data.n_features <= SMALL
@@ -377,7 +384,10 @@ def compare(data: LabelledRows, *, splits: int, draws: int) -> tuple[Outcome, Ou
 
 
 def check_distances(found: Outcomes) -> Iterator[Check]:
-    """Check the figure's order of arms, which valid noise reverses, and that the printed step stays at its start."""
+    """Check which methods are more accurate in Figure 1, and that the printed step size ends near the start.
+
+    With valid noise, the order of the methods is the reverse of the printed order.
+    """
     name, tight = found.data.name, found.measures(ANALYZE_GAUSS, "distance")
     for arm in (DP_SPCA, DP_VRPCA):
         nearby = found.measures(arm, "distance")
@@ -395,7 +405,7 @@ def check_distances(found: Outcomes) -> Iterator[Check]:
 
 
 def check_without_noise(data: LabelledRows) -> Check:
-    """Check that DP-SPCA with printed step ``1 / 2n`` and ``T = n`` ends near its random start even without noise."""
+    """Check that DP-SPCA with the printed step size ``1 / 2n`` and T = n ends near its random start without noise."""
     k = data.n_components
     reference = Reference.of(data.rows, n_components=k)
     found, _ = ascend(data.rows, k, noise_std=0.0, rng=np.random.default_rng(_FIGURE_SEED))
@@ -404,7 +414,11 @@ def check_without_noise(data: LabelledRows) -> Check:
 
 
 def check_first_order(data: LabelledRows, *, epsilon: float = 0.1) -> Check:
-    """Check Analyze Gauss at k = 1 against ``sigma^2 / 2 sum_j (lambda_1 - lambda_j)^-2``."""
+    """Check the error of Analyze Gauss at k = 1 against first-order perturbation theory.
+
+    The expected squared distance is ``sigma^2 / 2 sum_j (lambda_1 - lambda_j)^-2``, for noise of std sigma and
+    eigenvalues lambda_j.
+    """
     rows, dense = Rows.of(data.rows), data.rows.toarray()
     values = np.linalg.eigvalsh(dense.T @ dense)[::-1]
     sigma = gaussian_noise_multiplier(epsilon=epsilon, delta=PRINTED_DELTA)
@@ -420,7 +434,7 @@ def check_first_order(data: LabelledRows, *, epsilon: float = 0.1) -> Check:
 
 
 def check_losses(found: Outcomes) -> Iterator[Check]:
-    """Check the losses on one data set, and on a9a the order of the arms."""
+    """Check the losses of accuracy on one data set; on a9a also check which methods lose less than others."""
     name = found.data.name
     for (data, arm), most in _LARGEST.items():
         for delta, bound in zip((PRINTED_DELTA, SMALL_DELTA), most, strict=True):
@@ -447,15 +461,15 @@ def check_losses(found: Outcomes) -> Iterator[Check]:
 
 
 def bounds(n: int, d: int, k: int, values: Sequence[float]) -> Iterator[Row]:
-    """Iterate over Table 1 for one data set, with constants 1, epsilon 0.1 and delta 1e-3.
+    """Yield the rows of Table 1 (error bounds and noise) for one data set, at epsilon 0.1 and delta 1e-3.
 
-    The settings are m = 1, T = n, G = 1 and mu = 1/2.
+    All unnamed constants are 1. The settings are m = 1, T = n, G = 1 and mu = 1/2.
 
     Parameters
     ----------
     n, d, k : int
     values : sequence of float
-        The eigenvalues of ``X^T X / n``, descending, which are the squares of the paper's singular values.
+        The eigenvalues of ``X^T X / n``, descending; they are the squares of the singular values in the paper.
     """
     first, last, after = float(values[0]), float(values[k - 1]), float(values[k])
     gap, logarithm = last - after, math.log(1.25 / PRINTED_DELTA)
@@ -484,7 +498,7 @@ def bounds(n: int, d: int, k: int, values: Sequence[float]) -> Iterator[Row]:
 
 
 def check_bounds(data: LabelledRows) -> Iterator[Check]:
-    """Check facts about the formulas behind Table 1, on a9a."""
+    """Check facts about the formulas of Table 1, evaluated on a9a."""
     n, d = data.n_records, data.n_features
     reported = f"{data.name}: true epsilon of"
     for name, claimed, expected in (
@@ -508,7 +522,7 @@ def check_bounds(data: LabelledRows) -> Iterator[Check]:
 
 
 def shape(data: LabelledRows) -> Row:
-    """Return the row of Table 2."""
+    """Return the row of Table 2 (records, features and density) for one data set."""
     n, d, density = SHAPES.get(data.name, (None, None, None))
     return {
         "data": data.name,
@@ -522,7 +536,7 @@ def shape(data: LabelledRows) -> Row:
 
 
 def check_shapes(data: LabelledRows) -> Iterator[Check]:
-    """Check a data set's records, features and density against Table 2."""
+    """Check the numbers of records and features and the density of a data set against Table 2."""
     if data.name in SHAPES:
         n, d, density = SHAPES[data.name]
         yield near(f"{data.name}: records", n, 0.0, got=data.n_records)

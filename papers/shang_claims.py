@@ -1,23 +1,27 @@
-"""Claims of Shang et al. that are no comparison of arms: theorems as slopes, Lemma 2, movement, and free settings.
+"""Check claims of Shang et al. on single algorithms: theorems, Lemma 2, movement of directions, and open settings.
 
-*Rates.* Theorems 2 and 4 bound the squared distance of the top direction by powers of n, epsilon and d. Each power is
-the slope of a line through logarithms of errors. Rows lie on the axes: half of them on the first, the others evenly on
-the rest. Errors are ``|v - v^|^2`` with the better sign. A slope has a 95 % band over seeds. A claim does not hold if
-the whole band is above the claimed slope.
+*Rates.* Theorems 2 and 4 bound the squared distance of the first direction by powers of n, epsilon and d. Each power is
+measured as the slope of a line through logarithms of errors, with a 95 % band over seeds. A claim does not hold if the
+whole band is above the claimed slope. Half of the rows are on the first axis, the others evenly on the other axes. The
+error is ``|v - v^|^2``, with the sign of v^ that gives the smaller error.
 
-*Restated.* The printed step of Theorem 2, ``1 / T``, ends near the random start whatever n is, because T steps of size
-``1 / T`` turn a direction by a constant. The restated step is `LONGER` times as large. Theorem 4 states no number T of
-steps in an epoch. Two arms run: T = n, as in the experiments, and a fixed T.
+*Restated theorems.* The printed step size in Theorem 2 is ``1 / T``. T steps of this size turn a direction by a
+constant angle, so the result is near the random start for every n. The restated step size is `LONGER` times as large.
+Theorem 4 does not state the number T of steps per epoch. Two variants run: T = n, as in the experiments of the paper,
+and a fixed T.
 
-*Lemma 2* compares ``|V - V^|_F^2`` with ``|V V^T - V^ V^^T|_F``, for random pairs from near to orthogonal.
+*Lemma 2* compares ``|V - V^|_F^2`` with ``|V V^T - V^ V^^T|_F``. Both are computed for random pairs of bases, from
+nearly equal to orthogonal.
 
-*Movement.* A guarantee of DP-VRPCA depends on how far its directions move within an epoch
-(`dpca_tasks.accounting.vrpca_movement`). It is measured on a9a, and on the worst rows known.
+*Movement.* The guarantee of DP-VRPCA depends on how far its directions move within an epoch
+(`dpca_tasks.accounting.vrpca_movement`). The movement is measured on a9a, and on the worst rows that we know.
 
-*Free settings.* The paper states neither m of Algorithm 2, nor T of Algorithm 1, nor mu. They are swept on a9a. That is
-a choice by the data, for which a private run would have to pay. The sweep grants it to the printed algorithms.
+*Open settings.* The paper does not state the number m of epochs of Algorithm 2, the number T of steps of Algorithm 1,
+and mu. Several values are tried on a9a, and the best are used. A private run would have to pay for this choice; here
+the printed algorithms get it for free.
 
-*Columns.* The paper also scales columns to norm 1, by norms of the data. Records then have a norm far below 1.
+*Columns.* The paper also scales columns to norm 1, with norms that are computed from the data. Records then have norms
+far below 1.
 """
 
 import itertools
@@ -104,7 +108,7 @@ def reproduce(
 
 
 def check_lemma() -> Iterator[Check]:
-    """Check Lemma 2: its constant if bases are aligned, its failure if they are not, and that the orders differ."""
+    """Check the constant and the powers of Lemma 2 for aligned bases, and that it fails for other bases."""
     rng = np.random.default_rng(SEEDS[0])
     largest = 0.0
     for _ in range(_PAIRS):
@@ -126,12 +130,12 @@ def check_lemma() -> Iterator[Check]:
 
 
 def _criteria(one: Matrix, other: Matrix) -> tuple[float, float]:
-    """Return ``|V - V'|_F^2`` and ``|V V^T - V' V'^T|_F``."""
+    """Return the two distances of Lemma 2 for two bases: ``|V - V'|_F^2`` and ``|V V^T - V' V'^T|_F``."""
     return float(np.sum((one - other) ** 2)), float(np.linalg.norm(one @ one.T - other @ other.T))
 
 
 def check_rates(tables: dict[str, list[Row]], seeds: Sequence[int]) -> Iterator[Check]:
-    """Measure the slopes of both theorems, as printed and restated."""
+    """Measure the slopes of the errors in Theorems 2 and 4, for the printed and the restated versions."""
     for (theorem, arm), error in ARMS.items():
         for quantity, values in (("n", RECORDS), ("epsilon", SOME_EPSILONS), ("d", ORDERS)):
             found = np.array([[error(_USUAL | {quantity: value}, seed) for value in values] for seed in seeds])
@@ -174,13 +178,13 @@ def _slope(values: Sequence[float], errors: Sequence[float] | Matrix) -> float:
 
 
 def _band(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half the width of its 95 % band."""
+    """Return the mean of values, and half the width of the 95 % confidence band of the mean."""
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1)) * error
 
 
 def _axis_rows(n: int, d: int) -> sparse.csr_array:
-    """Return rows on the axes: half of them on the first."""
+    """Return n unit rows along d axes: half of them along the first axis, the others evenly along the other axes."""
     axes = np.where(np.arange(n) % 2 == 0, 0, 1 + np.arange(n) // 2 % (d - 1))
     return sparse.csr_array((np.ones(n), (np.arange(n), axes)), shape=(n, d))
 
@@ -190,7 +194,10 @@ def _error(found: Matrix) -> float:
 
 
 def _theorem_2(facts: dict[str, float], seed: int, *, longer: float = 1.0) -> float:
-    """Return the error of DP-SPCA with ``T = n^2 epsilon mu / (d ln(1 / delta))``, G = 1, and step size ``1 / T``."""
+    """Return the error of DP-SPCA with the settings of Theorem 2.
+
+    These are ``T = n^2 epsilon mu / (d ln(1 / delta))``, G = 1, and step size ``longer / T``.
+    """
     n, d, epsilon = int(facts["n"]), int(facts["d"]), facts["epsilon"]
     steps = max(round(n**2 * epsilon * MIX / (d * math.log(1.0 / DELTA))), 1)
     requested = Settings(epsilon=epsilon, delta=DELTA, n_records=n, n_features=d, steps=steps, mix=MIX)
@@ -206,7 +213,10 @@ def _theorem_2(facts: dict[str, float], seed: int, *, longer: float = 1.0) -> fl
 
 
 def _theorem_4(facts: dict[str, float], seed: int, *, fixed: int | None = None) -> float:
-    """Return the error of DP-VRPCA with step size 1 / 12 and ``m = ln(n^2 epsilon^2 / (d ln(1 / delta)))`` epochs."""
+    """Return the error of DP-VRPCA with the settings of Theorem 4.
+
+    These are step size 1 / 12 and ``m = ln(n^2 epsilon^2 / (d ln(1 / delta)))`` epochs, of n or ``fixed`` steps.
+    """
     n, d, epsilon = int(facts["n"]), int(facts["d"]), facts["epsilon"]
     epochs = max(round(math.log(n**2 * epsilon**2 / (d * math.log(1.0 / DELTA)))), 1)
     steps = n if fixed is None else fixed
@@ -234,7 +244,10 @@ ARMS: dict[tuple[str, str], Callable[[dict[str, float], int], float]] = {
 
 
 def check_movement(data: LabelledRows, seeds: Sequence[int]) -> Iterator[Check]:
-    """Check the bounds of DP-VRPCA's movement: on a9a below the proved one, on the worst rows at the attained one."""
+    """Check how far the directions of DP-VRPCA move within an epoch.
+
+    On a9a, the movement must be below the proved bound. On the worst known rows, it must reach the stated lower bound.
+    """
     n, d, k = data.n_records, data.n_features, data.n_components
     requested = Settings(epsilon=EPSILON, delta=DELTA, n_records=n, n_features=d, n_components=k, steps=n)
     noise = FORMULAS["dp_vrpca"].noise(requested)
@@ -262,7 +275,7 @@ def check_movement(data: LabelledRows, seeds: Sequence[int]) -> Iterator[Check]:
 def check_sweep(
     data: LabelledRows, table: list[Row], seeds: Sequence[int], *, epochs: Sequence[int]
 ) -> Iterator[Check]:
-    """Sweep m, T and mu of the printed algorithms, and check the settings that the figure uses."""
+    """Try several values of m, T and mu of the printed algorithms, and check the settings that Figure 1 uses."""
     reference = Reference.of(data.rows, n_components=data.n_components)
     found: dict[tuple[str, float, int, float], float] = {}
     plans = [("dp_vrpca", 1.0, count, MIX) for count in epochs]
@@ -292,7 +305,7 @@ def check_sweep(
 
 
 def _swept(data: LabelledRows, reference: Reference, plan: tuple[str, float, int, float], seed: int) -> float:
-    """Return the captured variance of a printed algorithm at epsilon 0.1."""
+    """Return the captured variance of a printed algorithm at epsilon 0.1, for one choice of the open settings."""
     (name, passes, epochs, mix), n, k = plan, data.n_records, data.n_components
     steps = round(passes * n)
     requested = Settings(
@@ -312,7 +325,7 @@ def _swept(data: LabelledRows, reference: Reference, plan: tuple[str, float, int
 
 
 def check_columns(table: list[Row], seeds: Sequence[int]) -> Iterator[Check]:
-    """Check what scaled columns do to a release: at sensitivity 1 the components are noise."""
+    """Check releases of data whose columns are scaled to norm 1: with noise for sensitivity 1, components are noise."""
     entries = a9a_entries()[0]
     largest = np.maximum(np.asarray(abs(entries).max(axis=1).todense()).ravel(), 1e-300)
     of_rows = sparse.csr_array(sparse.diags_array(1.0 / largest) @ entries)

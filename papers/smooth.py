@@ -1,12 +1,13 @@
-"""Reproduction of the theorems on smooth sensitivity, their constants, and crossings with other mechanisms.
+"""Measure the theorems of Gonen and Gilad-Bachrach (2018) on smooth sensitivity, which come without experiments.
 
-Gonen and Gilad-Bachrach (2018) state theorems without experiments. Here their statements are measured. The product's
-mechanisms run on records along the axes, so that the eigengap is known exactly. Slopes in d, in the eigengap and in
-epsilon are compared with Theorems 1 and 2 and their proofs. The error of every mechanism depends only on the
-eigengap in records, n GAP. So n and GAP are not varied separately, except in one check of this dependence.
+The mechanisms of dpca run on synthetic records along the axes, so that the eigengap is known exactly. The slopes of
+errors in d, in the eigengap and in epsilon are compared with Theorems 1 and 2 and their proofs. The constants of the
+paper are compared with exact calibration. The eigengap at which smooth sensitivity becomes more accurate than other
+mechanisms is computed too.
 
-Only synthetic data are read, so nothing is charged. The seeds of a run are 1 up to the number of runs. A seed
-determines all noise of its run, at every eigengap, so a run can be repeated.
+The error of every mechanism depends only on the eigengap in records, n GAP. So n and GAP are not varied separately,
+except in one check of this fact. Nothing is charged. Seeds are 1, 2, ... up to the number of runs. A seed determines
+all noise of its run, at every eigengap, so a run can be repeated.
 """
 
 import itertools
@@ -52,7 +53,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 PURE = ("exponential", "smooth spherical t", "smooth Cauchy")
 """The contenders that run without a delta."""
 USEFUL = (
-    # D, k, epsilon, printed, exact: eigengaps from which the noise is at most twice its limit
+    # D, k, epsilon; the eigengaps from which the noise is at most twice its limit, with printed and with exact noise
     (123, 1, 0.1, 59_000, 5_500),
     (123, 1, 1.0, 4_600, 600),
     (1230, 10, 0.1, 743_000, 23_000),
@@ -60,14 +61,14 @@ USEFUL = (
     (7840, 10, 1.0, 456_000, 6_600),
 )
 IN_FEATURES = {
-    # exponent in d of the noise length at a large eigengap, by the proofs of Theorems 1 and 2, with a tolerance
+    # for each mechanism: the expected exponent of d in the length of the noise at a large eigengap, and a tolerance
     "smooth Gaussian": (0.5, 0.12),
     "smooth Gaussian, printed": (0.5, 0.12),
     "smooth spherical t": (1.0, 0.15),
     "smooth Cauchy": (1.5, 0.3),
 }
 NEEDED = {
-    # exponent in d of the eigengap needed to find a direction, with a tolerance
+    # for each mechanism: the expected exponent of d in the eigengap needed to find a direction, and a tolerance
     "Analyze Gauss": (0.5, 0.12),
     "exponential": (1.0, 0.15),
     "smooth Gaussian": (0.5, 0.15),
@@ -116,7 +117,7 @@ def reproduce(*, runs: Runs = RUNS) -> Report:
 
 
 def _claims(slopes: Mapping[str, Slope], *, full: bool) -> Iterator[Claim]:
-    """Compare the exponents in d of the records that Theorems 1 and 2 state, with those that mechanisms need."""
+    """Compare the powers of d with which the number of needed records grows: in Theorems 1 and 2, and as measured."""
     for item, name, exponent in (
         ("Theorem 1, exact constants", "smooth Gaussian", 0.5),
         ("Theorem 1, printed constants", "smooth Gaussian, printed", 0.5),
@@ -137,7 +138,7 @@ def _claims(slopes: Mapping[str, Slope], *, full: bool) -> Iterator[Claim]:
 
 @lru_cache(maxsize=256)
 def planted(n_features: int, gap: int, *, n_components: int = 1, others: int = OTHERS) -> KeptRows:
-    """Return records along the axes: ``others`` along each axis, and ``gap`` more along each of the first k."""
+    """Return records along the axes: ``others`` records along each axis, and ``gap`` more along each of the first k."""
     counts = np.full(n_features, others)
     counts[:n_components] += gap
     return KeptRows(source=along_axes(counts.tolist()))
@@ -153,7 +154,10 @@ def squared_distances(
     n_components: int = 1,
     others: int = OTHERS,
 ) -> Matrix:
-    """Return ``k - ||V^T V'||_F^2`` on a planted spectrum for each seed; a seed's noise is equal at every gap."""
+    """Return the error ``k - ||V^T V'||_F^2`` of a mechanism for each seed, on records with a known eigengap.
+
+    V are the true directions and V' the released directions. The noise of a seed is the same at every eigengap.
+    """
     mechanism, settings = CONTENDERS[name]
     rows = planted(n_features, gap, n_components=n_components, others=others)
     delta = 0.0 if name in PURE else DELTA
@@ -169,7 +173,7 @@ def squared_distances(
 def squared_distance(
     name: str, n_features: int, gap: int, *, epsilon: float, runs: int, n_components: int = 1, others: int = OTHERS
 ) -> float:
-    """Return the median of `squared_distances` over the seeds of a number of runs."""
+    """Return the median of `squared_distances` over the seeds 1 to ``runs``."""
     found = squared_distances(
         name,
         n_features,
@@ -183,12 +187,12 @@ def squared_distance(
 
 
 def gap_at(step: int) -> int:
-    """Return the eigengap of a step of the searches."""
+    """Return the eigengap at a step of the geometric grid on which searches run."""
     return round(LEAST * RATIO**step)
 
 
 def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> float:
-    """Return the eigengap, to within a twentieth, from which a seed's run finds the planted direction."""
+    """Return the smallest eigengap, to within a twentieth, at which a mechanism finds the true direction for a seed."""
 
     def finds(step: int) -> bool:
         (found,) = squared_distances(name, n_features, gap_at(step), epsilon=epsilon, seeds=(seed,))
@@ -204,7 +208,10 @@ def needed_gap(name: str, n_features: int, *, epsilon: float, seed: int) -> floa
 
 
 def _lengths(name: str, n_features: int, gap: int, *, epsilon: float, runs: int) -> Matrix:
-    """Return the tangents of the angles to the planted direction, which are noise lengths; Cauchy takes more seeds."""
+    """Return the length of the noise for each seed: the tangent of the angle to the true direction.
+
+    Cauchy noise varies more, so it is measured with more seeds.
+    """
     many = 9 * runs if name.endswith("Cauchy") else runs
     squared = squared_distances(name, n_features, gap, epsilon=epsilon, seeds=range(1, many + 1))
     return np.asarray(np.sqrt(squared / (1.0 - squared)))
@@ -236,7 +243,7 @@ def _check_constants() -> Iterator[Check]:
 
 
 def _check_slopes(runs: int, slopes: dict[str, Slope]) -> Iterator[Check]:
-    """Compare slopes of the noise length, far above the useful eigengap, with the exponents of the theorems."""
+    """Compare the slopes of the length of the noise, at a large eigengap, with the exponents in the theorems."""
 
     def check(
         label: str, sizes: Sequence[float], lengths: Sequence[Matrix], expected: float, tolerance: float
@@ -260,9 +267,9 @@ def _check_slopes(runs: int, slopes: dict[str, Slope]) -> Iterator[Check]:
 
 
 def _check_needed(runs: int, table: list[dict[str, Any]], slopes: dict[str, Slope]) -> Iterator[Check]:
-    """Compute the eigengaps that mechanisms need for every d, such as d ln d for the printed Gaussian.
+    """Compute the eigengap that each mechanism needs to find a direction, for every d.
 
-    Theorem 1 omits this dependence.
+    For the printed Gaussian noise it grows like d ln d, which Theorem 1 omits.
     """
     for name in CONTENDERS:
         many = 3 * runs if name.endswith("Cauchy") else runs
@@ -279,7 +286,10 @@ def _check_needed(runs: int, table: list[dict[str, Any]], slopes: dict[str, Slop
 
 
 def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
-    """Compute where smooth Gaussian noise becomes more accurate, and compare with predictions from the calibrations."""
+    """Compute the eigengap above which smooth Gaussian noise is more accurate than other mechanisms.
+
+    It is compared with the prediction from the calibrations.
+    """
     for d, k, epsilon in CROSSINGS:
         for other in ("Analyze Gauss", "propose-test-release"):
             got = crossing("smooth Gaussian", other, d, epsilon=epsilon, n_components=k, runs=runs)
@@ -290,7 +300,7 @@ def _check_crossings(runs: int, table: list[dict[str, Any]]) -> Iterator[Check]:
 
 
 def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_components: int, runs: int) -> float:
-    """Return the eigengap above which the first contender has the smaller error."""
+    """Return the eigengap above which the mechanism ``name`` has a smaller error than the mechanism ``other``."""
 
     def leads(step: int) -> bool:
         mine, theirs = (
@@ -299,7 +309,8 @@ def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_compon
         )
         return mine < theirs
 
-    below, above = HIGHEST - 16, HIGHEST  # both are accurate here; at small eigengaps both are random
+    # the search starts from large eigengaps, where both are accurate; at small eigengaps both are random
+    below, above = HIGHEST - 16, HIGHEST
     while below > 0 and leads(below):
         below, above = below - 16, below
     while above > below + 1:
@@ -309,7 +320,10 @@ def crossing(name: str, other: str, n_features: int, *, epsilon: float, n_compon
 
 
 def _foreseen(other: str, n_features: int, n_components: int, epsilon: float) -> float:
-    """Return the eigengap at which two mechanisms have equal noise, as predicted from their calibrations alone."""
+    """Return the eigengap at which smooth Gaussian noise and another mechanism are predicted to have equal noise.
+
+    The prediction uses only the calibrations of both mechanisms.
+    """
     shift, smoothness = gaussian_shift(epsilon=epsilon, delta=DELTA, size=n_features * n_components)
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA)
     tested = gaussian_noise_multiplier(epsilon=0.8 * epsilon, delta=DELTA / 2)
@@ -326,11 +340,11 @@ def _foreseen(other: str, n_features: int, n_components: int, epsilon: float) ->
 
 
 def _check_statements(runs: int) -> Iterator[Check]:
-    """Check the sample sizes of Theorem 1 and its proof, and which of two mechanisms is more accurate."""
+    """Check the accuracy at the sample sizes of Theorem 1 and of its proof, and claims on which mechanism is better."""
     d, epsilon, error = 100, 0.5, 0.01
-    first = math.sqrt(d) / (epsilon * error)  # 2 C sqrt(d) / (GAP epsilon_p epsilon_g), C = 1/2 by L(g) = 1 / (2 g)
+    first = math.sqrt(d) / (epsilon * error)  # the printed 2 C sqrt(d) / (GAP epsilon_p epsilon_g), with C = 1/2
     second = 8 * (d + math.log(2 / DELTA)) * math.log(math.sqrt(2 * d) / (epsilon * error)) / epsilon
-    constant = 5 * math.sqrt(2 * math.log(2 / DELTA))  # of the noise relative to U sqrt(d) / epsilon, hidden by O
+    constant = 5 * math.sqrt(2 * math.log(2 / DELTA))  # noise over U sqrt(d) / epsilon: the constant in O(...)
     enough, alone = (
         squared_distance("smooth Gaussian, printed", d, round(gap), epsilon=epsilon, runs=runs)
         for gap in (first + second, first)

@@ -1,12 +1,13 @@
-"""Smooth sensitivity on real data: the cliff at the useful eigengap, and sparse rows without a d x d matrix.
+"""Run the smooth sensitivity mechanism of Gonen and Gilad-Bachrach (2018) on real data, which the paper does not do.
 
-Gonen and Gilad-Bachrach (2018) have no experiments. Here their mechanism and Analyze Gauss release the first direction
-of a9a, MNIST and Reuters at many epsilons. The eigengap is fixed by the data, and the useful eigengap is known from
-epsilon, delta and d alone. Below it the output of smooth sensitivity is noise; above it both mechanisms are close.
+Smooth sensitivity and Analyze Gauss release the first direction of a9a, MNIST and Reuters at many epsilons. The
+eigengap is a property of the data. The *useful eigengap* follows from epsilon, delta and d. If the eigengap is smaller,
+the output of smooth sensitivity is noise; if it is larger, both mechanisms have similar errors. This abrupt change is
+called the cliff.
 
-The eigenpairs come from exact products with the sparse rows, in a public number of passes. They are computed once for
-each data set, since they do not depend on the noise. The data are public and the noise is drawn from seeds, so nothing
-is charged and a run can be repeated.
+Eigenpairs are computed from exact products with the sparse rows, in a public number of passes, without a d x d matrix.
+They do not depend on the noise, so they are computed once per data set. The data are public and the noise comes from
+seeds, so nothing is charged and a run can be repeated.
 """
 
 import itertools
@@ -67,19 +68,19 @@ CHART = LineChart(
     log_y=True,
 )
 
-Wide = Annotated[bool, typer.Option(help="Also release text of 20,958 columns, without a d x d matrix.")]
+Wide = Annotated[bool, typer.Option(help="Also release synthetic text of 20,958 columns, without a d x d matrix.")]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Data:
-    """A data set with its first direction, its certified eigengap, and the processor time that they took."""
+    """A data set, with its first direction, a certified eigengap, and the processor time to compute them."""
 
     name: str
     rows: KeptRows
 
     @cached_property
     def solved(self) -> tuple[Eigenpairs, float]:
-        """The eigenpairs and the seconds of processor time."""
+        """The leading eigenpairs, and the seconds of processor time to compute them."""
         began = time.process_time()
         solver = Eigensolver(n_features=self.d, clip_norm=1.0, relation=RELATION, n_components=1)
         pairs = self.rows.solve(solver, subkey(bytes(32), label="start", info=b""))
@@ -92,11 +93,11 @@ class Data:
 
     @property
     def gap(self) -> float:
-        """The certified eigengap after the first direction."""
+        """The certified eigengap between the first and the second direction."""
         return self.solved[0].gap
 
     def error(self, mechanism: str, *, epsilon: float, seed: int) -> float:
-        """Return the squared sine between a release and the direction without noise."""
+        """Return the squared sine of the angle between a released direction and the direction without noise."""
         made = (
             SmoothSensitivity(n_components=1, allow_uncertified=True)
             if mechanism == SMOOTH
@@ -137,7 +138,7 @@ def reproduce(
 
 
 def epsilon_at(useful: float, n_features: int) -> float:
-    """Return the epsilon, to within a thousandth, whose useful eigengap is the given one."""
+    """Return the epsilon, to within a thousandth, at which ``useful`` is the useful eigengap."""
     below, above = 1e-3, 100.0
     while above > 1.001 * below:
         middle = math.sqrt(below * above)
@@ -157,7 +158,7 @@ def _check_data(
     tables: Mapping[str, list[dict[str, Any]]],
     claims: list[Claim],
 ) -> Iterator[Check]:
-    """Release a data set's first direction around its cliff, and compare both mechanisms above and below."""
+    """Release the first direction of a data set at epsilons around the cliff, and compare both mechanisms."""
     data = Data(name=name, rows=KeptRows(source=ArrayBlocks(load())))
     tables["sparse"].append(_size(data))
     label = f"{name}, eigengap {data.gap:,.0f}"
@@ -207,7 +208,10 @@ def _check_data(
 
 
 def _foreseen(data: Data) -> float:
-    """Return the ratio of squared sines at a large eigengap, from the calibrations and the spectrum, at epsilon 1."""
+    """Return the predicted squared sine of smooth sensitivity divided by that of Analyze Gauss, at epsilon 1.
+
+    The prediction is for a large eigengap, from both calibrations and the spectrum of the data.
+    """
     values = np.linalg.eigvalsh(data.rows.form_moment())[::-1]
     shift, smoothness = gaussian_shift(epsilon=1.0, delta=DELTA, size=data.d)
     bound = smooth_bound(
@@ -219,7 +223,7 @@ def _foreseen(data: Data) -> float:
 
 
 def _check_wide(tables: Mapping[str, list[dict[str, Any]]], claims: list[Claim]) -> Iterator[Check]:
-    """Compute the first direction of wide sparse text, compare its eigengap with ARPACK's, and release it."""
+    """Compute the first direction of wide sparse text and release it; check the eigengap against ARPACK."""
     rows = made_text(TEXT_FEATURES).rows
     data = Data(name="made text", rows=KeptRows(source=ArrayBlocks(rows)))
     row = _size(data)
@@ -248,7 +252,7 @@ def _check_wide(tables: Mapping[str, list[dict[str, Any]]], claims: list[Claim])
 
 
 def _size(data: Data) -> dict[str, Any]:
-    """Return the size of a data set, the time of its eigenpairs, and the memory of their basis and of a matrix."""
+    """Return a table row with the size of a data set, the time for eigenpairs, and memory with and without a matrix."""
     solver = Eigensolver(n_features=data.d, clip_norm=1.0, relation=RELATION, n_components=1)
     basis = 2 * 8 * data.d * min(data.d, solver.width * solver.passes)
     return {

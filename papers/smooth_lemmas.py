@@ -1,8 +1,8 @@
-"""Reproduction of the lemmas of the smooth sensitivity paper, and of its example against global sensitivity.
+"""Check the lemmas of the smooth sensitivity paper, and its example against global sensitivity.
 
-Gonen and Gilad-Bachrach (2018) prove Theorem 5 and Lemmas 8 to 16 with constants that they do not name. Here each
-statement is evaluated or run. The product's bounds take the place of the unnamed constants. Everything is synthetic and
-drawn from `SEEDS`, so nothing is charged, and a run can be repeated.
+Gonen and Gilad-Bachrach (2018) prove Theorem 5 and Lemmas 8 to 16 with constants that they do not state. Here each
+statement is evaluated or simulated, with the bounds of dpca in place of these constants. All data are synthetic and
+drawn from `SEEDS`, so nothing is charged and a run can be repeated.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def reproduce() -> Report:
 
 
 def example(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
-    """Run section 4.1: two directions with n + 1 and n records, and a sample with an eigengap of a quarter."""
+    """Check the example of section 4.1: n + 1 and n records along two axes, and a sample with eigengap 1/4."""
     hard = [_smooth_error(n + 1, n, seed=(seed, n)) for seed in SEEDS for n in COPIES]
     clear = [[_smooth_error(5 * n, 3 * n, seed=(seed, n)) for n in COPIES[1:]] for seed in SEEDS]
     noisy = [_global_error(np.random.default_rng(seed)) for seed in SEEDS]
@@ -82,7 +82,10 @@ def example(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
 
 
 def _smooth_error(first: int, second: int, *, seed: tuple[int, ...]) -> float:
-    """Return the squared sine between the release and e_1, from records along e_1 and e_2."""
+    """Return the squared sine of the angle between a release by smooth sensitivity and the first axis.
+
+    There are ``first`` records along the first axis, and ``second`` along the second.
+    """
     rows = KeptRows(source=along_axes([first, second, *[0] * (FEATURES - 2)]))
     target = PrivacyTarget(epsilon=EPSILON, delta=DELTA, allow_large_delta=True)
     components: Matrix = release(SmoothSensitivity(n_components=1), target, rows, seed=seed).components
@@ -90,7 +93,7 @@ def _smooth_error(first: int, second: int, *, seed: tuple[int, ...]) -> float:
 
 
 def _global_error(rng: np.random.Generator) -> float:
-    """Return the squared sine after noise for the global sensitivity; it depends on no record."""
+    """Return the squared sine of a release with noise for the global sensitivity, which does not depend on records."""
     std = math.sqrt(2.0) * gaussian_noise_multiplier(epsilon=EPSILON, delta=DELTA)
     noised = std * rng.standard_normal(FEATURES)
     noised[0] += 1.0
@@ -98,7 +101,7 @@ def _global_error(rng: np.random.Generator) -> float:
 
 
 def sensitivity(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
-    """Search the record that turns the direction most, for Theorem 5, and evaluate its bounds in l2 and l1."""
+    """Check Theorem 5, on how far one record turns the leading direction: search the worst record in l2 and l1."""
     products = {}
     for gap in (0.5, 1.05, 2.0, 10.0, 1_000.0):
         turned = turned_most(gap)
@@ -137,17 +140,18 @@ def sensitivity(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
 
 
 def turned_most(gap: float, *, angles: int = 20_001) -> float:
-    """Return the largest rotation of the leading direction by one added or removed record at an eigengap."""
+    """Return the largest distance that one added or removed record moves the leading direction, at eigengap ``gap``."""
     angle = np.linspace(0.0, math.pi / 2, angles)
-    turns = [
-        0.5 * np.arctan2(sign * np.sin(2 * angle), gap + sign * np.cos(2 * angle))  # of diag(gap, 0) + sign x x^T
-        for sign in (1.0, -1.0)
-    ]
+    # the rotation of the leading eigenvector of diag(gap, 0) + sign x x^T, for unit vectors x at each angle
+    turns = [0.5 * np.arctan2(sign * np.sin(2 * angle), gap + sign * np.cos(2 * angle)) for sign in (1.0, -1.0)]
     return float(2.0 * np.sin(np.abs(np.stack(turns)) / 2.0).max())
 
 
 def largest_l1(n_features: int) -> float:
-    """Return the l1 distance, for either sign, of two perpendicular unit vectors made from two flat ones."""
+    """Return the l1 distance of two perpendicular unit vectors, at the better sign of one of them.
+
+    The two vectors are normalized sums and differences of two vectors with entries of equal magnitude.
+    """
     flat = np.ones(n_features) / math.sqrt(n_features)
     other = flat * np.where(np.arange(n_features) % 2, 1.0, -1.0)
     first, second = (flat + other) / math.sqrt(2.0), (flat - other) / math.sqrt(2.0)
@@ -155,7 +159,10 @@ def largest_l1(n_features: int) -> float:
 
 
 def smoothness(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
-    """Compare the bound of neighbours, for Lemma 8: the product's, and that of Corollary 12 as printed."""
+    """Check Lemma 8, on how much the smooth bound changes between neighbors.
+
+    It is checked for the bound of dpca and for Corollary 12 as printed.
+    """
     beta = 0.05
     gaps = np.random.default_rng(SEEDS[0]).uniform(0.0, 60.0, DRAWS)
     moved = np.maximum(gaps + np.random.default_rng(SEEDS[1]).uniform(-1.0, 1.0, DRAWS), 0.0)
@@ -186,7 +193,10 @@ def _smooth(beta: float) -> Callable[[float], float]:
 
 
 def printed_bound(gap: float, *, smoothness: float) -> float:
-    """Return ``max_k e^{-beta k} A^(k)`` of Corollary 12, with C / (g - k) while that is positive and sqrt 2 after."""
+    """Return the smooth bound of Corollary 12, ``max_k e^{-beta k} A^(k)``, at eigengap g.
+
+    ``A^(k)`` is C / (g - k) if this is positive, and sqrt 2 otherwise. beta is ``smoothness``.
+    """
     k = np.arange(math.ceil(gap) + 1)
     left = gap - k
     bound = np.where(left > 0, BOUND / np.where(left > 0, left, 1.0), math.sqrt(2.0))
@@ -194,7 +204,10 @@ def printed_bound(gap: float, *, smoothness: float) -> float:
 
 
 def eigengap(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
-    """Move the eigengap by k records, for Lemma 11: along the first two eigenvectors, and in random directions."""
+    """Check Lemma 11, on how much k records change the eigengap.
+
+    The records are along the first two eigenvectors, or in random directions.
+    """
     moves, k = [], 7
     rng = np.random.default_rng(SEEDS[0])
     moment = np.diag([60.0, 30.0, *([5.0] * 8)])
@@ -222,7 +235,7 @@ def _gap(moment: NDArray[np.float64]) -> float:
 
 
 def gap_of_a_sample(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
-    """Find the sample size from which a sample has half of the distribution's eigengap, for Lemma 14."""
+    """Check Lemma 14: find the size from which a sample has at least half of the eigengap of its distribution."""
     in_gap = [[enough_records(gap, 2, seed=seed) for gap in GAPS] for seed in SEEDS]
     in_rivals = [[enough_records(0.1, rivals, seed=seed) for rivals in RIVALS] for seed in SEEDS]
     found, fewer = slope_of(GAPS, in_gap), slope_of(RIVALS, in_rivals)
@@ -242,10 +255,10 @@ def gap_of_a_sample(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
 
 
 def enough_records(gap: float, n_rivals: int, *, seed: int) -> int:
-    """Return the least n, to within 2 %, at which 95 % of samples have at least half of the eigengap.
+    """Return the smallest sample size, to within 2 %, at which 95 % of samples have at least half of the eigengap.
 
-    Records are along the axes. The rivals have equal shares, one direction exceeds them by the eigengap, and together
-    these directions have six tenths.
+    Records are along axes. The first axis has a larger share of the records than its ``n_rivals`` rivals, by ``gap``.
+    The rivals have equal shares. The first axis and the rivals together have 60 % of the records.
     """
     rival = (0.6 - gap) / n_rivals
     shares = [rival + gap, *[rival] * (n_rivals - 1), 1.0 - gap - rival * n_rivals]
@@ -265,7 +278,7 @@ def enough_records(gap: float, n_rivals: int, *, seed: int) -> int:
 
 
 def records(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
-    """Evaluate the smooth bound with the records of Lemmas 15 and 16, over a grid of settings."""
+    """Check Lemmas 15 and 16: evaluate the smooth bound at the stated numbers of records, over a grid of settings."""
     settings = itertools.product((10, 100, 1_000), (0.1, 0.5, 0.9), (0.01, 0.1, 0.9), (1e-3, 1e-6))
     excess: dict[str, list[float]] = {"Lemma 15": [], "Lemma 16": []}
     for d, epsilon, error, delta in settings:
@@ -286,7 +299,7 @@ def records(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
 
 
 def approximate_excess(n_features: int, epsilon: float, error: float, delta: float) -> float:
-    """Return U over ``epsilon_g epsilon_p / sqrt d`` with the records of Lemma 15."""
+    """Return the smooth bound U at the records of Lemma 15, divided by ``epsilon_g epsilon_p / sqrt d``."""
     size = n_features + math.log(2.0 / delta)
     first = 2.0 * BOUND * math.sqrt(n_features) / (epsilon * error)
     second = 8.0 * size * math.log(math.sqrt(2.0 * n_features) / (epsilon * error)) / epsilon
@@ -295,7 +308,10 @@ def approximate_excess(n_features: int, epsilon: float, error: float, delta: flo
 
 
 def pure_excess(n_features: int, epsilon: float, error: float) -> float:
-    """Return U in l1 over ``epsilon_g epsilon_p / d`` with the records of Lemma 16, with sqrt(2 d) as the l1 cap."""
+    """Return the l1 smooth bound U at the records of Lemma 16, divided by ``epsilon_g epsilon_p / d``.
+
+    The bound is capped at sqrt(2 d), the largest l1 distance of two directions.
+    """
     first = 2.0 * BOUND * n_features**1.5 / (epsilon * error)
     second = 6.0 * n_features * math.log(2.0 * n_features / (epsilon * error)) / epsilon
     bound = _bound(first + second, n_features, smoothness=epsilon / (6.0 * n_features))
@@ -309,7 +325,7 @@ def _bound(gap: float, n_features: int, *, smoothness: float) -> float:
 
 
 def tails(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
-    """Measure the norms of Cauchy vectors, for the proof of Theorem 2."""
+    """Check the proof of Theorem 2: measure the norms of vectors with Cauchy entries."""
     norms = [
         [np.abs(np.random.default_rng([seed, d]).standard_cauchy((DRAWS, d))) for d in DIMENSIONS] for seed in SEEDS
     ]
@@ -331,7 +347,7 @@ def tails(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
 
 
 def risk(claims: list[Claim], slopes: Slopes) -> Iterator[Check]:
-    """Measure the excess risk of a sample's direction, for the records that the proof of Theorems 1 and 2 requires."""
+    """Check the proofs of Theorems 1 and 2: measure the excess risk of the direction of a sample, by sample size."""
     gaps = [_true_gap(spike) for spike in SPIKES]
     in_n = slope_of(SAMPLES, [_excess(SPIKES[-1:], SAMPLES, seed=seed) for seed in SEEDS])
     in_gap = slope_of(gaps, [_excess(SPIKES, SAMPLES[-1:], seed=seed) for seed in SEEDS])
@@ -358,12 +374,12 @@ def _spiked(spike: float, n: int, rng: np.random.Generator) -> NDArray[np.float6
 
 
 def _true_gap(spike: float) -> float:
-    """Return the eigengap of `_spiked` rows in closed form: ``E x^2 / (x^2 + y^2)`` is ``r / (1 + r)``, r^2 = spike."""
+    """Return the eigengap of the distribution of `_spiked` rows, ``(r - 1) / (r + 1)`` with r^2 = ``spike``."""
     return (math.sqrt(spike) - 1.0) / (math.sqrt(spike) + 1.0)
 
 
 def _excess(spikes: Sequence[float], sizes: Sequence[int], *, seed: int, draws: int = 60) -> list[float]:
-    """Return the mean of GAP times the squared sine over draws, for each spike and size."""
+    """Return the mean over draws of GAP times the squared sine, for each pair of a spike and a sample size."""
     found = []
     for spike, n in itertools.product(spikes, sizes):
         rng, sines = np.random.default_rng([seed, n]), []

@@ -102,8 +102,8 @@ def _climbed(
 ) -> Matrix:
     """Run one step for each picked row, and return the directions.
 
-    ``first`` has the directions at the start of the epoch, by whose gradients Algorithm 2 corrects each step. For
-    Algorithm 1 it is zero.
+    ``first`` has the directions at the start of the epoch. Algorithm 2 corrects each step by the gradient at these
+    directions. For Algorithm 1, ``first`` is zero.
     """
     d, k = directions.shape
     identity = np.eye(k)

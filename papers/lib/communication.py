@@ -1,4 +1,4 @@
-"""Bytes sent for a sum over sites: as printed in the CAPE paper, with seeds from a dealer, and in a secure sum.
+"""Bytes sent for a sum over sites, as printed in the CAPE paper and by two protocols of dpca.
 
 >>> sent = pca_bytes(features=20, components=3, sites=4)
 >>> sent["as printed"] == 3 * 4 * 20 * 20 * 8

@@ -1,4 +1,4 @@
-"""Report files: tables as CSV and Markdown, and lines, curves and bars as SVG and PNG."""
+"""Output files of reports: tables as CSV and Markdown, and charts as SVG and PNG."""
 
 import csv
 import math
@@ -20,28 +20,29 @@ COLOURS = ("#000000", "#e28e35", "#0d47a1", "#6cc6ee", "#cc3311", "#2a9a5f", "#4
 grey print distinguishes them."""
 _MARKED, _DASHED = "osD^vXPh", ("-", "--", "-.", ":")
 _ACROSS, _PANEL_WIDTH, _PANEL_HEIGHT = 3, 3.6, 3.0
-_LEAST_SPACE = 0.12  # between two labels, as a part of the axis
-_TICKS = 9  # a logarithmic axis of at most as many places has a tick at each
+_LEAST_SPACE = 0.12  # smallest distance between two tick labels, as a fraction of the axis
+_TICKS = 9  # a logarithmic axis with at most this number of different values has a tick at each value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """The columns of a table that make a chart.
+    """A description of a line chart: the columns of a table that it shows, and their labels.
 
     Attributes
     ----------
     title : str
     x, y, panel : str
-        The columns of the axes and of the panels; lines are by the column ``arm``. A row without ``x`` is drawn as a
-        level line. A column ``Y std``, if present, gives error bars.
+        The columns for the x axis, the y axis and the panels. Each value of the column ``arm`` is a line. A row without
+        ``x`` is drawn as a horizontal line. If there is a column ``Y std``, it gives error bars.
     x_label, y_label : str
-        The labels of the axes, if the columns' names are not enough.
+        The labels of the axes; by default the names of the columns.
     log, log_y : bool
-        Whether the axes are logarithmic.
+        Whether the x axis and the y axis are logarithmic.
     arms : tuple of str
-        The lines to draw, in order; at most as many as `COLOURS`. All by default.
+        The lines to draw, in order; all by default. There may be at most as many lines as `COLOURS`.
     panels : Mapping of str to str
-        The panels to draw, in order, with their titles; all by default. A title ``TEXT|LABEL`` has its own x label.
+        The panels to draw, in order, with their titles; all by default. A title ``TEXT|LABEL`` sets the x label of the
+        panel to LABEL.
     """
 
     title: str
@@ -57,14 +58,14 @@ class LineChart:
 
 
 def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path | None) -> list[str]:
-    """Write each non-empty table as CSV, draw the tables that have a chart, and return the files.
+    """Write each non-empty table as CSV, draw a chart for each table with a description, and return the file names.
 
     Parameters
     ----------
     tables, charts : Mapping
-        Tables and charts, by the names of the files.
+        The tables, and the descriptions of charts, by file name.
     out : Path, optional
-        The output folder, created if missing. Without it nothing is written.
+        The output folder, which is created if it does not exist. If None, nothing is written.
     """
     if out is None:
         return []
@@ -81,18 +82,19 @@ def write_line_charts(tables: Tables, charts: Mapping[str, LineChart], out: Path
 def write_comparison(
     found: Mapping[str, Any], titles: Mapping[str, str], out: Path | None, *, chart: LineChart | None = None
 ) -> list[str]:
-    """Write the tables of a report as CSV and Markdown, draw figures of each data set, and return the files.
+    """Write the tables of a report as CSV and Markdown, draw charts for each data set, and return the file names.
 
     Parameters
     ----------
     found : Mapping
-        With ``tables`` and ``columns`` by name. ``table3`` has bars and ``sweeps`` lines.
-        ``notes``, if present, are sentences below the tables.
+        The report, with ``tables`` and their ``columns`` by name. The table ``table3`` is drawn as a bar chart, and the
+        table ``sweeps`` as a line chart. ``notes``, if present, are sentences to write below the tables.
     titles : Mapping of str to str
+        The titles of the tables, by name.
     out : Path, optional
-        As for `write_line_charts`.
+        The output folder, as for `write_line_charts`.
     chart : LineChart, optional
-        The axes, arms and panels of ``sweeps``.
+        The description of the line chart of ``sweeps``.
     """
     if out is None:
         return []
@@ -119,13 +121,18 @@ def write_comparison(
 
 
 def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
-    """Draw a chart to a path without suffix, with panels that share the y axis and one legend; return the files."""
+    """Draw a line chart with one panel per data set, a common y axis and one legend, and return the files.
+
+    ``path`` has no suffix; one file is written for each format.
+    """
     present = dict.fromkeys(str(row[chart.panel]) for row in rows)
     panels = {name: chart.panels[name] for name in chart.panels if name in present} or {name: name for name in present}
     found = dict.fromkeys(row["arm"] for row in rows)
     arms = [arm for arm in chart.arms or found if arm in found]
     if len(arms) > len(COLOURS):
-        raise ValueError(f"{chart.title} has {len(arms)} lines, and there are {len(COLOURS)} colours; name its arms.")
+        raise ValueError(
+            f"{chart.title} has {len(arms)} lines, but there are only {len(COLOURS)} colors; select lines with arms=."
+        )
     across = min(_ACROSS, len(panels)) if len(panels) != 4 else 2
     down = math.ceil(len(panels) / across)
     figure = _figure(width=2.6 + _PANEL_WIDTH * across, height=0.5 + _PANEL_HEIGHT * down)
@@ -162,7 +169,7 @@ def draw_lines(rows: Sequence[Row], chart: LineChart, path: Path) -> list[Path]:
 
 
 def _labels(places: Sequence[float]) -> list[str]:
-    """Return the label of each place on a log axis; one that would overlap the label before it is empty."""
+    """Return the tick label of each value on a logarithmic axis; labels that would overlap the previous are empty."""
     labels, last, whole = list[str](), -math.inf, math.log(places[-1] / places[0])
     for place in places:
         at = math.log(place / places[0])
@@ -173,9 +180,10 @@ def _labels(places: Sequence[float]) -> list[str]:
 
 
 def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
-    """Draw the points that each arm loses, with standard errors and the true epsilon next to each bar.
+    """Draw a bar chart of the accuracy that each method loses, in percentage points.
 
-    Rows have ``arm``, ``lost``, ``error`` and ``true epsilon``, for one data set and delta.
+    The chart has standard errors, and the true epsilon next to each bar. The rows are for one data set and one delta,
+    with the columns ``arm``, ``lost``, ``error`` and ``true epsilon``.
     """
     shown = sorted((row for row in rows if row.get("lost") is not None), key=lambda row: -row["lost"])
     figure = _figure(width=9.0, height=1.5 + 0.32 * len(shown))
@@ -195,7 +203,7 @@ def draw_bars(rows: Sequence[Row], path: Path, *, title: str) -> list[Path]:
 
 
 def _epsilon_text(row: Row) -> str:
-    """Return the true epsilon of a row as text."""
+    """Return the bound on the true epsilon in a table row as text, such as "≤ 1.2"; without a bound, an empty text."""
     truth = row.get("true epsilon")
     if truth is None:
         return ""
@@ -206,12 +214,12 @@ def _epsilon_text(row: Row) -> str:
 
 
 def _figure(*, width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches, without a display."""
+    """Return an empty matplotlib figure of the given size in inches, which needs no display."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure to a path without suffix, in each of `FORMATS`."""
+    """Write a figure in each of `FORMATS`, and return the files; ``path`` has no suffix."""
     paths = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
     for each, kind in zip(paths, FORMATS, strict=True):
         each.write_bytes(render(figure, format=kind))
@@ -219,7 +227,7 @@ def _save(figure: Figure, path: Path) -> list[Path]:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Return rows as a Markdown table, without empty columns."""
+    """Return table rows as a Markdown table, without columns that are empty in all rows."""
     used = [name for name in columns if any(row.get(name) not in (None, "") for row in rows)]
     lines = [f"| {' | '.join(used)} |", f"|{' --- |' * len(used)}"]
     lines += [f"| {' | '.join(_cell(row.get(name)) for name in used)} |" for row in rows]
@@ -235,7 +243,7 @@ def _cell(value: Any) -> str:
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> Path:
-    """Write the given columns of rows as CSV with a header, and return the path."""
+    """Write the given columns of table rows as CSV with a header, and return the path."""
     with path.open("w", newline="", encoding="utf8") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()

@@ -1,8 +1,7 @@
-"""Public rows in this process, whose sums and eigenpairs are shared by many releases.
+"""Public rows in memory whose sums and eigenpairs are computed once and reused by many releases.
 
-Rows are put on a grid once, their second moment is summed once, and their eigenpairs are computed once. Each release
-still runs through the curator, with a separate event, key and noise. Sums are exact, so a stored sum has the same bits
-as a new one. Private rows are not kept in this way.
+Each release still runs through the curator, with a separate event, key and noise. Sums are exact, so a stored sum has
+the same bits as a new sum. Sums of private rows are never stored in this way.
 
 >>> KeptRows(source=along_axes([2, 1, 0])).form_moment().diagonal().tolist()
 [2.0, 1.0, 0.0]
@@ -34,29 +33,29 @@ FINEST = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptRows(Rows):
-    """Rows of norm at most 1; one grid of them, the moment of each grid, and eigenpairs stay in memory."""
+    """Rows of norm at most 1 with a cache of gridded rows (one grid), second moments (each grid) and eigenpairs."""
 
     gridded: dict[int, Gridded] = field(default_factory=dict, repr=False)
     moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)
     pairs: dict[bytes, Eigenpairs] = field(default_factory=dict, repr=False)
 
     def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
-        """Sum a query exactly; ``keep`` is ignored."""
+        """Return the exact sum of a query over the rows; ``keep`` is ignored."""
         if type(query) is not SecondMoment:
             return self._sum(query)
         if query.bits not in self.moments:
             self.moments[query.bits] = self._sum(query)
-        return self.moments[query.bits].copy()  # noise is added in place
+        return self.moments[query.bits].copy()  # a copy, because the curator adds noise in place
 
     def solve(self, solver: Eigensolver, start: SecretKey) -> Eigenpairs:
-        """Return the eigenpairs of a solver, computed from the start of its first call."""
+        """Return the eigenpairs that a solver finds; repeated calls return the cached result of the first call."""
         requested = solver.digest()
         if requested not in self.pairs:
             self.pairs[requested] = solver.solve(self.source, start)
         return self.pairs[requested]
 
     def form_moment(self) -> NDArray[np.float64]:
-        """Return the second moment without noise."""
+        """Return the second moment of the rows without noise."""
         query = SecondMoment(n_features=self.source.n_features, clip_norm=1.0, relation="replace_one", bits=FINEST)
         return query.matrix(self.sum(query, keep=False))
 
@@ -68,7 +67,7 @@ class KeptRows(Rows):
 
 
 class KeptCurator(Curator):
-    """A curator of stored rows that other releases share."""
+    """A curator that uses the cached sums of `KeptRows`, so that many releases share them."""
 
     def __init__(self, rows: KeptRows, reservation: Reservation) -> None:
         super().__init__(rows.source, reservation)
@@ -76,9 +75,9 @@ class KeptCurator(Curator):
 
 
 def along_axes(counts: Sequence[int]) -> ArrayBlocks:
-    """Return records of norm 1 along the axes, as many along each as counted.
+    """Return records that are unit vectors along the axes: ``counts[j]`` records along axis j.
 
-    All such rows have the same digest of their content, so a seed gives equal noise to all of them.
+    All such blocks have the same content digest, so a seed gives the same noise for all counts.
     """
     along = np.repeat(np.arange(len(counts)), counts)
     shape = (along.size, len(counts))
@@ -88,7 +87,7 @@ def along_axes(counts: Sequence[int]) -> ArrayBlocks:
 
 
 def release(mechanism: Any, target: PrivacyTarget, rows: KeptRows, *, seed: tuple[object, ...]) -> Any:
-    """Run a mechanism on stored rows of norm at most 1, which are added or removed, with a key made from a seed."""
+    """Run a mechanism on cached rows under the relation ``add_remove``, with a key that is derived from a seed."""
     problem = Problem(n_features=rows.source.n_features, clip_norm=1.0, records_at_most=rows.source.n_records)
     plan = mechanism.plan(problem, target)
     key = hashlib.sha256(repr(seed).encode()).digest()

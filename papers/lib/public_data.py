@@ -1,10 +1,12 @@
 """Public data sets with rows of norm 1.
 
-They are a9a, MNIST, Reuters, fMRI, data of scikit-learn, CIFAR-10, COVTYPE, real-sim and synthetic text. a9a is shipped
-with the package; MNIST, Reuters and fMRI are available after ``make data``. COVTYPE is read from a file of the user.
-CIFAR-10 and real-sim are read from a file of the user in svmlight text. CIFAR-10 can also be batches of bytes or of
-pickled arrays. A pickle may only contain arrays and plain values. Every record is scaled to norm 1 individually,
-because column norms are not private.
+- a9a is part of the package, and scikit-learn contains small data sets.
+- MNIST, Reuters and fMRI are available after ``make data``.
+- COVTYPE, CIFAR-10 and real-sim are read from files of the user. CIFAR-10 and real-sim may be svmlight text. CIFAR-10
+  may also be batches of bytes or of pickled arrays; a pickle may contain only arrays and plain values.
+- Synthetic text and images resemble real-sim and CIFAR-10.
+
+Each record is divided by its own norm. Columns are not scaled, because norms of columns are not private.
 """
 
 import bz2
@@ -54,7 +56,7 @@ _WAVES, _SHARED, _SEPARATE, _BRIGHT, _CONTRAST = 8, 0.9, 0.5, 0.47, 0.168
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelledRows:
-    """Records of norm 1 with their labels.
+    """A data set for classification: records of norm 1 with labels.
 
     Attributes
     ----------
@@ -62,7 +64,7 @@ class LabelledRows:
     rows : sparse array of shape (n, d)
     labels : float64 array of shape (n,)
     n_components : int
-        k, as in the paper if it states one.
+        The number k of components; the same as in the paper, if the paper states it.
     """
 
     name: str
@@ -88,7 +90,10 @@ class LabelledRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """A data set with a description, k, a loader, and the reason why it cannot be loaded, if any."""
+    """A data set without labels: a description, the number k of components, and a function that loads the rows.
+
+    If the data set cannot be loaded, ``missing`` states the reason.
+    """
 
     name: str
     words: str
@@ -98,7 +103,7 @@ class DataSet:
 
 
 def data_sets(data: Path) -> Iterator[DataSet]:
-    """Iterate over the data sets without labels, including unavailable ones."""
+    """Yield all data sets without labels, including those that cannot be loaded."""
     learns = None if find_spec("sklearn") is not None else "scikit-learn is not installed; install the extra estimators"
     fetched = {
         folder: None if (data / folder).exists() else f"{data / folder} does not exist; fetch it with make data"
@@ -134,35 +139,35 @@ def data_sets(data: Path) -> Iterator[DataSet]:
 
 
 def available(data: Path, *names: str) -> tuple[dict[str, Callable[[], sparse.csr_array]], list[str]]:
-    """Return the loaders of the named data sets that are available, and the reasons why others are left out."""
+    """Return functions that load the named data sets, and the reasons why others cannot be loaded."""
     wanted = [each for each in data_sets(data) if each.name in names]
     found = {each.name: each.load for each in wanted if each.missing is None}
     return found, [f"{each.name}: {each.missing}" for each in wanted if each.missing is not None]
 
 
 def a9a_entries() -> tuple[sparse.csr_array, Matrix]:
-    """Return the unscaled rows of the shipped a9a, with at most 14 ones each, and labels of incomes above 50,000."""
+    """Return the rows of a9a from the package, with at most 14 ones each, and labels (income above 50,000)."""
     text = gzip.decompress(files("flows").joinpath("data", "a9a.svm.gz").read_bytes())
     return _parsed(text, n_features=A9A_FEATURES, place="a9a")
 
 
 def a9a_rows() -> sparse.csr_array:
-    """Return the rows of the shipped a9a, of norm 1."""
+    """Return the rows of a9a from the package, scaled to norm 1."""
     return of_norm_one(a9a_entries()[0])
 
 
 def mnist_entries(data: Path) -> sparse.csr_array:
-    """Return the training images of MNIST as rows that are not scaled."""
+    """Return the training images of MNIST as rows, not scaled to norm 1."""
     return sparse.csr_array(_images(data / MNIST))
 
 
 def mnist_rows(data: Path) -> sparse.csr_array:
-    """Return the training images of MNIST as rows of norm 1."""
+    """Return the training images of MNIST as rows, scaled to norm 1."""
     return of_norm_one(mnist_entries(data))
 
 
 def reuters_rows(data: Path) -> sparse.csr_array:
-    """Return the non-empty TF-IDF rows of Reuters items over 2,000 terms, with norm 1."""
+    """Return Reuters articles as rows of TF-IDF weights of 2,000 terms, scaled to norm 1, without empty rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = [
@@ -174,32 +179,32 @@ def reuters_rows(data: Path) -> sparse.csr_array:
 
 
 def fmri_rows(data: Path) -> sparse.csr_array:
-    """Return the time points of all scans as rows of norm 1; a row is a time point, not a person."""
+    """Return the time points of all fMRI scans as rows of norm 1; a row is a time point, not a person."""
     return of_norm_one(sparse.csr_array(np.concatenate(read_scans(data / SCANS))))
 
 
 def centred_mnist(data: Path, *, n_rows: int) -> Matrix:
-    """Return training images of MNIST minus the mean of the test images, not scaled to norm 1."""
+    """Return training images of MNIST as rows, minus the mean of the test images, not scaled to norm 1."""
     return _images(data / MNIST)[:n_rows] - _images(data / TEST_IMAGES).mean(axis=0)
 
 
 def read_scans(folder: Path) -> list[Matrix]:
-    """Read the scans of a folder in order of subject, with standardised regions as columns and time points as rows.
+    """Read all fMRI scans in a folder, ordered by subject; rows are time points, and columns standardized regions.
 
     Parameters
     ----------
     folder : Path
-        A folder with ``SUBJECT/functional/NAME.mat``, in which ``tc`` has one row per region.
+        A folder with files ``SUBJECT/functional/NAME.mat``, whose array ``tc`` has one row per region.
 
     Returns
     -------
     list of float64 array of shape (n_times, n_regions)
-        Empty if the folder has no such file.
+        One array per scan; empty if the folder has no such file.
 
     Raises
     ------
     BadSource
-        If a file is no scan, or its regions differ from those of the first.
+        If a file is not a scan, or its number of regions differs from the first scan.
     """
     scans = [_standardised(path) for path in sorted(folder.glob(SCAN_FILES))]
     if len({scan.shape[1] for scan in scans}) > 1:
@@ -225,9 +230,9 @@ def _standardised(path: Path) -> Matrix:
 
 
 def covtype(path: Path) -> Matrix:
-    """Return the 54 columns of COVTYPE, each minus its mean, from the UCI file covtype.data, plain or compressed.
+    """Return the 54 columns of COVTYPE, each minus its mean, from the UCI file covtype.data, which may be compressed.
 
-    A line has 54 integers and the class, separated by commas. The mean of a column counts as public here, as in the
+    A line has 54 integers and the class, separated by commas. The means of the columns count as public here, as in the
     literature.
 
     Raises
@@ -249,24 +254,24 @@ def covtype(path: Path) -> Matrix:
 
 
 def second_moment(rows: sparse.csr_array) -> Matrix:
-    """Return ``X^T X``."""
+    """Return the second moment ``X^T X`` of the rows X."""
     return np.asarray((rows.T @ rows).toarray())
 
 
 def of_norm_one(rows: sparse.csr_array) -> sparse.csr_array:
-    """Scale rows individually to norm 1, and leave out empty ones."""
+    """Divide each row by its norm, and leave out empty rows."""
     norms = np.sqrt(rows.multiply(rows).sum(axis=1))
     return sparse.csr_array(sparse.diags_array(1.0 / norms[norms > 0.0]) @ rows[norms > 0.0])
 
 
 def unit_rows(rows: Matrix) -> Matrix:
-    """Return rows scaled individually to norm 1; empty rows stay empty."""
+    """Divide each row by its norm; empty rows remain empty."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(norms > 0, norms, 1.0))
 
 
 def a9a() -> LabelledRows:
-    """Return the shipped a9a with its labels."""
+    """Return a9a from the package, with labels."""
     return _labelled("a9a", *a9a_entries(), n_components=10)
 
 
@@ -282,8 +287,8 @@ def cifar10(path: Path) -> LabelledRows:
     Parameters
     ----------
     path : Path
-        svmlight text, plain or compressed by gzip, bzip2 or xz; a batch of the binary or Python version; or the folder
-        or tar archive of such batches, from which the files ``data_batch_*`` are read.
+        One of these: svmlight text, plain or compressed by gzip, bzip2 or xz; a batch of the binary or Python version;
+        a folder or tar archive of such batches, in which the files ``data_batch_*`` are read.
 
     Raises
     ------
@@ -292,11 +297,13 @@ def cifar10(path: Path) -> LabelledRows:
     """
     batches = [_cifar_batch(name, content) for name, content in _cifar_files(path)]
     if not batches:
-        raise BadSource(f"{path} holds no file data_batch_*: CIFAR-10 comes in such batches; name its folder or file.")
+        raise BadSource(
+            f"{path} holds no file data_batch_*, of which CIFAR-10 consists; name the folder or a file of CIFAR-10."
+        )
     rows = sparse.vstack([rows for rows, _ in batches], format="csr")
     labels = np.concatenate([labels for _, labels in batches])
     if rows.shape[0] < 2:
-        raise BadSource(f"{path} holds no images: each has a label and {CIFAR_FEATURES} values; name a file that does.")
+        raise BadSource(f"{path} holds no images with a label and {CIFAR_FEATURES} values; name a file of CIFAR-10.")
     return _labelled("CIFAR-10", rows, labels, n_components=10)
 
 
@@ -307,12 +314,14 @@ def real_sim(path: Path) -> LabelledRows:
 
 
 def made_text(n_features: int, *, n_records: int = TEXT_RECORDS) -> LabelledRows:
-    """Return synthetic text with the size and shape of real-sim.
+    """Return synthetic text that resembles real-sim in size and shape.
 
-    It has real-sim's number of records, terms per record and share of positive labels. Each record has `TEXT_TERMS`
-    terms, half of them from one of 40 topics, the others from all text. Frequencies decrease as one over the rank.
-    Values are 1 + log of the count, times log of the inverse document frequency. k is 300, as for real-sim, scaled in
-    proportion to the features. Only the shape is imitated: the topics are not those of any real text.
+    It has the number of records, the terms per record and the share of positive labels of real-sim. Each record has
+    `TEXT_TERMS` terms: half of them from one of 40 topics, the others from all terms. The frequency of a term is
+    proportional to one over its rank. Values are 1 + log of the count, times log of the inverse document frequency.
+
+    The number of components is 300, as for real-sim, scaled in proportion to the number of features. The topics are
+    random, and do not imitate real text.
     """
     rng = np.random.default_rng(_SEED)
     shares = np.cumsum(1.0 / np.arange(1, n_features + 1))
@@ -334,10 +343,11 @@ def made_text(n_features: int, *, n_records: int = TEXT_RECORDS) -> LabelledRows
 
 
 def made_images(n_records: int = CIFAR_RECORDS) -> LabelledRows:
-    """Return synthetic images with the shape of CIFAR-10: 32 x 32 pixels of three colours, about .24 % of them zero.
+    """Return synthetic images with the shape of CIFAR-10: 32 x 32 pixels of three colors, about .24 % of them zero.
 
-    A channel is a sum of the 64 smoothest cosines. Their stds fall with the frequency, and most of them are common to
-    all channels. Each of ten classes has its own mean image. Only the shape is imitated.
+    Each color channel is a random sum of the 64 cosines with the lowest frequencies. Their standard deviations decrease
+    with the frequency, and most coefficients are equal in all channels. Each of ten classes has a separate mean image.
+    The images do not show real objects.
     """
     rng = np.random.default_rng(_SEED)
     waves = np.cos(np.pi * np.outer(np.arange(_WAVES), np.arange(32) + 0.5) / 32)
@@ -363,7 +373,7 @@ def _labelled(name: str, rows: sparse.csr_array, labels: Matrix, *, n_components
 
 
 def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_array, Matrix]:
-    """Parse svmlight text with its labels."""
+    """Parse svmlight text into rows and labels; ``place`` is the file name for errors."""
     text = text if text.endswith(b"\n") else text + b"\n"
     try:
         found = SvmlightParser(n_features=n_features, capacity=len(text)).parse(memoryview(text), first_line=1)
@@ -379,7 +389,7 @@ def _parsed(text: bytes, *, n_features: int, place: str) -> tuple[sparse.csr_arr
 
 
 def _content(path: Path) -> bytes:
-    """Return the bytes of a file, decompressed by its leading bytes."""
+    """Return the decompressed bytes of a file; the leading bytes determine the compression."""
     if not path.is_file():
         raise Invalid(f"{path} is not a file; name the file of the data set.")
     raw = path.read_bytes()
@@ -393,7 +403,7 @@ def _content(path: Path) -> bytes:
 
 
 def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Iterate over the names and bytes of the image files."""
+    """Yield the name and the bytes of each file with images of CIFAR-10."""
     if path.is_dir():
         for batch in sorted(path.glob("data_batch_*")):
             yield str(batch), batch.read_bytes()
@@ -408,7 +418,7 @@ def _cifar_files(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _cifar_batch(name: str, content: bytes) -> tuple[sparse.csr_array, Matrix]:
-    """Read a batch of either version, with pixels scaled to [0, 1]."""
+    """Read a batch of CIFAR-10 in the binary or the Python version, with pixels scaled to [0, 1]."""
     if content.startswith(b"\x80") and not name.endswith(".bin"):
         pixels, labels = _cifar_pickle(name, content)
     elif name.endswith(".bin") or len(content) % _CIFAR_RECORD == 0:
@@ -432,14 +442,14 @@ def _cifar_pickle(name: str, content: bytes) -> tuple[NDArray[Any], Matrix]:
         batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
         pixels, labels = np.asarray(batch["data"], np.uint8), np.asarray(batch["labels"], np.float64)
         if pixels.shape != (labels.size, CIFAR_FEATURES):
-            raise ValueError(f"its data have shape {pixels.shape}")
+            raise ValueError(f"the array `data` has shape {pixels.shape}")
     except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError, EOFError, IndexError) as error:
         raise BadSource(f"{name} is not a batch of CIFAR-10: {error}; name a batch, or the binary version.") from None
     return pixels, labels
 
 
 class _ArraysAlone(pickle.Unpickler):
-    """An unpickler for plain values and NumPy arrays only; it refuses any other class."""
+    """An unpickler that accepts only plain values and NumPy arrays, and refuses any other class."""
 
     _KNOWN: dict[str, Any] = {  # noqa: RUF012 - never changed
         "ndarray": np.ndarray,
@@ -448,10 +458,10 @@ class _ArraysAlone(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the three names that a pickled array needs."""
+        """Return one of the three objects that a pickled array needs, and refuse all others."""
         if module.partition(".")[0] == "numpy" and name in self._KNOWN:
             return self._KNOWN[name]
-        raise pickle.UnpicklingError(f"it requests {module}.{name}")
+        raise pickle.UnpicklingError(f"the pickle contains {module}.{name}, which is not an array")
 
 
 def _images(path: Path) -> Matrix:

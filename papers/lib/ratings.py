@@ -1,7 +1,7 @@
-"""Completion mechanisms on ratings in arrays, their prediction quality, and the published formats of MovieLens.
+"""Completion mechanisms on ratings in memory, measures of their predictions, and readers of MovieLens files.
 
 Keys come from seeds and the ratings are public or synthetic, so nothing is charged and every number is reproducible.
-All predictions are made by `dpca.artifacts.embeddings.ItemEmbeddings`, as for users.
+Predictions are made by `dpca.artifacts.embeddings.ItemEmbeddings`, as for consumers of a release.
 
 The MovieLens formats are these:
 
@@ -51,7 +51,7 @@ CHARGED = "nothing: ratings are synthetic or public, and keys come from seeds"
 type Tables = dict[str, list[dict[str, Any]]]
 
 ShareOfUsers = Annotated[
-    float, typer.Option(help="Fraction of the stated users; with less than 1, most checks are not judged.")
+    float, typer.Option(help="Fraction of the default number of users; below 1, most checks are not judged.")
 ]
 
 _AT_ONCE = 500
@@ -59,23 +59,23 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """The size of the synthetic tasks, and the number of their draws, which are also their seeds.
+    """The size of the synthetic tasks, and the number of random draws, whose seeds are 0, 1, ...
 
-    ``share`` is the share of the stated users. The number of items is as stated down to a quarter of the users, then
-    decreases in proportion.
+    ``share`` is the fraction of the default number of users. The number of items is the default number for shares down
+    to a quarter; below a quarter, it decreases in proportion.
     """
 
     share: float = SHARE
     runs: int = RUNS
 
     def __post_init__(self) -> None:
-        """Refuse a share outside (0, 1]."""
+        """Refuse a ``share`` that is not in (0, 1]."""
         if not 0.0 < self.share <= 1.0:
             raise Invalid(f"share={self.share} must be in (0, 1]; correct it.")
 
     @property
     def is_full(self) -> bool:
-        """True if the size and the number of draws are those that checks expect."""
+        """True if size and number of draws are the defaults, for which the checks are made."""
         return self.share >= SHARE and self.runs >= RUNS
 
     def users(self, declared: int) -> int:
@@ -88,21 +88,24 @@ class Scale:
 
 
 class Draws:
-    """Values of arms over draws, by keys of an arm and, unless it has only a level, a place on an axis."""
+    """Measured values of compared methods (arms) over several draws.
+
+    The key of a value is the method and, if the value depends on a varied quantity, the value of this quantity.
+    """
 
     def __init__(self) -> None:
         self.values: dict[tuple[Any, ...], list[float]] = defaultdict(list)
 
     def add(self, value: float, *key: Any) -> None:
-        """Add the value of a draw."""
+        """Add the value that was measured in one draw."""
         self.values[key].append(value)
 
     def __getitem__(self, key: Any) -> float:
-        """Return the mean over draws."""
+        """Return the mean of the values of a key over all draws."""
         return float(np.mean(self.values[key if isinstance(key, tuple) else (key,)]))
 
     def fill(self, table: list[dict[str, Any]], data: str, place: str, measure: str = "RMSE") -> None:
-        """Add a row for each key to a table: mean, and std if there are several draws."""
+        """Add a row for each key to a table, with the mean of its values and, with several draws, their std."""
         for (name, *at), values in self.values.items():
             row: dict[str, Any] = {"data": data, "arm": name} | ({place: at[0]} if at else {})
             row |= summary_of([{measure: value} for value in values], [measure])
@@ -111,10 +114,10 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The parameters of a run that are not settings of its arm.
+    """The parameters of a run that are not settings of the compared method.
 
-    They are the rank, the ratings counted per user, and epsilon at `DELTA`. An infinite epsilon requests a non-private
-    reference.
+    They are the rank, the number of ratings that are used per user, and epsilon at `DELTA`. An infinite epsilon means
+    a run without privacy, as a reference.
     """
 
     rank: int
@@ -124,30 +127,30 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A mechanism with its settings, and its name in tables and figures."""
+    """A compared method: a mechanism with settings, and its name in tables and figures."""
 
     name: str
     mechanism: str
     settings: Mapping[str, Any]
 
     def with_settings(self, name: str, **settings: Any) -> "Arm":
-        """Return an arm with additional or changed settings."""
+        """Return a compared method with a new name and additional or changed settings."""
         return Arm(name=name, mechanism=self.mechanism, settings={**self.settings, **settings})
 
     def plan(self, ratings: SplitRatings, requested: Trial) -> Plan:
-        """Calibrate the mechanism to a request."""
+        """Plan the mechanism for the given ratings, rank and epsilon."""
         plan: Plan = self._mechanism(requested).plan(*request_of(ratings, requested))
         return plan
 
     def run(
         self, ratings: SplitRatings, requested: Trial, *, seed: int, rounds: list[Matrix] | None = None
     ) -> ItemFactors:
-        """Release items from the training ratings.
+        """Release factors of items from the training ratings.
 
         Parameters
         ----------
         ratings : SplitRatings
-        requested : Asked
+        requested : Trial
         seed : int
             The seed of the noise.
         rounds : list, optional
@@ -169,12 +172,12 @@ class Arm:
 
 
 def arm(mechanism: str, name: str = "", **settings: Any) -> Arm:
-    """Return an arm of a mechanism with settings; its name is by default that of the mechanism."""
+    """Return a compared method from the name of a mechanism and settings; its name is by default the mechanism's."""
     return Arm(name=name or mechanism, mechanism=mechanism, settings=settings)
 
 
 class _Watched(Curator):
-    """A curator that stores the factors at the start of every round."""
+    """A curator that records the factors with which every round begins."""
 
     def __init__(self, source: ArrayBlocks, reservation: InMemoryReservation, rounds: list[Matrix]) -> None:
         super().__init__(source, reservation)
@@ -187,14 +190,14 @@ class _Watched(Curator):
 
 
 class Unprojected(Dpals):
-    """`Dpals` that solves with its noisy matrices unchanged, to measure the effect of the projection alone.
+    """A variant of `Dpals` without the projection of noisy matrices, to measure the effect of this projection.
 
-    The effect is visible only for a ridge below the spectral norm of the noise: a larger ridge hides that H is
-    indefinite.
+    For each item, `Dpals` projects a noisy matrix H to a positive semidefinite matrix. This matters only if the ridge
+    is below the spectral norm of the noise, because a larger ridge makes H positive anyway.
     """
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Release the counts, if some items get no factors, and every round, which is solved without a projection."""
+        """Run all rounds without a projection; if some items get no factors, first release noisy counts of ratings."""
         problem, centred = plan.problem, self._centring(plan.problem)
         noises, factors, priorities = self._noises(problem, plan.target), self._random_start(problem), None
         if noises.totals is not None:
@@ -222,7 +225,7 @@ class Unprojected(Dpals):
 
 
 def request_of(ratings: SplitRatings, requested: Trial) -> tuple[RatingsProblem, PrivacyTarget]:
-    """Return the public facts of ratings, including the number of users, and the target."""
+    """Return the public facts about ratings (including the number of users) and the privacy target."""
     problem = RatingsProblem(
         n_features=ratings.n_items,
         low=ratings.low,
@@ -237,17 +240,17 @@ def request_of(ratings: SplitRatings, requested: Trial) -> tuple[RatingsProblem,
 
 
 def true_epsilon(plan: Plan) -> float:
-    """Return an upper bound on the exact epsilon of a plan's steps at its delta."""
+    """Return an upper bound on the true epsilon of all steps of a plan, at the delta of the plan."""
     return epsilon_bracket(plan.event, delta=plan.target.delta).upper
 
 
 def user_means(ratings: SplitRatings, *, centre: float, prior: float = 5.0) -> ItemFactors:
-    """Return items without offsets and factors, for which every prediction is the user's shrunk mean."""
+    """Return a release without item offsets and factors, so that every prediction is the shrunk mean of the user."""
     return ItemFactors(offsets=np.zeros(ratings.n_items), user_step={"centre": centre, "prior": prior})
 
 
 def popularity(ratings: SplitRatings) -> Matrix:
-    """Return the number of ratings of each item, which is not private."""
+    """Return the exact number of ratings of each item, without noise."""
     return np.bincount(ratings.train.indices, minlength=ratings.n_items).astype(np.float64)
 
 
@@ -257,7 +260,7 @@ def recall(found: ItemFactors | Matrix, ratings: SplitRatings, *, users: int) ->
     Parameters
     ----------
     found : ItemFactors or float64 array of shape (n_items,)
-        Released items, or scores that are equal for all users.
+        Released item factors, or one score per item that is the same for all users.
     ratings : SplitRatings
     users : int
         The maximum number of users.
@@ -273,7 +276,7 @@ def recall(found: ItemFactors | Matrix, ratings: SplitRatings, *, users: int) ->
 
 
 def _scores(found: ItemFactors, ratings: SplitRatings, users: NDArray[np.int64]) -> Matrix:
-    """Return users' scores of all items, not clipped to the range of ratings, to preserve their order."""
+    """Return the predicted ratings of all items for users, not clipped to the range, so that their order is kept."""
     items = embeddings_of(found, ratings)
     factors = [items.fold_in(*ratings_of(ratings.train, user))[1] for user in users]
     return np.stack(
@@ -287,10 +290,9 @@ FETCHED = "ml-100k"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A published format of ratings.
+    """A published file format of MovieLens ratings: file name, field separator, header and range of ratings.
 
-    It has a file, a field separator, an optional header, and a range of ratings. ``companion`` names another file of
-    the same folder, which distinguishes formats whose ratings files have the same name.
+    ``companion`` is a second file in the same folder. It distinguishes formats whose ratings files have the same name.
     """
 
     file: str
@@ -317,14 +319,14 @@ HIGH = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FilmRatings:
-    """The ratings of a folder.
+    """The ratings of a MovieLens folder.
 
     Attributes
     ----------
     ratings : csr_array of shape (n_users, n_items)
-        If a user rated an item several times, the last rating in the file.
+        The ratings. If a user rated an item several times, the last rating in the file counts.
     users, items : int64 arrays
-        Their ids, ascending, for the rows and the columns.
+        The ids of the users (rows) and of the items (columns), in ascending order.
     low, high : float
         The range of ratings of the format.
     """
@@ -336,7 +338,10 @@ class FilmRatings:
     high: float = HIGH
 
     def most_rated(self, count: int) -> "FilmRatings":
-        """Return the ratings of the most rated items, with ties by id, without users who rated none of them."""
+        """Return the ratings of the ``count`` items with the most ratings.
+
+        Ties are decided by the smaller id. Users who rated none of these items are left out.
+        """
         rated = np.bincount(self.ratings.indices, minlength=self.items.size)
         kept = np.sort(np.argsort(-rated, kind="stable")[:count])
         ratings = sparse.csr_array(self.ratings[:, kept])
@@ -351,12 +356,12 @@ class FilmRatings:
 
 
 def read_movielens(folder: Path) -> FilmRatings:
-    """Read the ratings of a folder in any of `FORMATS`.
+    """Read the ratings of a MovieLens folder in any of `FORMATS`.
 
     Raises
     ------
     Invalid, BadSource
-        If the folder has no file of ratings, or the file does not have its format.
+        If the folder has no file of ratings, or the file does not have the expected format.
     """
     found = next((form for form in FORMATS.values() if _fits(form, folder)), None)
     if found is None:
@@ -385,7 +390,10 @@ def _fits(form: Format, folder: Path) -> bool:
 
 
 def _columns(place: Path, form: Format) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Read users, items and ratings; a two-character separator leaves an empty column after each field."""
+    """Read the columns for users, items and ratings from a file.
+
+    The parser splits at single characters, so a separator of two characters gives an empty column after each field.
+    """
     step = len(form.separator)
     wanted = [f"f{step * at}" for at in range(3)]
     names = [f"f{at}" for at in range(3 * step + 1)]

@@ -1,8 +1,10 @@
-"""Multi-site mechanisms on rows in memory, with CAPE as printed and its baselines.
+"""Comparison of joint PCA over several sites on rows in memory: CAPE, CAPE as printed, and baselines.
 
-The arms are CAPE with and without colluders, its baselines, pooled rows, and no privacy. They run mechanisms of the
-product, with noise from a seed. Two arms divide all rows by their largest norm, as the authors do, which is not
-private. One of them adds the printed noise, the other the noise of the product. An energy is ``tr(V^T Sigma V)``.
+The compared methods (arms) are CAPE with and without colluders, its baselines, pooled rows, and no privacy. They use
+the mechanisms of dpca, with noise from a seed. Two further methods divide all rows by the largest norm of any row, as
+the authors of CAPE do, which is not private. One of them adds the printed noise, the other the noise of dpca.
+
+The energy of directions V is ``tr(V^T Sigma V)``, where Sigma is the second moment.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,36 +55,39 @@ _SEED = 20180412
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Gaussian rows with a diagonal covariance of k variances evenly from 10 to 1, and others uniform on [0, 0.5]."""
+    """The synthetic data of the CAPE paper: Gaussian rows with a diagonal covariance.
+
+    The k leading variances decrease evenly from 10 to 1; the others are uniform on [0, 0.5].
+    """
 
     n_features: int = 200
     n_components: int = 50
 
     @property
     def variances(self) -> Matrix:
-        """The variance of each feature, the same for all draws."""
+        """The variance of each feature, which is the same for all draws of rows."""
         rest = np.random.default_rng(_SEED).uniform(0.0, 0.5, self.n_features - self.n_components)
         return np.concatenate([np.linspace(10.0, 1.0, self.n_components), rest])
 
     def draw(self, n_records: int, *, seed: int) -> Matrix:
-        """Return rows of any norm."""
+        """Return rows that are not scaled to norm 1."""
         rng = np.random.default_rng([_SEED, seed])
         return np.asarray(rng.standard_normal((n_records, self.n_features)) * np.sqrt(self.variances))
 
 
 class Sites:
-    """Rows divided into sites and scaled to norm 1 individually, with the packed second moment of each site.
+    """Rows that are divided into sites, and the packed second moment of each site.
 
     Parameters
     ----------
     rows : float64 array of shape (n_records, n_features)
     sizes : sequence of int
-        The number of records of each site, in order; further rows are left out.
+        The number of records of each site, in order; the remaining rows are left out.
 
     Attributes
     ----------
     sums, printed_sums : float64 arrays of shape (sites, d (d + 1) / 2)
-        The moments of rows of norm 1, and of rows divided by the largest norm.
+        The second moments of rows divided by their own norms, and of rows divided by the largest norm of any row.
     """
 
     def __init__(self, rows: Matrix, sizes: Sequence[int]) -> None:
@@ -101,13 +106,13 @@ class Sites:
 
     @property
     def layout(self) -> Layout:
-        """The packing of the sums."""
+        """The layout of the packed second moments."""
         return Layout(kind="symmetric", order=self.n_features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """A data set's name, its moment, by which directions are judged, and k."""
+    """The exact second moment of a data set, with which directions are evaluated, and the number k of components."""
 
     data: str
     moment: Matrix
@@ -115,17 +120,17 @@ class Truth:
 
     @property
     def best(self) -> float:
-        """The energy of the leading directions."""
+        """The energy of the k leading eigenvectors, which is the largest possible."""
         return float(np.linalg.eigvalsh(self.moment)[-self.n_components :].sum())
 
     def energy(self, components: Matrix) -> float:
-        """Return ``tr(V^T M V)`` of orthonormal rows."""
+        """Return the energy ``tr(V^T M V)`` of directions, given as orthonormal rows, with the second moment M."""
         return float(np.sum(components * (components @ self.moment)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A point of a figure with its sites and privacy target."""
+    """One point of a figure, given by sites, a privacy target and the methods to run."""
 
     sweep: str
     value: float
@@ -135,7 +140,7 @@ class Cell:
     arms: tuple[str, ...] = ARMS
 
     def rows(self, truth: Truth, *, seed: int) -> Iterator[dict[str, Any]]:
-        """Run the arms, and iterate over the rows of the table."""
+        """Run the compared methods, and yield a row of the table for each."""
         target = PrivacyTarget(epsilon=self.epsilon, delta=self.delta, allow_large_delta=True)
         for arm in self.arms:
             found = components_of(arm, self.sites, target, n_components=truth.n_components, seed=seed)
@@ -155,13 +160,13 @@ class Cell:
 
 
 def sweep_rows(cells: Callable[[int], Iterator[Cell]], truth: Truth, runs: int) -> list[dict[str, Any]]:
-    """Run all cells the requested number of times, and average their energies row by row."""
+    """Compute all points of a figure ``runs`` times, and average the energies of corresponding rows."""
     draws = [[row for cell in cells(run) for row in cell.rows(truth, seed=run)] for run in range(runs)]
     return mean_rows(draws, ("energy", "share"))
 
 
 def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
-    """Return the directions found by an arm, as orthonormal rows."""
+    """Return the directions that a compared method (arm) finds, as orthonormal rows."""
     if arm == NON_PRIVATE:
         return leading(sites.sums.sum(axis=0), sites.n_features, n_components)
     if arm in (GAUSSIAN, RESCALED, PRINTED):
@@ -175,7 +180,7 @@ def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components
 
 
 def subspace_of(arm: str, sites: Sites, targets: Sequence[PrivacyTarget], *, n_components: int, seed: int) -> Subspace:
-    """Return the release of a mechanism over sites, each with its own target."""
+    """Return the joint release of a compared method (arm) over sites, each with its own privacy target."""
     method = METHODS[arm](n_components=n_components)
     plan = method.plan([_problem(sites, size) for size in sites.sizes], targets, session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
@@ -184,15 +189,15 @@ def subspace_of(arm: str, sites: Sites, targets: Sequence[PrivacyTarget], *, n_c
 
 
 def leading(packed: Matrix, order: int, count: int) -> Matrix:
-    """Return the leading directions of a packed symmetric matrix, as rows."""
+    """Return ``count`` leading eigenvectors of a packed symmetric matrix, as rows."""
     return leading_eigenpairs(unpack_symmetric(packed, order), count)[1]
 
 
 def _of_messages(arm: str, sites: Sites, target: PrivacyTarget, *, n_components: int, seed: int) -> Matrix:
-    """Return the directions from floating-point messages with Gaussian masks and no colluders.
+    """Return the directions that follow from floating-point messages of the sites, with Gaussian masks.
 
-    Printed noise has the std ``sqrt(2 ln(1.25 / delta)) / epsilon`` of a removed record in each entry of the upper
-    triangle, and the printed masks.
+    There are no colluders. The printed noise has std ``sqrt(2 ln(1.25 / delta)) / epsilon`` in each entry of the upper
+    triangle, which is for a removed record. It comes with the printed masks.
     """
     count, layout = len(sites.sizes), sites.layout
     sums = sites.sums if arm == GAUSSIAN else sites.printed_sums

@@ -1,11 +1,11 @@
-"""The model of the DPS-PCA paper, its rows reused by many releases, and the arms of its figures.
+"""The synthetic data of the DPS-PCA paper, and the methods (arms) that its figures compare.
 
-The paper draws Gaussian rows of norm about 70 and adds the noise for rows of norm 1, so its printed figures carry no
-guarantee. Here every row is divided by its norm. This preserves the true subspace, since the distribution is
+The paper draws Gaussian rows of norm about 70 and adds noise for rows of norm 1, so the printed figures have no privacy
+guarantee. Here every row is divided by its norm. This preserves the true subspace, because the distribution is
 elliptical.
 
-All arms have the same accounting: records are replaced, rows have norm 1, and
-(epsilon, delta) is exact. A distance is ``||V^T W_perp||_F`` from the true directions, at most ``sqrt(k)``.
+All methods have the same exact guarantee: (epsilon, delta) for one replaced record of norm 1. The distance of
+directions V from the true directions W is ``||V^T W_perp||_F``, which is at most ``sqrt(k)``.
 """
 
 import hashlib
@@ -39,9 +39,10 @@ _SEED = 20180411
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Gaussian rows with k leading directions, of variance 100, in s features; other variances are below 10.
+    """The distribution of synthetic rows: Gaussian, with k leading directions of variance 100; others are below 10.
 
-    ``rows_kept`` is the number of features that truncating arms keep.
+    The leading directions lie in s = ``n_relevant`` features. ``rows_kept`` is the number of features that methods with
+    truncation keep.
     """
 
     n_features: int = 1_000
@@ -52,7 +53,7 @@ class Model:
 
     @property
     def squared_norm(self) -> float:
-        """The mean squared norm of a row before it is scaled, over draws of the variances."""
+        """The mean squared norm of a row before it is scaled to norm 1."""
         return 100.0 * self.n_components + 5.0 * (self.n_features - self.n_components)
 
     def draw(self, seed: int) -> tuple[NDArray[np.float32], Matrix]:
@@ -69,7 +70,7 @@ class Model:
         return rows, leading
 
 
-Records = Annotated[int, typer.Option(min=1_000, help="Records of a draw; checks are judged for the default.")]
+Records = Annotated[int, typer.Option(min=1_000, help="Records per draw; checks are judged only for the default.")]
 PAPER = Model()
 """The model of figures 2, 3 and 4a."""
 RELATION: Relation = "replace_one"
@@ -77,7 +78,7 @@ RELATION: Relation = "replace_one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A mechanism with its settings; ``truncates`` states whether it takes the number of kept features."""
+    """A compared method: a mechanism with settings, and whether it keeps only some features (``truncates``)."""
 
     name: str
     mechanism: type[Any]
@@ -85,7 +86,7 @@ class Arm:
     truncates: bool = False
 
     def build(self, model: Model) -> Any:
-        """Return the mechanism for a model."""
+        """Return the mechanism with the settings that the model needs, such as the number of components."""
         kept = {"rows_kept": model.rows_kept} if self.truncates else {}
         return self.mechanism(n_components=model.n_components, **kept, **self.settings)
 
@@ -123,12 +124,15 @@ PRINTED_ROUNDS = 10
 
 
 def printed_std(*, epsilon: float, delta: float) -> float:
-    """Return the paper's std of a round's noise, ``2 T sqrt(2 ln(2 T / delta)) / epsilon``, for rows of norm 1."""
+    """Return the printed noise std of one round, ``2 T sqrt(2 ln(2 T / delta)) / epsilon``, for rows of norm 1."""
     return 2.0 * PRINTED_ROUNDS * math.sqrt(2.0 * math.log(2.0 * PRINTED_ROUNDS / delta)) / epsilon
 
 
 def noisy_step(moment: Matrix, directions: Matrix, *, std: float, rows_kept: int, rng: np.random.Generator) -> Matrix:
-    """Multiply row-sparse directions by a covariance, add noise, orthonormalise and truncate."""
+    """Run one round of DPS-PCA: multiply directions by the second moment, add noise, orthonormalize and truncate.
+
+    Only some rows of ``directions`` are nonzero, and only these are used in the product.
+    """
     rows = np.flatnonzero(directions.any(axis=1))
     with one_thread():
         product = moment[rows].T @ directions[rows]
@@ -137,23 +141,24 @@ def noisy_step(moment: Matrix, directions: Matrix, *, std: float, rows_kept: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The error terms of Theorem 4.3 for one setting of a model.
+    """The error bounds of Theorem 4.3 for one model and noise.
 
     Parameters
     ----------
     model : Model
     noise_std : float
-        The std of a round's noise in units of the rows before scaling, for all providers together.
+        The std of the noise in one round, for all providers together, in units of rows that are not scaled to norm 1.
     constant : float
-        C_1 of equation (4.2), which the paper does not state.
+        The constant C_1 of equation (4.2), which the paper does not state.
     failure : float
-        The probability granted to ``2 T exp(-nu^2 / 2)``, from which nu follows.
+        The allowed failure probability ``2 T exp(-nu^2 / 2)``, from which nu follows.
 
     Notes
     -----
-    ``gamma* = (3 l' + l) / (3 l + l')`` for the eigenvalues l = 100 and l' = 10 around the eigengap. The least tau
-    satisfies ``2 k (sqrt(s_kept) + sqrt k + nu) / tau <= n l / noise_std``, and ``gamma = gamma* / (1 - tau)``. The
-    printed symbols are damaged in the available text, so the grouping of (4.3) is a reading of it.
+    Let l = 100 and l' = 10 be the eigenvalues above and below the eigengap, and ``gamma* = (3 l' + l) / (3 l + l')``.
+    The smallest tau satisfies ``2 k (sqrt(s_kept) + sqrt k + nu) / tau <= n l / noise_std``. Then
+    ``gamma = gamma* / (1 - tau)``. Some printed symbols are illegible in the available text, so the grouping of terms
+    in (4.3) is our interpretation.
     """
 
     model: Model
@@ -163,7 +168,7 @@ class Bound:
 
     @property
     def tau(self) -> float:
-        """The least tau."""
+        """The smallest tau that satisfies the condition of the theorem."""
         k = self.model.n_components
         nu = math.sqrt(2.0 * math.log(2.0 * PRINTED_ROUNDS / self.failure))
         signal = 100.0 * self.model.n_records / self.noise_std
@@ -171,7 +176,7 @@ class Bound:
 
     @property
     def gamma(self) -> float:
-        """The effective eigengap; there is no bound from 1 on."""
+        """The effective eigengap ratio gamma; if it is 1 or more, the theorem gives no bound."""
         return (130.0 / 310.0) / (1.0 - self.tau) if self.tau < 1.0 else math.inf
 
     @property
@@ -181,7 +186,7 @@ class Bound:
 
     @property
     def sampling(self) -> float:
-        """The statistical error (4.2)."""
+        """The bound (4.2) on the error from sampling."""
         k, s, d, n = (getattr(self.model, name) for name in ("n_components", "n_relevant", "n_features", "n_records"))
         ratio = math.sqrt(100.0 * 10.0) / 90.0
         return float(
@@ -190,7 +195,7 @@ class Bound:
 
     @property
     def privacy(self) -> float:
-        """The error by privacy (4.3)."""
+        """The bound (4.3) on the error from privacy."""
         k, s, kept = self.model.n_components, self.model.n_relevant, self.model.rows_kept
         return float(
             (1.0 + 2.0 * math.sqrt(k * s / kept))
@@ -202,14 +207,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """Components as orthonormal rows, and the truncated directions (d, k) after each round, if there are rounds."""
+    """The result of a compared method: components as orthonormal rows, and the directions (d, k) after each round."""
 
     components: Matrix
     rounds: tuple[Matrix, ...] = ()
 
 
 class Draw:
-    """One draw of a model, on which each arm runs once at each (epsilon, delta).
+    """One draw of rows from a model, on which each compared method runs once at each (epsilon, delta).
 
     Parameters
     ----------
@@ -219,7 +224,7 @@ class Draw:
     truth : array
         The true directions as columns.
     run : int
-        The number of the draw, from which keys are derived, so that every number is reproducible.
+        The number of the draw. Keys are derived from it, so every number is reproducible.
     """
 
     def __init__(self, model: Model, rows: NDArray[np.float32], truth: Matrix, *, run: int) -> None:
@@ -233,11 +238,11 @@ class Draw:
         return cls(model, *model.draw(run), run=run)
 
     def distance(self, arm: Arm, *, epsilon: float, delta: float) -> float:
-        """Return the distance of an arm's components from the true ones."""
+        """Return the distance of a method's components from the true directions."""
         return self.to_truth(self.answer(arm, epsilon=epsilon, delta=delta).components)
 
     def trajectory(self, arm: Arm, *, epsilon: float, delta: float) -> list[float]:
-        """Return the distances of the public start, and of the truncated directions after each round."""
+        """Return the distances from the true directions of the public start, and of the directions after each round."""
         start = start_directions(self.model.n_features, self.model.n_components)
         rounds = self.answer(arm, epsilon=epsilon, delta=delta).rounds
         return [self.to_truth(directions.T) for directions in (start, *rounds)]
@@ -247,7 +252,7 @@ class Draw:
         return subspace_distance(components, self.truth.T)
 
     def answer(self, arm: Arm, *, epsilon: float, delta: float) -> Answer:
-        """Return the cached answer of an arm, which runs at the first call."""
+        """Return the result of a compared method; it runs at the first call, and the result is cached."""
         requested = (arm.name, epsilon, delta)
         if requested not in self._answers:
             self._answers[requested] = self._run(arm, epsilon=epsilon, delta=delta)
@@ -255,7 +260,7 @@ class Draw:
 
     @cached_property
     def non_private(self) -> Mapping[str, Matrix]:
-        """The noise-free components by name: the leading directions, and the result of truncated steps from them."""
+        """The components without noise: the leading eigenvectors, and the limit of iterations with truncation."""
         moment = self.moment
         _, leading = leading_eigenpairs(moment, self.model.n_components)
         directions = np.ascontiguousarray(leading.T)
@@ -265,14 +270,14 @@ class Draw:
 
     @property
     def start(self) -> float:
-        """The distance of the public start."""
+        """The distance of the public start directions from the true directions."""
         return self.to_truth(start_directions(self.model.n_features, self.model.n_components).T)
 
     def unscaled(self, *, epsilon: float, delta: float) -> list[Matrix]:
-        """Return components after each round with the paper's noise on rows that are not scaled to norm 1.
+        """Return the components after each round with the printed noise, on rows that are not scaled to norm 1.
 
-        This is the paper's own simulation: its rows have norm about `Model.squared_norm` to the half, and its noise is
-        for norm 1. So it gives no guarantee. Scaling the noise down replaces scaling the rows up.
+        This repeats the simulation in the paper. Its rows have norm about ``sqrt(Model.squared_norm)``, but its noise
+        is for norm 1, so there is no privacy guarantee. Instead of scaling the rows up, the noise is scaled down.
         """
         model = self.model
         rng = np.random.default_rng([_SEED, self.run, round(1e6 * epsilon), round(1e6 * delta)])
@@ -286,7 +291,7 @@ class Draw:
 
     @cached_property
     def moment(self) -> Matrix:
-        """The second moment without noise."""
+        """The second moment of the rows without noise."""
         return self.rows.form_moment()
 
     @property

@@ -1,23 +1,23 @@
-"""Arms of a comparison of subspaces, run by the product or as printed, and their classification loss.
+"""Comparison of methods (arms) for private subspaces, by captured variance and by loss of classification accuracy.
 
-An arm of the product runs through the curator, with a reservation in memory: the rows are public, so nothing is
-charged. Its key comes from a seed, so that every number is reproducible; on private rows a key comes from the operating
-system.
+*Mechanisms of dpca* run through the curator. The rows are public, so nothing is charged. Keys come from seeds, so that
+every number is reproducible; for private rows, a key comes from the operating system.
 
-*Printed algorithms* have published noise that no release may use. The product refuses these formulas, because they do
-not satisfy the epsilon that they claim. Their results are computed here from public rows and a seed, without the
-curator.
+*Printed algorithms* add the published noise. No release may use them, because the noise does not satisfy the epsilon
+that the paper claims, and dpca refuses these formulas. Here they run on public rows with a seed, without the curator.
 
-*Classification protocol.* A split permutes the records. The first half is reserved for the subspace. A tenth of all
-records, from the other half, trains and tunes the classifier, and the rest tests it. Projections are standardised by
-the mean and std of the training rows. The classifier is scikit-learn's ``LinearSVC``, with C from `COSTS` by
-cross-validation on the training rows, for every arm and split. Several classes are handled one against the rest.
+*Classification protocol.* Each split permutes the records. The first half is used for the subspace. From the other
+half, a tenth of all records trains and tunes a classifier, and the rest tests it. Projections are standardized by the
+mean and std of the training rows. The classifier is scikit-learn's ``LinearSVC``. Its constant C is chosen from `COSTS`
+by cross-validation on the training rows, for every method and split. With several classes, each class is classified
+against the rest.
 
-An arm's loss in a split is the accuracy with the best k directions of the reserved half, minus the arm's accuracy, in
-points. So splits are paired. The standard error is over splits, of the mean over an arm's draws in each split.
+*Loss.* The loss of a method in a split is the accuracy with the best k directions of the first half, minus the accuracy
+with the method's directions, in percentage points. Draws of a method in one split are averaged. The standard error is
+over splits.
 
-The paper repeats 10 times over 10 arrangements. It does not state its values of C, how scores were scaled, or which
-labels MNIST had. So absolute accuracies are not compared.
+The paper repeats 10 times over 10 splits. It does not state its values of C, how scores were scaled, and which labels
+of MNIST were used. So absolute accuracies are not compared.
 
 >>> import numpy as np
 >>> from scipy import sparse
@@ -57,7 +57,10 @@ paper does not state."""
 
 
 def wishart(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components of ``S`` plus one Wishart matrix of d + 1 degrees of freedom (Jiang, Xie and Zhang)."""
+    """Return components by the printed Wishart mechanism of Jiang, Xie and Zhang.
+
+    It adds a Wishart matrix with d + 1 degrees of freedom to the second moment S.
+    """
     d = requested.n_features
     root = rng.standard_normal((d + 1, d))
     noisy = second_moment(rows) + FORMULAS["wishart"].noise(requested) * (root.T @ root)
@@ -65,7 +68,10 @@ def wishart(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Gener
 
 
 def noisy_power(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by noisy power iterations with noise calibrated to one matrix entry (PPI, Hardt and Price)."""
+    """Return components by the printed noisy power method of Hardt and Price (PPI).
+
+    Its noise is calibrated to one changed entry of the matrix.
+    """
     requested = power_settings(requested)
     directions = orthonormal(rng.standard_normal((requested.n_features, requested.n_components)))
     scale = FORMULAS["noisy_power"].noise(requested)
@@ -79,24 +85,27 @@ def noisy_power(rows: sparse.csr_array, *, requested: Settings, rng: np.random.G
 
 
 def power_settings(requested: Settings) -> Settings:
-    """Return the settings of the noisy power method's formula, with the width of its products and its iterations."""
+    """Return the settings of the noise formula of the noisy power method: directions, iterations, and the request."""
     return replace(requested, n_components=requested.n_components + OVERSAMPLING, steps=ITERATIONS)
 
 
 def stochastic_settings(requested: Settings) -> Settings:
-    """Return the settings of DP-SPCA and DP-VRPCA: ``steps`` passes of n steps, and mu, by default `MIX`."""
+    """Return the settings of the noise formulas of DP-SPCA and DP-VRPCA.
+
+    ``steps`` is the number of passes over the n rows, with one step per row. The default of mu is `MIX`.
+    """
     return replace(requested, steps=requested.steps * requested.n_records, mix=requested.mix or MIX)
 
 
 def dp_spca(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by Algorithm 1: one row per step, step size 1 / 2n and gradient ``-2 x (x^T V)``."""
+    """Return components by DP-SPCA as printed (Algorithm 1), with step size 1 / 2n and gradient ``-2 x (x^T V)``."""
     printed = stochastic_settings(requested)
-    noise = 2.0 * FORMULAS["dp_spca"].noise(printed)  # G = 2 for this gradient
+    noise = 2.0 * FORMULAS["dp_spca"].noise(printed)  # the gradient has norm at most G = 2
     return ascend(rows, requested.n_components, noise_std=noise, rng=rng, steps=printed.steps)[0]
 
 
 def dp_vrpca(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
-    """Return components by Algorithm 2: step size 1 / n and the signs of equation (14)."""
+    """Return components by DP-VRPCA as printed (Algorithm 2): step size 1 / n and the signs of equation (14)."""
     printed = stochastic_settings(requested)
     found, _ = ascend(
         rows,
@@ -127,10 +136,10 @@ FORMULA_SETTINGS: dict[str, Callable[[Settings], Settings]] = {
 
 
 def formula_epsilon(name: str, requested: Settings) -> float:
-    """Return an upper bound on the epsilon of a formula's noise at the requested delta.
+    """Return a bound on the true epsilon of a printed noise formula, at the requested delta.
 
-    It is a lower bound if the formula's row states so. It is infinite if no epsilon holds, or if losses are too large
-    for the accountant's exponentials.
+    It is an upper bound, unless the entry of the formula states a lower bound. It is infinite if no epsilon is valid,
+    or if the losses are too large for the accountant.
     """
     row = FORMULAS[name]
     try:
@@ -151,7 +160,7 @@ draws are cheap."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Public rows, as a matrix and as the curator's source."""
+    """Public rows, as a matrix and as a block source for the curator."""
 
     matrix: sparse.csr_array
     source: ArrayBlocks
@@ -164,22 +173,22 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A mechanism and its noise.
+    """A compared method, which is a mechanism with settings and with a calibration of its noise.
 
     Attributes
     ----------
     mechanism : str
     calibration : {"tight", "paper", "printed"}
-        ``tight``: the least noise for the guarantee. ``paper``: the published noise, if the product supports it.
-        ``printed``: published noise that the product refuses, by `PRINTED`.
+        ``tight`` is the smallest noise for the guarantee. ``paper`` is the published noise, if dpca supports it.
+        ``printed`` is published noise that dpca refuses; the function in `PRINTED` adds it.
     settings : Mapping
     relation : Relation
     refined : bool
-        True if the release is refined (``auto``).
+        True if the release is refined with the method ``auto``.
     ranges : {"narrow", "medium", "wide"}
-        The limit on the number of features: `NARROW`, `WIDE`, or none.
+        The largest number of features on which the method runs: `NARROW`, `WIDE`, or any number.
     dear : bool
-        True if a run takes several seconds on tens of thousands of records.
+        True if a run is slow: several seconds on tens of thousands of records.
     """
 
     mechanism: str
@@ -192,29 +201,29 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """The mechanism, its calibration, whether it is refined, and its number of steps or epochs, as text."""
+        """The name in tables, which states the mechanism, its calibration and its other settings."""
         longer = "".join(f", {_LONGER[name]}{value}" for name, value in self.settings.items() if name in _LONGER)
         return f"{self.mechanism} {self.calibration}{' refined' if self.refined else ''}{longer}"
 
     @property
     def bound(self) -> str:
-        """The direction of the bound on the true epsilon: "at most" or "at least" the stated value."""
+        """Whether the stated true epsilon is an upper bound ("at most") or a lower bound ("at least")."""
         return (
             FORMULAS[self.mechanism].bound.replace("between", "at most") if self.calibration == "printed" else "at most"
         )
 
     def fits(self, n_features: int) -> bool:
-        """Return whether the arm runs on this number of features."""
+        """Return whether the method runs on data with this number of features."""
         limit = {"narrow": NARROW, "medium": WIDE, "wide": math.inf}[self.ranges]
         return n_features <= limit
 
     def run(self, rows: Rows, *, n_components: int, epsilon: float, delta: float, seed: tuple[int, ...]) -> Matrix:
-        """Return components as rows.
+        """Run the method on rows, and return the components as rows.
 
         Raises
         ------
         Refused
-            If the mechanism does not run at this target.
+            If the mechanism refuses this epsilon and delta.
         """
         if self.calibration == "printed":
             requested = self._settings_of(rows, n_components=n_components, epsilon=epsilon, delta=delta)
@@ -227,12 +236,12 @@ class Arm:
         return np.asarray(found.components)
 
     def true_epsilon(self, rows: Rows, *, n_components: int, epsilon: float, delta: float) -> float:
-        """Return an upper bound on the epsilon of the noise at delta; infinite if no epsilon holds.
+        """Return an upper bound on the true epsilon of the noise at ``delta``; infinite if no epsilon is valid.
 
         Raises
         ------
         Refused
-            If the mechanism does not run at this target.
+            If the mechanism refuses this epsilon and delta.
         """
         if self.calibration == "printed":
             requested = self._settings_of(rows, n_components=n_components, epsilon=epsilon, delta=delta)
@@ -317,7 +326,7 @@ FORMED = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Split:
-    """One permutation of the records, with the reserved half, and classification of projections of the other half."""
+    """One random split of the records: a half for the subspace, and a half for classification of projected rows."""
 
     reserved: sparse.csr_array
     train: sparse.csr_array
@@ -327,7 +336,7 @@ class Split:
 
     @classmethod
     def of(cls, data: LabelledRows, *, seed: Sequence[int]) -> Self:
-        """Arrange the records by a seed."""
+        """Split the records at random, by a seed."""
         order = np.random.default_rng(seed).permutation(data.n_records)
         half = data.n_records // 2
         trained = half + max(2, round(TRAINED * data.n_records))
@@ -341,7 +350,7 @@ class Split:
         )
 
     def accuracy(self, components: Matrix) -> float:
-        """Return the accuracy in percent of a linear SVM on the projections."""
+        """Return the accuracy of a linear SVM on the rows projected on ``components``, in percent."""
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.model_selection import cross_val_score
         from sklearn.svm import LinearSVC
@@ -361,14 +370,14 @@ class Split:
         return 100.0 * float(found.score((test - mean) / std, self.test_labels))
 
     def majority(self) -> float:
-        """Return the accuracy in percent of the most frequent label of the training rows."""
+        """Return the accuracy, in percent, of always predicting the most frequent label of the training rows."""
         labels, counts = np.unique(self.train_labels, return_counts=True)
         return 100.0 * float(np.mean(self.test_labels == labels[np.argmax(counts)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reference:
-    """The best noise-free directions of rows, and the measures of other directions relative to them."""
+    """The best directions of rows without noise, and measures of other directions relative to them."""
 
     rows: sparse.csr_array
     best: Matrix
@@ -377,7 +386,7 @@ class Reference:
 
     @classmethod
     def of(cls, rows: sparse.csr_array, *, n_components: int) -> Self:
-        """Decompose the second moment of rows, which is formed if it is not too large."""
+        """Compute the leading eigenpairs of the second moment of rows, which is formed only if it is not too large."""
         d = int(rows.shape[1])
         with one_thread():
             if d <= FORMED:
@@ -391,13 +400,13 @@ class Reference:
         return cls(rows=rows, best=np.ascontiguousarray(best), values=values, order=d)
 
     def measured(self, components: Matrix) -> dict[str, float]:
-        """Measure a subspace against the best one.
+        """Compare a subspace with the best subspace.
 
         Returns
         -------
         dict
-            ``distance``: the squared distance of the subspaces. ``captured``: the captured variance. ``beyond``: the
-            captured variance beyond the first direction. See `dpca_tasks.metrics`.
+            ``distance`` is the squared distance of the two subspaces, ``captured`` the captured variance, and
+            ``beyond`` the captured variance without the first direction. See `dpca_tasks.metrics`.
         """
         rows = sparse.linalg.aslinearoperator(self.rows)
         moment, values = rows.T @ rows, self.values
@@ -416,11 +425,11 @@ def random_subspace(n_features: int, n_components: int, *, seed: Sequence[int]) 
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over splits and its standard error."""
+    """Return the mean of values over splits, and the standard error of this mean."""
     return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def less_lost(less: Sequence[float], more: Sequence[float]) -> float:
-    """Return the p-value of a paired one-sided t-test that the first arm loses less than the second."""
+    """Return the p-value of a paired one-sided t-test that the first method loses less accuracy than the second."""
     found: Any = stats.ttest_rel(less, more, alternative="less")
     return float(found.pvalue)

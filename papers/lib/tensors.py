@@ -1,13 +1,15 @@
-"""Topics and mixtures drawn as in the capeAGN paper, their sums reused by many releases, and its arms.
+"""The synthetic topics and mixtures of the capeAGN paper, and the methods (arms) that it compares.
 
-Components are the first K columns of a random orthogonal D x D matrix. For topics, negative entries are set to 0 and
-columns are scaled to sum 1. Weights are proportional to K even steps from 1 to 10 K. Every draw has other components.
+Components are the first K columns of a random orthogonal D x D matrix, different in each draw. For topics, negative
+entries are set to 0 and columns are scaled to sum 1. Weights are proportional to K even steps from 1 to 10 K.
 
-A release requests a second moment, and a core along directions that its noise determines. For documents of three words
-the whole third moment is stored, and the core is computed from it; for points the rows are stored. Both are summed in
-floating point and rounded once, whereas a query rounds each record to its grid. The difference is far below any noise
-(a test compares them). Plans, queries, sensitivities, noise, shares and masks come from the product, with keys from a
-seed.
+Sums of the records are computed once and used by many releases. A release requests a second moment, and a core (the
+third moment along directions that depend on the noise). For documents of three words, the whole third moment is stored,
+and the core is computed from it. For points, the rows are stored.
+
+These sums are computed in floating point and rounded once, whereas a query rounds each record to its grid. A test
+checks that the difference is far below the noise. Plans, queries, sensitivities, noise, shares and masks come from
+dpca, with keys from a seed.
 """
 
 import itertools
@@ -47,13 +49,13 @@ _SEED = 20180412
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
-    """A generator: a model and its size.
+    """A generator of synthetic records from topics or from a mixture.
 
     Parameters
     ----------
     model : {"topics", "mixture"}
     n_features, n_components : int
-        D and K.
+        The numbers D of features and K of components.
     """
 
     model: ComponentModel
@@ -62,25 +64,25 @@ class Maker:
 
     @property
     def name(self) -> str:
-        """The model and its size as text."""
+        """The model with D and K as text."""
         return f"{self.model} D={self.n_features} K={self.n_components}"
 
     @property
     def weights(self) -> Matrix:
-        """The share of records of each component, equal for all draws."""
+        """The weight of each component, which is the same in all draws."""
         steps = np.linspace(1.0, 10.0 * self.n_components, self.n_components)
         return np.asarray(steps / steps.sum())
 
     def components(self, *, draw: int) -> Matrix:
-        """Return the components of a draw as rows."""
+        """Return the true components of a draw, as rows."""
         return self._components(np.random.default_rng([_SEED, self.n_features, draw]))
 
     def random_components(self, *, draw: int) -> Matrix:
-        """Return components unrelated to those of the draw, as a baseline that uses no record."""
+        """Return random components that are independent of the draw, as a baseline that uses no records."""
         return self._components(np.random.default_rng([_SEED, self.n_features, draw, 1]))
 
     def records(self, n_records: int, *, draw: int) -> Records:
-        """Return the first records of a draw; a shorter draw is a prefix of a longer one."""
+        """Return the first ``n_records`` records of a draw; fewer records are a prefix of more records."""
         components = self.components(draw=draw)
         rng = np.random.default_rng([_SEED, self.n_features, draw, 2])
         pieces: list[Any] = []
@@ -102,7 +104,7 @@ class Maker:
         return np.asarray(rows / rows.sum(axis=1, keepdims=True))
 
     def _documents(self, components: Matrix, of: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int16]:
-        """Return the words of documents with the given topics."""
+        """Draw the three words of each document from its topic, whose index is in ``of``."""
         words = np.empty((of.size, WORDS), np.int16)
         for topic, component in enumerate(components):
             mine = np.flatnonzero(of == topic)
@@ -119,14 +121,14 @@ _SUMMED_AT_ONCE = 20_000
 
 
 class Sums(Protocol):
-    """The interface of records that are summed only once."""
+    """The interface of records whose sums are computed once and reused."""
 
     def total(self, query: RowSum) -> Matrix:
-        """Return the full tensor of a query, in its units."""
+        """Return the sum of a query as a full tensor, in the units of the query."""
 
 
 class DocumentSums:
-    """Documents of three words, with their pair and triple moments.
+    """Documents of three words, with their second moment (word pairs) and third moment (word triples).
 
     Parameters
     ----------
@@ -142,19 +144,20 @@ class DocumentSums:
         self.pairs: Matrix = self.triples.sum(axis=2)
 
     def total(self, query: RowSum) -> Matrix:
-        """Return the pair moment, or the core of the triple moment."""
+        """Return the second moment, or the third moment along the directions of the query (the core)."""
         if isinstance(query, WordPairs):
             return self.pairs
         assert isinstance(query, WordTriples)
         directions = query.directions / 2.0**DIRECTION_BITS
         core: Matrix = self.triples
         for _ in range(WORDS):
-            core = np.tensordot(core, directions, axes=(0, 0))  # moves the axis to the end: all are contracted
+            # contracts the first axis, and appends the result as the last axis
+            core = np.tensordot(core, directions, axes=(0, 0))
         return core
 
 
 class PointSums:
-    """Points, with their second moment.
+    """Points of a mixture, with their second moment.
 
     Parameters
     ----------
@@ -166,7 +169,7 @@ class PointSums:
         self._moments: dict[float, Matrix] = {}
 
     def total(self, query: RowSum) -> Matrix:
-        """Return the second moment of clipped points, or the core of the third."""
+        """Return the second moment of clipped points, or the third moment along the directions of the query (core)."""
         if isinstance(query, SecondMoment):
             return self._moment(query.clip_norm)
         assert isinstance(query, PointTriples)
@@ -192,7 +195,7 @@ class PointSums:
 
 
 class TotalSums:
-    """The records of all sites together.
+    """The records of all sites together, with sums that are the totals over the sites.
 
     Parameters
     ----------
@@ -203,18 +206,18 @@ class TotalSums:
         self.parts = parts
 
     def total(self, query: RowSum) -> Matrix:
-        """Return the sum of the parts."""
+        """Return the total of a query over all sites."""
         return np.asarray(sum(part.total(query) for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SummedRows(Rows):
-    """Rows whose sums are stored."""
+    """Rows that are replaced by their precomputed sums, for use by a curator."""
 
     sums: Sums
 
     def sum(self, query: RowSum, *, keep: bool) -> NDArray[np.int64]:
-        """Return a sum on the query's grid, packed."""
+        """Return the precomputed sum of a query, rounded to the query's grid and packed."""
         total = self.sums.total(query)
         places = itertools.combinations_with_replacement(range(query.layout.order), total.ndim)
         packed = total[tuple(np.array(list(places)).T)]
@@ -222,13 +225,13 @@ class SummedRows(Rows):
 
 
 def over_sums[C: Curator](curator: C, sums: Sums) -> C:
-    """Return a curator that uses stored sums; it must have been created over no rows (`NO_ROWS`)."""
+    """Make a curator use precomputed sums, and return it; the curator must have been created with `NO_ROWS`."""
     curator._rows = SummedRows(source=NO_ROWS, sums=sums)
     return curator
 
 
 def clipped(rows: Matrix, norm: float) -> Matrix:
-    """Return rows with longer ones scaled down to a norm."""
+    """Scale rows that are longer than ``norm`` down to this norm."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows * np.minimum(1.0, norm / np.maximum(lengths, np.finfo(np.float64).tiny)))
 
@@ -247,7 +250,7 @@ WITHOUT_EPSILON = (NON_PRIVATE, RANDOM)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sites:
-    """Synthetic records, divided evenly into sites and summed once.
+    """Synthetic records that are divided evenly into sites, with the precomputed sums of each site.
 
     Parameters
     ----------
@@ -267,7 +270,10 @@ class Sites:
     """The results of arms that do not depend on epsilon."""
 
     def problem(self, *, sites: int) -> TensorProblem:
-        """Return the public facts of the records of this number of sites; points are clipped by the usual factor."""
+        """Return the public facts about the records of ``sites`` sites.
+
+        The clip norm of points is `POINT_FACTOR` times their root mean squared norm.
+        """
         points = {"clip_norm": POINT_FACTOR * math.sqrt(1.0 + self.maker.n_features * VARIANCE)}
         bound: dict[str, Any] = {"words_at_most": WORDS} if self.maker.model == "topics" else points
         return TensorProblem(
@@ -280,7 +286,7 @@ class Sites:
 
 
 def sites_of(maker: Maker, records: Records, *, draw: int, sites: int = SITES) -> Sites:
-    """Divide records evenly into sites, and compute the sums that do not depend on a release."""
+    """Divide records evenly into sites, and precompute the sums of each site."""
     parts = np.array_split(records[: len(records) // sites * sites], sites)
     sums = [
         DocumentSums(part, maker.n_features) if maker.model == "topics" else PointSums(part)  # type: ignore[arg-type]
@@ -290,7 +296,7 @@ def sites_of(maker: Maker, records: Records, *, draw: int, sites: int = SITES) -
 
 
 def components_by(arm: str, sites: Sites, *, epsilon: float, delta: float, seed: int) -> Components:
-    """Return the components found by an arm."""
+    """Return the components that a compared method (arm) finds."""
     if arm in WITHOUT_EPSILON:
         if arm not in sites.known:
             sites.known[arm] = _random(sites) if arm == RANDOM else _non_private(sites)

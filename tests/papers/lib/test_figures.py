@@ -52,5 +52,5 @@ def test_only_named_lines_and_panels_are_drawn(tmp_path: Path) -> None:
 
 def test_more_lines_than_colours_are_refused(tmp_path: Path) -> None:
     rows = [{"data": "d", "arm": str(arm), "x": 1.0, "y": 1.0} for arm in range(len(COLOURS) + 1)]
-    with pytest.raises(ValueError, match="name its arms"):
+    with pytest.raises(ValueError, match="select lines with arms="):
         draw_lines(rows, LineChart(title="", x="x", y="y"), tmp_path / "chart")
