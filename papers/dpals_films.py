@@ -9,8 +9,9 @@ Without taste, this list is best for every user, and no factorization can be bet
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,19 @@ from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.records.made_ratings import SKEWED_ITEMS, SKEWED_USERS, SplitRatings, pairs, skewed, split
 from flows.families.completion import advised
 from flows.tune import held_out_error
-from papers.lib.experiments import Check, DataFolder, OutFolder, Report, Runs, at_least, at_most, judged, near, report
+from papers.lib.experiments import (
+    Check,
+    DataFolder,
+    OutFolder,
+    Report,
+    Runs,
+    at_least,
+    at_most,
+    judged,
+    near,
+    report,
+    side_by_side,
+)
 from papers.lib.figures import LineChart, write_line_charts
 from papers.lib.ratings import (
     CHARGED,
@@ -161,19 +174,24 @@ def reproduce(
     """
     scale = Scale(share=share, runs=runs)
     tables: Tables = {name: [] for name in CHARTS}
+    parts: list[tuple[Callable[[Tables], Iterator[Check]], bool]] = [
+        (partial(each, scale), scale.is_full) for each in (skewed_checks, film_checks, preference_checks)
+    ]
     films = None if movielens is None else read_movielens(movielens)
     left_out = []
-    if not (data / FETCHED).is_dir():
+    if (data / FETCHED).is_dir():
+        parts.append((partial(ml_100k_checks, scale, data), scale.runs >= RUNS))
+    else:
         left_out.append(f"ml-100k: {data} has no {FETCHED}; fetch it with make data")
     if films is None:
         left_out.append("MovieLens 1M to 25M: no package has them; name the folder of ratings with --movielens")
 
     def checks() -> Iterator[Check]:
-        yield from judged(skewed_checks(scale, tables), full=scale.is_full)
-        yield from judged(film_checks(scale, tables), full=scale.is_full)
-        yield from judged(preference_checks(scale, tables), full=scale.is_full)
-        if (data / FETCHED).is_dir():
-            yield from judged(ml_100k_checks(scale, data, tables), full=scale.runs >= RUNS)
+        found = side_by_side([partial(found_by, part) for part, _ in parts])
+        for (rows, made), (_, full) in zip(found, parts, strict=True):
+            for name, some in rows.items():
+                tables[name] += some
+            yield from judged(made, full=full)
         if films is not None:
             assert movielens is not None
             name = movielens.name
@@ -182,6 +200,12 @@ def reproduce(
 
     found = report(checks(), left_out=left_out, tables=tables, charged=CHARGED, seeds=list(range(runs)))
     return found | {"files": write_line_charts(tables, CHARTS, out)}
+
+
+def found_by(part: Callable[[Tables], Iterator[Check]]) -> tuple[Tables, list[Check]]:
+    """Run one part of the experiments, and return the rows of its tables and its checks."""
+    tables: Tables = {name: [] for name in CHARTS}
+    return tables, list(part(tables))
 
 
 def _made(scale: Scale, users: int, draw: int, *, taste: float = 0.0) -> SplitRatings:

@@ -8,9 +8,8 @@ gives no guarantee. Its curves are drawn for comparison. Theorem 4.3 is checked 
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from papers.lib.experiments import (
     mean_rows,
     near,
     report,
+    side_by_side,
 )
 from papers.lib.figures import LineChart, write_line_charts
 from papers.lib.sparse_model import (
@@ -177,7 +177,8 @@ def reproduce(*, runs: Runs = RUNS, records: Records = PAPER.n_records, out: Out
 
 
 def _checks(runs: int, model: Model, tables: Tables) -> Iterator[Check]:
-    found = [found_in(model, 0, gibbs=False)] if runs == 1 else list(_side_by_side(runs, model))
+    draws = [partial(found_in, model, run, gibbs=runs >= RUNS and run == 0) for run in range(runs)]
+    found = [draws[0]()] if runs == 1 else list(side_by_side(draws))
     tables |= {name: mean_rows([each.rows[name] for each in found], ["distance"]) for name in found[0].rows}
     tables["figure4a"] += [row for each in found for row in each.gibbs]
     yield from scaling_checks(tables["figure4b"])
@@ -194,13 +195,6 @@ class Found:
     cases: dict[str, list[float]]
     rows: dict[str, list[Row]]
     gibbs: list[Row]
-
-
-def _side_by_side(runs: int, model: Model) -> Iterator[Found]:
-    """Compute all draws in two processes, and yield the results in the order of the draws."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        draws = [pool.submit(found_in, model, run, gibbs=runs >= RUNS and run == 0) for run in range(runs)]
-        yield from (each.result() for each in draws)
 
 
 def found_in(model: Model, run: int, *, gibbs: bool) -> Found:

@@ -37,6 +37,7 @@ from papers.lib.experiments import (
     judged,
     near,
     report,
+    side_by_side,
     summary_of,
 )
 from papers.lib.figures import LineChart, draw_lines, write_comparison
@@ -80,6 +81,7 @@ from papers.lib.subspaces import (
 )
 
 type Row = dict[str, Any]
+type Tables = dict[str, list[Row]]
 type Key = tuple[str, float | None, float | None]
 
 SPLITS, DRAWS, TEXT_FEATURES, IMAGES = 8, 5, 1_048, 10_000
@@ -167,11 +169,18 @@ def reproduce(
     unknown = sorted(set(dataset or ()) - set(loaders))
     if unknown:
         raise Invalid(f"dataset={unknown[0]} is not available; use one of {', '.join(loaders)}.")
-    tables: dict[str, list[Row]] = {name: [] for name in TITLES}
+    tables: Tables = {name: [] for name in TITLES}
     chosen = [load for name, load in loaders.items() if not dataset or name in dataset]
-    checks = itertools.chain.from_iterable(_checks(load(), tables, splits=splits, draws=draws) for load in chosen)
+    calls = [partial(found_on, load, splits=splits, draws=draws) for load in chosen]
+
+    def checks() -> Iterator[Check]:
+        for rows, made in (calls[0](),) if len(calls) == 1 else side_by_side(calls):
+            for name, some in rows.items():
+                tables[name] += some
+            yield from made
+
     full = splits >= SPLITS and draws >= DRAWS
-    found = report(judged(checks, full=full), left_out=left_out, charged=CHARGED)
+    found = report(judged(checks(), full=full), left_out=left_out, charged=CHARGED)
     found |= {"tables": tables, "columns": {name: list(columns) for name, columns in COLUMNS.items()}}
     return found | {"files": write_comparison(found, TITLES, out) + _draw_figure(tables["figure1"], out)}
 
@@ -217,7 +226,13 @@ def _loaders(
     return found, left_out
 
 
-def _checks(data: LabelledRows, tables: dict[str, list[Row]], *, splits: int, draws: int) -> Iterator[Check]:
+def found_on(load: Callable[[], LabelledRows], *, splits: int, draws: int) -> tuple[Tables, list[Check]]:
+    """Run all experiments on the data set that ``load`` returns, and return the rows of the tables and the checks."""
+    tables: Tables = {name: [] for name in TITLES}
+    return tables, list(_checks(load(), tables, splits=splits, draws=draws))
+
+
+def _checks(data: LabelledRows, tables: Tables, *, splits: int, draws: int) -> Iterator[Check]:
     """Run all experiments on one data set, yield the checks, and add rows to the tables."""
     tables["table2"].append(shape(data))
     yield from check_shapes(data)

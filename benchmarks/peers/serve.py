@@ -30,7 +30,6 @@ from threadpoolctl import threadpool_info
 from papers.lib.children import Directions, diffprivlib_directions, opendp_directions
 
 POWER_ITERATIONS = 4
-BLOCKS_IN_DENSE = 4  # blocks of a snapshot in one dense chunk of a Dask array
 
 
 def read_block(store: str, block: int, n_features: int) -> sp.csr_matrix:

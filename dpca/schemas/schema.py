@@ -334,8 +334,6 @@ def _dropping(document: Any, positions: Collection[Any]) -> Any:
 
 def _document(path: Path) -> Any:
     """Read a schema file, and return the parsed values of its document."""
-    pass
-
     try:
         # Open the path once, so that the file whose type is checked is the file that is read.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

@@ -10,7 +10,9 @@ True
 [None]
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +74,15 @@ def report(checks: Iterable[Check], *, left_out: Sequence[str] = (), **more: Any
             made.append(check)
             seen.parts(len(made), None)
     return {"checks": made, "left_out": list(left_out), **more}
+
+
+def side_by_side[T](calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+    """Make calls in two new processes, and yield their results in the order of the calls.
+
+    Calls and results must be picklable.
+    """
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        yield from (each.result() for each in [pool.submit(call) for call in calls])
 
 
 def run_mechanism(

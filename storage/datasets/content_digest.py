@@ -183,10 +183,7 @@ class Manifest:
             raise Corrupt(
                 f"the snapshot has format {found}, not {(FORMAT, FORMAT_VERSION)}; read it with the dpca that wrote it"
             )
-        # fields that manifests of older versions lack
-        older = dict.fromkeys(("density", "encoder", "first_seen", "epoch", "duplicates"))
-        stored = {**older, "keeps_zeros": False, **attributes}
-        missing = [known.name for known in fields(cls) if known.name not in stored]
+        missing = [known.name for known in fields(cls) if known.name not in attributes]
         if missing:
             raise Corrupt(f"the manifest lacks {', '.join(missing)}; ingest the source again")
-        return cls(**{known.name: stored[known.name] for known in fields(cls)})
+        return cls(**{known.name: attributes[known.name] for known in fields(cls)})
