@@ -299,8 +299,6 @@ def test_a_manifest_reads_back_and_must_be_whole(tmp_path: Path) -> None:
     manifest = replace(write(tmp_path / "x", single_rows(3)).manifest, records_at_most=5)
     attributes = manifest.to_attributes()
     assert Manifest.from_attributes(attributes) == manifest
-    del attributes["density"]  # snapshots of earlier versions do not state a density
-    assert Manifest.from_attributes(attributes) == manifest
     del attributes["populations"], attributes["scale"]
     with pytest.raises(Corrupt, match="lacks populations, scale"):
         Manifest.from_attributes(attributes)
