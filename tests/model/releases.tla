@@ -74,7 +74,7 @@ TakeEnded(p) ==
     ELSE Refuse(p)
 
 (* flows/releases/stages.py plan_request: the same request has the same run key *)
-Ask(p) == \E request \in Requests :
+Request(p) == \E request \in Requests :
   /\ At(p, "idle") /\ visits[p] < Rounds
   /\ visits' = [visits EXCEPT ![p] = @ + 1] /\ requested' = [requested EXCEPT ![p] = request] /\ Goto(p, "requested")
   /\ UNCHANGED <<mine, held, made, listed, lock, record, files, crashes, jumps, losses, acts, gone, history>>
@@ -244,9 +244,9 @@ Step(p) ==
   \/ Reserve(p) \/ SearchUnlocked(p) \/ ReserveUnsearched(p) \/ ReserveRow(p) \/ Begin(p) \/ Compute(p) \/ Keep(p)
   \/ WriteArtifact(p) \/ KeyFirst(p) \/ PointerFirst(p) \/ Commit(p) \/ EraseKey(p) \/ RemoveSteps(p)
   \/ WritePointer(p) \/ NotePointer(p) \/ Return(p) \/ Sweep(p)
-Next == (\E p \in Processes : Ask(p) \/ Step(p) \/ Reopen(p) \/ ListLeft(p) \/ Crash(p)) \/ Jump \/ LoseKey \/ GiveUp
+Next == (\E p \in Processes : Request(p) \/ Step(p) \/ Reopen(p) \/ ListLeft(p) \/ Crash(p)) \/ Jump \/ LoseKey \/ GiveUp
 Spec == Init /\ [][Next]_vars
-Fair == Spec /\ \A p \in Processes : WF_vars(Ask(p)) /\ WF_vars(Step(p))
+Fair == Spec /\ \A p \in Processes : WF_vars(Request(p)) /\ WF_vars(Step(p))
 
 -----------------------------------------------------------------------------
 Truth(population) == {answer \in left : PaidBy(rows[answer[1]].request) = population}
