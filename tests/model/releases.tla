@@ -21,12 +21,12 @@ Faults == {"same_request", "clock", "last_writer", "key_first", "pointer_first",
 (* Crash points at which nothing durable differs from the point before it: a file that is synced or renamed is the
    effect of the action that writes it, and a row that is written is seen by nobody before it is committed.
    record.committed stands before the witnesses follow, and witness.synced after each of them does, which restored.tla
-   tells apart. *)
+   distinguishes. *)
 Merged == {"file.synced", "file.renamed", "folder.synced", "folder.renamed", "record.committed", "witness.synced",
            "reserve.row_written", "begin.row_written", "keep.row_written", "artifact.staged", "commit.row_written"}
 
 VARIABLES
-  pc, asked, mine, held, made, listed,  \* of each process: where it stands, and what it has in memory
+  pc, requested, mine, held, made, listed,  \* of each process: where it stands, and what it has in memory
   lock,         \* the process whose transaction may write; 0 for none
   rows,         \* the table of releases: state, request, the kept answer, the artifact's digest
   versions,     \* the table of versions of the one name; the place is the number
@@ -36,7 +36,7 @@ VARIABLES
   visits, crashes, jumps, losses, acts, gone,
   left, seen, results  \* what happened, which no program reads: answers that left, versions seen, what users got
 
-memory == <<asked, mine, held, made, listed>>
+memory == <<requested, mine, held, made, listed>>
 record == <<rows, versions, noted>>
 files == <<drawn, keys, staged, store, shown, old>>
 counted == <<visits, crashes, jumps, losses, acts, gone>>
@@ -52,7 +52,7 @@ Min(set) == CHOOSE x \in set : \A y \in set : x <= y
 
 Init ==
   /\ pc = [p \in Processes |-> "idle"] /\ lock = 0
-  /\ asked = [p \in Processes |-> 0] /\ mine = [p \in Processes |-> 0] /\ held = [p \in Processes |-> 0]
+  /\ requested = [p \in Processes |-> 0] /\ mine = [p \in Processes |-> 0] /\ held = [p \in Processes |-> 0]
   /\ made = [p \in Processes |-> <<>>] /\ listed = [p \in Processes |-> {}]
   /\ rows = [r \in Ids |-> NoRow] /\ versions = <<>> /\ noted = TRUE
   /\ drawn = 0 /\ keys = {} /\ staged = {} /\ store = {} /\ shown = <<>> /\ old = {}
@@ -62,7 +62,7 @@ Init ==
 At(p, label) == pc[p] = label
 Goto(p, label) == pc' = [pc EXCEPT ![p] = label]
 Free == lock = 0
-Forget(p) == /\ asked' = [asked EXCEPT ![p] = 0] /\ mine' = [mine EXCEPT ![p] = 0] /\ held' = [held EXCEPT ![p] = 0]
+Forget(p) == /\ requested' = [requested EXCEPT ![p] = 0] /\ mine' = [mine EXCEPT ![p] = 0] /\ held' = [held EXCEPT ![p] = 0]
              /\ made' = [made EXCEPT ![p] = <<>>] /\ listed' = [listed EXCEPT ![p] = {}]
 Refuse(p) == Goto(p, "idle") /\ Forget(p)
 (* The request ended at another process: go on with its artifact, or be told that it was given up.
@@ -70,43 +70,43 @@ Refuse(p) == Goto(p, "idle") /\ Forget(p)
 TakeEnded(p) ==
   LET row == rows[mine[p]] IN
     IF row.state = "committed"
-    THEN Goto(p, "artifact.written") /\ made' = [made EXCEPT ![p] = row.digest] /\ UNCHANGED <<asked, mine, held, listed>>
+    THEN Goto(p, "artifact.written") /\ made' = [made EXCEPT ![p] = row.digest] /\ UNCHANGED <<requested, mine, held, listed>>
     ELSE Refuse(p)
 
 (* flows/releases/stages.py plan_request: the same request has the same run key *)
-Ask(p) == \E request \in Requests :
+Request(p) == \E request \in Requests :
   /\ At(p, "idle") /\ visits[p] < Rounds
-  /\ visits' = [visits EXCEPT ![p] = @ + 1] /\ asked' = [asked EXCEPT ![p] = request] /\ Goto(p, "asked")
+  /\ visits' = [visits EXCEPT ![p] = @ + 1] /\ requested' = [requested EXCEPT ![p] = request] /\ Goto(p, "requested")
   /\ UNCHANGED <<mine, held, made, listed, lock, record, files, crashes, jumps, losses, acts, gone, history>>
 
 (* storage/ledger/ledger.py Ledger.reserve: under the locks of the budget and of the ledger, find the run key; else
    admit the charge, and write the key before the row *)
 Reserve(p) ==
-  /\ At(p, "asked") /\ Free /\ Fault # "same_request"
-  /\ IF Of(asked[p]) # {}
-     THEN /\ mine' = [mine EXCEPT ![p] = Min(Of(asked[p]))] /\ Goto(p, "granted")
-          /\ UNCHANGED <<asked, held, made, listed, lock, files>>
-     ELSE IF Cardinality(Charged(PaidBy(asked[p]))) >= Allowance \/ drawn + 1 \notin Ids
+  /\ At(p, "requested") /\ Free /\ Fault # "same_request"
+  /\ IF Of(requested[p]) # {}
+     THEN /\ mine' = [mine EXCEPT ![p] = Min(Of(requested[p]))] /\ Goto(p, "granted")
+          /\ UNCHANGED <<requested, held, made, listed, lock, files>>
+     ELSE IF Cardinality(Charged(PaidBy(requested[p]))) >= Allowance \/ drawn + 1 \notin Ids
      THEN Refuse(p) /\ UNCHANGED <<lock, files>>
      ELSE /\ lock' = p /\ drawn' = drawn + 1 /\ mine' = [mine EXCEPT ![p] = drawn + 1] /\ keys' = keys \cup {drawn + 1}
-          /\ Goto(p, "reserve.key_written") /\ UNCHANGED <<asked, held, made, listed, staged, store, shown, old>>
+          /\ Goto(p, "reserve.key_written") /\ UNCHANGED <<requested, held, made, listed, staged, store, shown, old>>
   /\ UNCHANGED <<record, counted, history>>
 
-(* Planted: the run key is looked for before the lock is taken, and no table makes it unique. *)
-LookUnlocked(p) ==
-  /\ At(p, "asked") /\ Fault = "same_request"
-  /\ IF Of(asked[p]) # {} THEN mine' = [mine EXCEPT ![p] = Min(Of(asked[p]))] /\ Goto(p, "granted")
-     ELSE Goto(p, "looked") /\ UNCHANGED mine
-  /\ UNCHANGED <<asked, held, made, listed, lock, record, files, counted, history>>
-ReserveUnlooked(p) ==
-  /\ At(p, "looked") /\ Free /\ Cardinality(Charged(PaidBy(asked[p]))) < Allowance /\ drawn + 1 \in Ids
+(* Planted: the run key is searched for before the lock is taken, and no table makes it unique. *)
+SearchUnlocked(p) ==
+  /\ At(p, "requested") /\ Fault = "same_request"
+  /\ IF Of(requested[p]) # {} THEN mine' = [mine EXCEPT ![p] = Min(Of(requested[p]))] /\ Goto(p, "granted")
+     ELSE Goto(p, "searched") /\ UNCHANGED mine
+  /\ UNCHANGED <<requested, held, made, listed, lock, record, files, counted, history>>
+ReserveUnsearched(p) ==
+  /\ At(p, "searched") /\ Free /\ Cardinality(Charged(PaidBy(requested[p]))) < Allowance /\ drawn + 1 \in Ids
   /\ lock' = p /\ drawn' = drawn + 1 /\ mine' = [mine EXCEPT ![p] = drawn + 1] /\ keys' = keys \cup {drawn + 1}
   /\ Goto(p, "reserve.key_written")
-  /\ UNCHANGED <<asked, held, made, listed, record, staged, store, shown, old, counted, history>>
+  /\ UNCHANGED <<requested, held, made, listed, record, staged, store, shown, old, counted, history>>
 
 ReserveRow(p) ==
   /\ At(p, "reserve.key_written")
-  /\ rows' = [rows EXCEPT ![mine[p]] = [NoRow EXCEPT !.state = "reserved", !.request = asked[p]]]
+  /\ rows' = [rows EXCEPT ![mine[p]] = [NoRow EXCEPT !.state = "reserved", !.request = requested[p]]]
   /\ lock' = 0 /\ Goto(p, "reserve.row_committed")
   /\ UNCHANGED <<memory, versions, noted, files, counted, history>>
 
@@ -127,10 +127,10 @@ Compute(p) ==
   /\ IF row.state \in {"committed", "abandoned", "closed"} THEN TakeEnded(p) /\ UNCHANGED staged
      ELSE IF row.answer # 0 /\ <<r, row.answer>> \in staged
      THEN /\ held' = [held EXCEPT ![p] = row.answer] /\ Goto(p, "keep.row_committed")
-          /\ UNCHANGED <<asked, mine, made, listed, staged>>
+          /\ UNCHANGED <<requested, mine, made, listed, staged>>
      ELSE IF r \notin keys THEN Refuse(p) /\ UNCHANGED staged
      ELSE /\ held' = [held EXCEPT ![p] = p] /\ staged' = staged \cup {<<r, p>>} /\ Goto(p, "keep.file_written")
-          /\ UNCHANGED <<asked, mine, made, listed>>
+          /\ UNCHANGED <<requested, mine, made, listed>>
   /\ UNCHANGED <<lock, record, drawn, keys, store, shown, old, counted, history>>
 
 (* storage/ledger/step_answers.py StepStore.keep: the first writer wins; what it wrote alone leaves *)
@@ -143,7 +143,7 @@ Keep(p) ==
      ELSE IF <<r, stands>> \notin staged THEN Refuse(p) /\ UNCHANGED <<rows, left, staged>>
      ELSE /\ rows' = [rows EXCEPT ![r].answer = stands] /\ held' = [held EXCEPT ![p] = stands]
           /\ left' = left \cup {<<r, stands>>} /\ Goto(p, "keep.row_committed")
-          /\ UNCHANGED <<asked, mine, made, listed, staged>>
+          /\ UNCHANGED <<requested, mine, made, listed, staged>>
   /\ UNCHANGED <<lock, versions, noted, drawn, keys, store, shown, old, counted, seen, results>>
 
 (* dpca/artifacts/files.py write_artifact: whole or not at all, under the digest of its bytes *)
@@ -151,7 +151,7 @@ WriteArtifact(p) ==
   /\ At(p, "keep.row_committed")
   /\ made' = [made EXCEPT ![p] = <<mine[p], held[p], p>>] /\ store' = store \cup {<<mine[p], held[p], p>>}
   /\ Goto(p, CASE Fault = "key_first" -> "key_first" [] Fault = "pointer_first" -> "pointer_first" [] OTHER -> "artifact.written")
-  /\ UNCHANGED <<asked, mine, held, listed, lock, record, drawn, keys, staged, shown, old, counted, history>>
+  /\ UNCHANGED <<requested, mine, held, listed, lock, record, drawn, keys, staged, shown, old, counted, history>>
 
 (* Planted: the key and the kept steps go before the commit; and the pointer file is written before it. *)
 KeyFirst(p) ==
@@ -171,7 +171,7 @@ Commit(p) ==
   /\ At(p, "artifact.written") /\ Free
   /\ IF row.state = "committed" /\ row.digest # made[p]
      THEN /\ made' = [made EXCEPT ![p] = row.digest]
-          /\ UNCHANGED <<pc, asked, mine, held, listed, record>>
+          /\ UNCHANGED <<pc, requested, mine, held, listed, record>>
      ELSE IF row.state \in {"noising", "committed"} \/ (row.state = "reserved" /\ Fault = "begun_late")
      THEN /\ rows' = [rows EXCEPT ![r].state = "committed", ![r].digest = made[p]]
           /\ IF Published(r) THEN UNCHANGED <<versions, noted>>
@@ -198,7 +198,7 @@ NotePointer(p) ==
   /\ At(p, "pointer.written") /\ noted' = TRUE /\ lock' = 0 /\ Goto(p, "pointer.row_written")
   /\ UNCHANGED <<memory, rows, versions, files, counted, history>>
 Return(p) ==
-  /\ At(p, "pointer.row_written") /\ results' = results \cup {<<asked[p], made[p]>>} /\ Refuse(p)
+  /\ At(p, "pointer.row_written") /\ results' = results \cup {<<requested[p], made[p]>>} /\ Refuse(p)
   /\ UNCHANGED <<lock, record, files, counted, left, seen>>
 
 (* storage/workspace.py Workspace.open: whoever opens finishes a pointer file that a crash left *)
@@ -216,12 +216,12 @@ ListLeft(p) ==
            orphans == {r \in keys : rows[r].state = "none"}
        IN IF Fault = "clock" THEN {r \in keys : rows[r].state \in {"reserved", "noising"}} ELSE ended \cup (orphans \cap old)]
   /\ Goto(p, "listed")
-  /\ UNCHANGED <<asked, mine, held, made, lock, record, files, counted, history>>
+  /\ UNCHANGED <<requested, mine, held, made, lock, record, files, counted, history>>
 Sweep(p) ==
   /\ At(p, "listed") /\ Goto(p, "idle") /\ listed' = [listed EXCEPT ![p] = {}]
   /\ LET gone_now == IF Fault = "clock" THEN {r \in keys \cap old : r \notin listed[p]} ELSE listed[p]
      IN keys' = keys \ gone_now /\ old' = old \ gone_now /\ staged' = {file \in staged : file[1] \notin gone_now}
-  /\ UNCHANGED <<asked, mine, held, made, lock, record, drawn, store, shown, counted, history>>
+  /\ UNCHANGED <<requested, mine, held, made, lock, record, drawn, store, shown, counted, history>>
 
 Crash(p) ==
   /\ pc[p] # "idle" /\ crashes < Crashes /\ crashes' = crashes + 1
@@ -241,12 +241,12 @@ GiveUp == \E r \in Ids :
   /\ UNCHANGED <<pc, memory, lock, versions, noted, drawn, store, shown, old, visits, crashes, jumps, losses, gone, history>>
 
 Step(p) ==
-  \/ Reserve(p) \/ LookUnlocked(p) \/ ReserveUnlooked(p) \/ ReserveRow(p) \/ Begin(p) \/ Compute(p) \/ Keep(p)
+  \/ Reserve(p) \/ SearchUnlocked(p) \/ ReserveUnsearched(p) \/ ReserveRow(p) \/ Begin(p) \/ Compute(p) \/ Keep(p)
   \/ WriteArtifact(p) \/ KeyFirst(p) \/ PointerFirst(p) \/ Commit(p) \/ EraseKey(p) \/ RemoveSteps(p)
   \/ WritePointer(p) \/ NotePointer(p) \/ Return(p) \/ Sweep(p)
-Next == (\E p \in Processes : Ask(p) \/ Step(p) \/ Reopen(p) \/ ListLeft(p) \/ Crash(p)) \/ Jump \/ LoseKey \/ GiveUp
+Next == (\E p \in Processes : Request(p) \/ Step(p) \/ Reopen(p) \/ ListLeft(p) \/ Crash(p)) \/ Jump \/ LoseKey \/ GiveUp
 Spec == Init /\ [][Next]_vars
-Fair == Spec /\ \A p \in Processes : WF_vars(Ask(p)) /\ WF_vars(Step(p))
+Fair == Spec /\ \A p \in Processes : WF_vars(Request(p)) /\ WF_vars(Step(p))
 
 -----------------------------------------------------------------------------
 Truth(population) == {answer \in left : PaidBy(rows[answer[1]].request) = population}
@@ -264,6 +264,6 @@ NothingUnnoised == \A n \in DOMAIN shown : LET version == shown[n] IN
   /\ rows[version[1]].state = "committed" /\ rows[version[1]].digest = version[2]
 CanFinish == \A r \in Ids : rows[r].state \in {"reserved", "noising"} => r \in keys \cup gone
 PointerIsNotedWhenTrue == noted /\ Free => shown = versions
-Ends == \A p \in Processes : (pc[p] = "asked") ~> (pc[p] = "idle")
+Ends == \A p \in Processes : (pc[p] = "requested") ~> (pc[p] = "idle")
 IsPublished == <>(\E n \in DOMAIN shown : TRUE)
 =============================================================================

@@ -8,7 +8,7 @@ EXTENDS Integers, FiniteSets, Sequences
 CONSTANTS
   Processes,
   Ids,          \* 1..n: releases; a key is drawn once
-  Length,       \* the longest journal that is looked at
+  Length,       \* the longest journal that is read
   Crashes, Backups, Restores,  \* at most so many of each
   Fault         \* "none", or which fault is planted
 
@@ -18,14 +18,14 @@ VARIABLES
   pc, mine, ours, reached, next,  \* of each process: where it stands, its release, the head it knows, the one it wrote
   lock,
   journal,      \* the database
-  beside, apart, noted, numbers,  \* the witnesses' heads; what the one apart noted: releases, and who has which number
+  beside, separate, noted, numbers,  \* the witnesses' heads; what the separate one noted: releases, and who has which number
   keys, shown,  \* the key folder; the pointer file: whose version has a number, 0 for none
   copy,         \* the newest backup of database, key folder with the witness beside it, and registry
   drawn, crashes, backups, restores,
   truth, seen   \* what happened: releases that noise was drawn for, numbers that consumers saw
 
 process == <<pc, mine, ours, reached, next>>
-witness == <<beside, apart, noted, numbers>>
+witness == <<beside, separate, noted, numbers>>
 counted == <<drawn, crashes, backups, restores>>
 vars == <<process, lock, journal, witness, keys, shown, copy, counted, truth, seen>>
 
@@ -36,8 +36,8 @@ Accepted(log) == UNION {log[i].charged : i \in DOMAIN log}
 Began(log) == In(log, "begun") \cup Accepted(log)
 Charged(log) == In(log, "reserved") \cup Began(log)
 VersionIn(log, n) ==
-  LET told == {log[i].release : i \in {j \in DOMAIN log : log[j].kind = "committed" /\ log[j].number = n}}
-      found == told \cup ({log[i].versions[n] : i \in DOMAIN log} \ {0})
+  LET named == {log[i].release : i \in {j \in DOMAIN log : log[j].kind = "committed" /\ log[j].number = n}}
+      found == named \cup ({log[i].versions[n] : i \in DOMAIN log} \ {0})
   IN IF found = {} THEN 0 ELSE CHOOSE r \in found : TRUE
 Versions(log) == [n \in Ids |-> VersionIn(log, n)]
 Committed(log) == {Versions(log)[n] : n \in Ids} \ {0}
@@ -48,12 +48,12 @@ Strange == \E n \in Ids : shown[n] # 0 /\ Versions(journal)[n] # shown[n]
    _require_all_shown *)
 Locked ==
   /\ Fault # "unnoticed"
-  /\ \/ (beside = <<>> /\ Len(journal) > 1) \/ ~Holds(journal, beside) \/ ~Holds(journal, apart) \/ Strange
+  /\ \/ (beside = <<>> /\ Len(journal) > 1) \/ ~Holds(journal, beside) \/ ~Holds(journal, separate) \/ Strange
 
 Init ==
   /\ pc = [p \in Processes |-> "idle"] /\ mine = [p \in Processes |-> 0] /\ ours = [p \in Processes |-> <<>>]
   /\ reached = [p \in Processes |-> <<>>] /\ next = [p \in Processes |-> "idle"] /\ lock = 0
-  /\ journal = <<>> /\ beside = <<>> /\ apart = <<>> /\ noted = {} /\ numbers = Nobody
+  /\ journal = <<>> /\ beside = <<>> /\ separate = <<>> /\ noted = {} /\ numbers = Nobody
   /\ keys = {} /\ shown = Nobody /\ copy = [journal |-> <<>>, beside |-> <<>>, keys |-> {}, shown |-> Nobody]
   /\ drawn = 0 /\ crashes = 0 /\ backups = 0 /\ restores = 0 /\ truth = {} /\ seen = {}
 
@@ -92,11 +92,11 @@ AdvanceBeside(p) ==
   /\ pc[p] = "record.committed"
   /\ IF Follows(p, beside) THEN beside' = Later(beside, reached[p]) /\ Goto(p, "beside.advanced")
      ELSE UNCHANGED beside /\ Refuse(p)
-  /\ UNCHANGED <<lock, journal, apart, noted, numbers, keys, shown, copy, counted, truth, seen>>
+  /\ UNCHANGED <<lock, journal, separate, noted, numbers, keys, shown, copy, counted, truth, seen>>
 AdvanceApart(p) ==
   /\ pc[p] = "beside.advanced"
-  /\ IF Follows(p, apart) THEN apart' = Later(apart, reached[p]) /\ Set(p, next[p], mine[p], reached[p], <<>>, "idle")
-     ELSE UNCHANGED apart /\ Refuse(p)
+  /\ IF Follows(p, separate) THEN separate' = Later(separate, reached[p]) /\ Set(p, next[p], mine[p], reached[p], <<>>, "idle")
+     ELSE UNCHANGED separate /\ Refuse(p)
   /\ UNCHANGED <<lock, journal, beside, noted, numbers, keys, shown, copy, counted, truth, seen>>
 
 (* storage/ledger/ledger.py Ledger.reserve, or the release of a run key that stands *)
@@ -115,7 +115,7 @@ NoteBegin(p) ==
      THEN Refuse(p) /\ UNCHANGED <<lock, noted>>
      ELSE /\ lock' = p /\ Goto(p, "begin.row_written")
           /\ noted' = IF mine[p] \in Began(journal) \/ Fault = "noted_after" THEN noted ELSE noted \cup {mine[p]}
-  /\ UNCHANGED <<journal, beside, apart, numbers, keys, shown, copy, counted, truth, seen>>
+  /\ UNCHANGED <<journal, beside, separate, numbers, keys, shown, copy, counted, truth, seen>>
 CommitBegin(p) ==
   /\ pc[p] = "begin.row_written" /\ lock' = 0
   /\ Write(p, Entry(IF mine[p] \in Began(journal) THEN "resumed" ELSE "begun", mine[p], 0), "begin.row_committed")
@@ -124,7 +124,7 @@ NoteLate(p) ==  \* planted: the note comes after the commit
   /\ Fault = "noted_after" /\ pc[p] = "begin.row_committed" /\ mine[p] \notin noted
   /\ \E i \in DOMAIN journal : journal[i] = Entry("begun", mine[p], 0) /\ i = Len(journal)
   /\ noted' = noted \cup {mine[p]}
-  /\ UNCHANGED <<process, lock, journal, beside, apart, numbers, keys, shown, copy, counted, truth, seen>>
+  /\ UNCHANGED <<process, lock, journal, beside, separate, numbers, keys, shown, copy, counted, truth, seen>>
 
 (* dpca_tasks/privacy/gate.py Gate.load_or_store: noise is drawn once `begin` has returned, so the witnesses know *)
 Noise(p) ==
@@ -141,7 +141,7 @@ NoteVersion(p) ==
      IN IF mine[p] \notin Began(journal) \/ mine[p] \in Committed(journal) \/ number \notin Ids
         THEN Refuse(p) /\ UNCHANGED <<lock, numbers>>
         ELSE lock' = p /\ numbers' = [numbers EXCEPT ![number] = mine[p]] /\ Goto(p, "commit.row_written")
-  /\ UNCHANGED <<journal, beside, apart, noted, keys, shown, copy, counted, truth, seen>>
+  /\ UNCHANGED <<journal, beside, separate, noted, keys, shown, copy, counted, truth, seen>>
 CommitVersion(p) ==
   /\ pc[p] = "commit.row_written" /\ lock' = 0
   /\ LET taken == {n \in Ids : Versions(journal)[n] # 0}
@@ -169,7 +169,7 @@ Backup ==
   /\ backups < Backups /\ backups' = backups + 1 /\ lock = 0
   /\ copy' = [journal |-> journal, beside |-> beside, keys |-> keys, shown |-> shown]
   /\ UNCHANGED <<process, lock, journal, witness, keys, shown, drawn, crashes, restores, truth, seen>>
-(* Any part is put back, the witness apart never; what stood there may be put back later, as by whoever uses two copies. *)
+(* Any part is put back, the separate witness never; what stood there may be put back later, as by whoever uses two copies. *)
 Restore == \E parts \in (SUBSET {"journal", "keys", "registry"}) \ {{}}, swapped \in BOOLEAN :
   /\ restores < Restores /\ restores' = restores + 1 /\ lock = 0
   /\ journal' = IF "journal" \in parts THEN copy.journal ELSE journal
@@ -177,7 +177,7 @@ Restore == \E parts \in (SUBSET {"journal", "keys", "registry"}) \ {{}}, swapped
   /\ keys' = IF "keys" \in parts THEN copy.keys ELSE keys
   /\ shown' = IF "registry" \in parts THEN copy.shown ELSE shown
   /\ copy' = IF swapped THEN [journal |-> journal, beside |-> beside, keys |-> keys, shown |-> shown] ELSE copy
-  /\ UNCHANGED <<process, lock, apart, noted, numbers, drawn, crashes, backups, truth, seen>>
+  /\ UNCHANGED <<process, lock, separate, noted, numbers, drawn, crashes, backups, truth, seen>>
 
 (* storage/registry/restored.py accept: enter again what the witness noted and what the registry shows; what was only
    reserved counts as begun. All of it is noted. Where the registry shows other bytes under a number, it refuses. *)
@@ -191,7 +191,7 @@ Accept ==
          all == [n \in Ids |-> IF after[n] = 0 /\ numbers[n] \notin known THEN numbers[n] ELSE after[n]]
          paid == Charged(journal) \cup noted \cup ({all[n] : n \in Ids} \ {0})
          entry == [kind |-> "accepted", release |-> 0, number |-> 0, charged |-> paid, versions |-> all]
-     IN /\ sound /\ once /\ journal' = Append(journal, entry) /\ beside' = journal' /\ apart' = journal'
+     IN /\ sound /\ once /\ journal' = Append(journal, entry) /\ beside' = journal' /\ separate' = journal'
         /\ shown' = all /\ seen' = seen \cup {<<n, all[n]>> : n \in {m \in Ids : all[m] # 0}}
         /\ IF Fault = "accepted_unnoted" THEN UNCHANGED <<noted, numbers>> ELSE noted' = noted \cup paid /\ numbers' = all
   /\ UNCHANGED <<process, lock, keys, copy, counted, truth>>

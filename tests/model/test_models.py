@@ -66,7 +66,7 @@ def test_a_fault_of_two_requests_at_once_is_found_within_few_states() -> None:
     verdict = check.run("releases", requested)
     assert verdict.violated == "EqualRequestsEqualArtifacts"
     assert 0 < verdict.distinct < 20_000
-    assert "LookUnlocked" in verdict.trace
+    assert "SearchUnlocked" in verdict.trace
 
 
 def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
