@@ -162,7 +162,7 @@ def _checks(loaders: Mapping[str, Callable[[], sparse.csr_array]], *, full: bool
         if not wanted:
             continue
         rows = load()
-        moments = {center: _moment(rows, center) for center in ("none", "private")}
+        moments = {center: moment_around(rows, center) for center in ("none", "private")}
         spectra = {center: np.linalg.eigvalsh(moment)[::-1] for center, moment in moments.items()}
         source = ArrayBlocks(rows)
         for cell in wanted:
@@ -174,7 +174,7 @@ def _checks(loaders: Mapping[str, Callable[[], sparse.csr_array]], *, full: bool
                 yield at_least(f"{cell.name}, one round", cell.plain, got=got, tolerance=NO_WORSE)
 
 
-def _moment(rows: sparse.csr_array, center: str) -> Matrix:
+def moment_around(rows: sparse.csr_array, center: str) -> Matrix:
     """Return the second moment of rows, around their mean unless ``center`` is ``"none"``."""
     moment = second_moment(rows)
     if center == "none":

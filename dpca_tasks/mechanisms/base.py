@@ -110,6 +110,9 @@ class Plan:
     diagonal, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
     computed entry by entry.
 
+    ``start`` is the earlier release from which a warm start takes its map: its version and its digest, in one text. It
+    is empty without a warm start.
+
     ``level`` is the least strength of a component that can be distinguished from the noise, in records at the clip
     norm. It is None in plans of non-private references. ``together`` is true if all k components are found or none is.
     Then ``level`` is compared with the difference between the strengths of components k and k + 1.
@@ -129,6 +132,7 @@ class Plan:
     moment_std: float | None = None
     moment_formed: bool = True
     rounds: int = 1
+    start: str = ""
     level: float | None = None
     together: bool = False
 

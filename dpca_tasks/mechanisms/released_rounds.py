@@ -79,16 +79,12 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
     Refused
         When the rows are too many and too wide to be made dense, which rounds require.
     """
-    if problem.records_at_most * problem.n_features**2 > LARGEST:
-        raise Refused(
-            f"rounds={rounds} makes rows dense, and records_at_most={problem.records_at_most} rows of "
-            f"n_features={problem.n_features} columns are too large for that; use rounds=1, hashed or fewer columns."
-        )
+    check_size(problem, setting=f"rounds={rounds}")
     multipliers = [
         gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share) for share in SHARES[rounds]
     ]
     noises = [Symmetric(noise_multiplier=multiplier) for multiplier in multipliers]
-    queries = [_unmapped(problem, noise, first=at == 0) for at, noise in enumerate(noises)]
+    queries = [unmapped(problem, noise, first=at == 0) for at, noise in enumerate(noises)]
     check_tail(noises[-1], draws=rounds * queries[0].layout.size, delta=target.delta)
     std = 1.0 / math.sqrt(sum(noise_std(query, noise) ** -2 for query, noise in zip(queries, noises, strict=True)))
     visible = least_visible(problem.n_features)
@@ -117,6 +113,15 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
     )
 
 
+def check_size(problem: Problem, *, setting: str) -> None:
+    """Refuse rows that are too many and too wide to be made dense, which a map requires."""
+    if problem.records_at_most * problem.n_features**2 > LARGEST:
+        raise Refused(
+            f"{setting} makes rows dense, and records_at_most={problem.records_at_most} rows of "
+            f"n_features={problem.n_features} columns are too large for that; use rounds=1, hashed or fewer columns."
+        )
+
+
 def last_rounds(
     problem: Problem, noises: Sequence[Symmetric], strengths: NDArray[np.float64], *, n_components: int
 ) -> list[LastRound]:
@@ -128,7 +133,7 @@ def last_rounds(
     with a small budget mistake it for components.
     """
     centred = problem.center == "private"
-    stds = [noise_std(_unmapped(problem, noise, first=at == 0), noise) for at, noise in enumerate(noises)]
+    stds = [noise_std(unmapped(problem, noise, first=at == 0), noise) for at, noise in enumerate(noises)]
     return [
         last_round(
             strengths,
@@ -151,12 +156,12 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: i
     problem, answers = plan.problem, list[Answer]()
     estimate: Estimate | None = None
     for noise in noises_of(plan.event):
-        query, proposal = _unmapped(problem, noise, first=estimate is None), None
+        query, proposal = unmapped(problem, noise, first=estimate is None), None
         if estimate is not None:
             proposal = proposed(estimate, n_components=served, noise_std=noise_std(query, noise))
-            query = _mapped(query, estimate, proposal)
+            query = mapped(query, estimate, proposal)
         query = curator.with_stored_inputs(query)
-        answer = _answer(curator, query, noise, energy=None if proposal is None else proposal.energy)
+        answer = answer_of(curator, query, noise, energy=None if proposal is None else proposal.energy)
         estimate = (
             begun(answer, centred=problem.center == "private") if estimate is None else continued(estimate, answer)
         )
@@ -226,10 +231,11 @@ def noises_of(event: Event) -> list[Symmetric]:
     return [Symmetric(noise_multiplier=step["noise_multiplier"]) for step in steps(event)]
 
 
-def _unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMoment:
+def unmapped(problem: Problem, noise: Symmetric, *, first: bool, warm: bool = False) -> MappedMoment:
     """Return the query of a round without a map.
 
-    If the problem is centred, zeros replace the mean in rounds after the first: the mean is not yet released.
+    If the problem is centred, zeros replace the mean in rounds after the first: the mean is not yet released. So they
+    do in the first round with a ``warm`` start, whose records always end in constants.
     """
     centred, none = problem.center == "private", np.zeros((problem.n_features, 0), np.int64)
     coarse = MappedMoment(
@@ -241,13 +247,14 @@ def _unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMomen
         reductions=none,
         norm=norm_of(1.0),
         shift=np.zeros(problem.n_features, np.int64) if centred and not first else None,
-        part=(FIRST_CENTRED if first else NEXT) if centred else NEXT * first,
+        part=(FIRST_CENTRED if first else NEXT) if centred else NEXT * (first or warm),
     )
     std = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     return dataclasses.replace(coarse, bits=grid_bits(noise_std=std, degree=coarse.degree))
 
 
-def _mapped(query: MappedMoment, estimate: Estimate, proposal: Proposal) -> MappedMoment:
+def mapped(query: MappedMoment, estimate: Estimate, proposal: Proposal) -> MappedMoment:
+    """Return the query with the map, clip norm and mean of a proposed round."""
     return dataclasses.replace(
         query,
         directions=proposal.map.directions,
@@ -257,7 +264,8 @@ def _mapped(query: MappedMoment, estimate: Estimate, proposal: Proposal) -> Mapp
     )
 
 
-def _answer(curator: Curator, query: MappedMoment, noise: Symmetric, *, energy: float | None) -> Answer:
+def answer_of(curator: Curator, query: MappedMoment, noise: Symmetric, *, energy: float | None) -> Answer:
+    """Release the answer of a round, in squared clip norms."""
     unit = query.clip_norm**2
     return Answer(
         released=curator.release(query, noise) / unit,

@@ -85,7 +85,18 @@ def _above(estimate: Estimate) -> int:
 def rounds_in_words(facts: Mapping[str, Any]) -> str:
     """Summarize the rounds of a release in one sentence, from the facts that its outcome states."""
     *others, last = (f"{100 * share:.0f} %" for share in facts["shares"])
+    if not others:
+        return _warm(facts)
     return "; ".join([f"{len(others) + 1} rounds with {', '.join(others)} and {last} of the budget", *_later(facts)])
+
+
+def _warm(facts: Mapping[str, Any]) -> str:
+    """Describe the only round of a release with a warm start."""
+    (width,), (norm,) = facts["directions"], facts["clip_norm"]
+    if not width:
+        return f"1 round without a map, because no direction of {facts['like']} is above its noise"
+    shrinks = f"1 round, whose map from {facts['like']} shrinks {width} directions"
+    return f"{shrinks}; mapped records are clipped at {norm:.2g}"
 
 
 def _later(facts: Mapping[str, Any]) -> list[str]:

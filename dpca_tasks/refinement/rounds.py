@@ -192,9 +192,10 @@ def best_rounds(n_components: int, *, epsilon: float, centred: bool) -> int:
 
 
 def begun(answer: Answer, *, centred: bool) -> Estimate:
-    """Return the estimate of round 1; if ``centred``, around the mean of the answer.
+    """Return the estimate of the first round; if ``centred``, around the mean of the answer.
 
-    Records end in a constant in either case, since later rounds need their number.
+    Records end in a constant in either case, since later rounds need their number. In a release with a warm start the
+    first round has a map already. Its mean is then that of ``x - m``, for the public mean m of the round.
     """
     constant, order = answer.constant, len(answer.released) - 1
     count = max(float(answer.released[-1, -1]) / constant**2, 1.0)
@@ -205,6 +206,9 @@ def begun(answer: Answer, *, centred: bool) -> Estimate:
         extra = order * (answer.noise_std / constant) ** 2 / count
         mean = mean / max(1.0, float(np.linalg.norm(mean)))
     first = Round(map=answer.map, matrix=matrix, noise_std=answer.noise_std, step=answer.step)
+    if answer.map.width:
+        matrix = answer.map.inverse_around(matrix)
+        mean = None if mean is None else answer.map.inverse(mean[:, None])[:, 0]
     return Estimate(matrix=matrix, noise_std=answer.noise_std, rounds=(first,), n_records=count, mean=mean, extra=extra)
 
 

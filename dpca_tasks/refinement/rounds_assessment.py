@@ -21,7 +21,7 @@ techniques; Bellec and Zhang (2021), Second-order Stein, for the variance.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +50,7 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
     Parameters
     ----------
     answers : sequence of Answer
-        The answers of all rounds, at least two.
+        The answers of all rounds: at least two, or one with a warm start.
     refinement : Refinement
         The components from the estimate of all rounds. Their rule is run again, with the same method, on copies of the
         last answer with more noise.
@@ -67,13 +67,12 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
         had a map or could clip a record, all weights are 1, and the estimate is assessed like a single release.
     """
     with one_thread():
-        *early, last = answers
-        before = estimated(early, centred=centred)
-        estimate = continued(before, last)
+        last, follow = answers[-1], _rule(answers[:-1], centred=centred)
+        estimate = follow(last)
         moment = NoisyMoment(
             matrix=last.map.around(estimate.matrix), noise_std=estimate.noise_std, step=estimate.rounds[-1].step
         )
-        if all(each.energy is None for each in answers[1:]) and not centred:
+        if len(answers) > 1 and all(each.energy is None for each in answers) and not centred:
             shown = assess(moment, refinement)
             return _scaled(replace(shown, share_low_of_all=shown.share_low), unit)
         values = eigh(moment.matrix, eigvals_only=True)
@@ -83,7 +82,7 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
         )
         if not moment.guarded:
             return _scaled(shown, unit)
-        score = _scored(before, last, refinement)
+        score = _scored(follow, last, refinement, centred=centred)
         shown = replace(shown, probes=probes(len(values)))
         whole = _most_energy(answers[0], estimate)
         return _scaled(_estimated(shown, _unmapped(last, centred=centred), last, score, whole=whole), unit)
@@ -91,12 +90,25 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
 
 def _unmapped(answer: Answer, *, centred: bool) -> Matrix:
     """Return an unbiased estimate of S_w, around its mean if records are centred."""
-    return answer.map.inverse_around(around_own_mean(answer) if centred else answer.released)
+    return answer.map.inverse_around(_moment(answer, centred=centred))
 
 
-def _scored(before: Estimate, last: Answer, refinement: Refinement) -> Score:
+def _moment(answer: Answer, *, centred: bool) -> Matrix:
+    """Return the moment of mapped records: around their mean if centred, and without the constants."""
+    order = len(answer.map.directions)
+    return around_own_mean(answer) if centred else answer.released[:order, :order]
+
+
+def _rule(early: Sequence[Answer], *, centred: bool) -> Callable[[Answer], Estimate]:
+    """Return the function from the last answer to the estimate, given all earlier answers."""
+    if not early:
+        return functools.partial(begun, centred=centred)
+    return functools.partial(continued, estimated(early, centred=centred))
+
+
+def _scored(follow: Callable[[Answer], Estimate], last: Answer, refinement: Refinement, *, centred: bool) -> Score:
     """Score the rule that found the components, in the units of the answers."""
-    count, centred, share = len(refinement.components), before.mean is not None, CHOICE_SHARE
+    count, share = len(refinement.components), CHOICE_SHARE
     noise_std = math.sqrt(2.0) * last.noise_std
 
     def seen_from(signed_noise: Matrix, method: Method) -> tuple[Matrix, Matrix]:
@@ -105,10 +117,10 @@ def _scored(before: Estimate, last: Answer, refinement: Refinement) -> Score:
             released=last.released + share * signed_noise,
             noise_std=math.hypot(1.0, share) * last.noise_std,
         )
-        found = components(continued(before, louder), n_components=count, method=method)
+        found = components(follow(louder), n_components=count, method=method)
         columns = last.map.inverse_transposed(found.components.T)
         other = replace(last, released=last.released - signed_noise / share)
-        scores = np.einsum("ij,ij->j", columns, (around_own_mean(other) if centred else other.released) @ columns)
+        scores = np.einsum("ij,ij->j", columns, _moment(other, centred=centred) @ columns)
         return scores + _bias_of_mean(last, columns, share=share) if centred else scores, columns
 
     def probed(probe: int) -> tuple[Matrix, float, float]:
@@ -118,7 +130,7 @@ def _scored(before: Estimate, last: Answer, refinement: Refinement) -> Score:
         shared = 2.0 * float(np.linalg.norm(one.T @ other) ** 2)
         return (plus + minus) / 2.0, (lengths + shared) / 4.0, max(lengths - shared, 0.0) / 4.0
 
-    of_each = two_at_once(probed, range(probes(len(before.matrix))))
+    of_each = two_at_once(probed, range(probes(len(last.map.directions))))
     parts, fixed, turned = (np.array(each) for each in zip(*of_each, strict=True))
     spread = float(parts.sum(axis=1).var(ddof=1)) / len(parts)
     variance = noise_std**2 * float(fixed.mean() + turned.mean() / share**2) + spread
@@ -168,11 +180,14 @@ def _trace_spread(last: PublicMap) -> float:
 
 
 def _most_energy(first: Answer, estimate: Estimate) -> float:
-    """Return an upper bound on the energy of all records, by the trace of round 1 and by their number."""
+    """Return an upper bound on the energy of all records, by their number and by the trace of a round 1 without map."""
     noise_std, constant = math.sqrt(2.0) * first.noise_std, first.constant**2
+    by_number = max(estimate.n_records + BELOW * noise_std / constant, 0.0)
+    if len(estimate.rounds) == 1:  # a warm start, whose only round can clip records
+        return by_number
     matrix = estimate.rounds[0].matrix
     trace = float(np.trace(matrix)) + estimate.extra + BELOW * noise_std * math.sqrt(len(matrix))
-    return max(min(trace, estimate.n_records + BELOW * noise_std / constant), 0.0)
+    return max(min(trace, by_number), 0.0)
 
 
 def _scaled(shown: Assessment, unit: float) -> Assessment:

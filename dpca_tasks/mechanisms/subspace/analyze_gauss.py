@@ -14,7 +14,7 @@ column of the matrix then gives mean and count, and each product is centred by p
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +30,7 @@ from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.registered import SEPARATE
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
 from dpca_tasks.mechanisms.released_rounds import SHARES, plan_rounds, planned_rounds, release_rounds
+from dpca_tasks.mechanisms.warm_start import plan_warm, release_warm
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.tiled_noise import NoisedOperator
@@ -122,6 +123,12 @@ class AnalyzeGauss:
         (`dpca_tasks.mechanisms.released_rounds`). ``auto`` depends on public facts alone. It means three rounds, or two
         rounds for few components around a mean at a small epsilon (`dpca_tasks.refinement.rounds.best_rounds`). It
         means one round for ``calibration=paper``, for the operator form, and for rows too large to be made dense.
+    warm : bool
+        Whether the release has one round, whose map comes from an earlier release
+        (`dpca_tasks.mechanisms.warm_start`). It replaces the rounds.
+    start : callable, optional
+        For a warm start: a function that returns the `dpca_tasks.mechanisms.warm_start.Start`. It is called at most
+        once, when the release begins.
     serves_all : bool
         Whether the rounds are designed for all directions above the noise instead of k, because k is chosen after the
         release.
@@ -136,6 +143,8 @@ class AnalyzeGauss:
     calibration: Calibration = "tight"
     form: Literal["auto", "dense", "operator"] = "auto"
     rounds: int | Literal["auto"] = field(default="auto", metadata=SEPARATE)
+    warm: bool = field(default=False, metadata=SEPARATE)
+    start: Callable[[], Any] | None = field(default=None, metadata=SEPARATE, repr=False, compare=False)
     serves_all: bool = field(default=False, metadata=SEPARATE)
 
     name: ClassVar[str] = "analyze_gauss"
@@ -143,6 +152,9 @@ class AnalyzeGauss:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate the noise of the release, or of its rounds, to the target or by the published formula."""
         check_request(problem, target, n_components=self.n_components)
+        if self.warm:
+            self._check_warm(problem)
+            return plan_warm(self.name, problem, target, n_components=self.n_components)
         rounds = self._rounds(problem, target)
         if rounds > 1:
             return plan_rounds(self.name, problem, target, n_components=self.n_components, rounds=rounds)
@@ -155,6 +167,9 @@ class AnalyzeGauss:
 
     def run(self, curator: Curator, plan: Plan) -> Subspace:
         """Release the noisy second moment, once or in rounds; the rest is post-processing."""
+        if self.warm:
+            assert self.start is not None
+            return release_warm(curator, plan, start=self.start, n_components=self.n_components, served=self._served)
         if plan.rounds > 1:
             return release_rounds(curator, plan, n_components=self.n_components, served=self._served)
         noise = self._noise(plan.noise_multiplier)
@@ -178,6 +193,20 @@ class AnalyzeGauss:
     def _served(self) -> int:
         """The number of components for which the maps of the rounds are designed."""
         return WIDEST if self.serves_all else self.n_components
+
+    def _check_warm(self, problem: Problem) -> None:
+        """Refuse a warm start with settings that exclude a map.
+
+        Raises
+        ------
+        Refused
+            If the noise follows the published formula, the matrix is not formed, or several rounds are requested.
+        """
+        if self.calibration != "tight" or not self._forms(problem) or self.rounds not in ("auto", 1):
+            raise Refused(
+                f"like needs calibration=tight, one round and the dense form, which auto uses up to {WIDE} features; "
+                "leave out like, or use these settings."
+            )
 
     def _rounds(self, problem: Problem, target: PrivacyTarget) -> int:
         """Return the number of rounds of a release, from the setting ``rounds`` and public facts alone."""

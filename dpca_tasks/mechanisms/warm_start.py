@@ -1,0 +1,204 @@
+"""Plan and release of a second moment in one round, with a map from an earlier release.
+
+An earlier release of the same columns gives a public estimate of the second moment. The map, mean and clip norm of the
+round are computed from it, as for the last round of `dpca_tasks.mechanisms.released_rounds`. So the whole budget goes
+into one accurate round, and the rows are read once.
+
+*Privacy.* The earlier release is public, and so are the map, the mean and the clip norm. The round is one Gaussian
+answer of `dpca_tasks.queries.mapped_moment`, whose sensitivity is proved for any public map. Its event is that of one
+release of the second moment with the same guarantee. Accuracy needs similar rows in both releases, but privacy does
+not: other rows are only clipped more.
+
+>>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
+>>> plan = plan_warm("analyze_gauss", problem, target, n_components=10)
+>>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
+(['gaussian'], 1.0)
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
+from dpca_tasks.accounting.events import steps
+from dpca_tasks.errors import Refused
+from dpca_tasks.forecast.noise_forecast import forecast
+from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
+from dpca_tasks.mechanisms.noise_level import least_visible
+from dpca_tasks.mechanisms.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.released_rounds import (
+    answer_of,
+    check_size,
+    mapped,
+    noise_std,
+    round_facts,
+    unmapped,
+)
+from dpca_tasks.noise.distributions import Symmetric, check_tail
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.mapped_moment import MappedMoment
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.refined_release import moment_of
+from dpca_tasks.refinement.refined_rounds import Rounds
+from dpca_tasks.refinement.rounds import Estimate, Round, begun, proposed
+from dpca_tasks.refinement.rounds_assessment import estimated
+
+SHIFT_STEP = 2.0**-16
+"""One step of a mean in `MappedMoment`, in clip norms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Start:
+    """The public facts of an earlier release that a warm start uses, in data units.
+
+    Parameters
+    ----------
+    matrix : float64 array of shape (d, d), data units squared
+        The estimated second moment, around ``mean`` if given.
+    noise_std : float, data units squared
+        The standard deviation of the noise off the diagonal, after the map.
+    n_records : float
+        The released number of records, or a public bound on it; never the exact number.
+    map : PublicMap
+        The map after which the noise is even.
+    mean : float64 array of shape (d,), data units, optional
+    """
+
+    matrix: NDArray[np.float64]
+    noise_std: float
+    n_records: float
+    map: PublicMap
+    mean: NDArray[np.float64] | None = None
+
+    def estimate(self, *, clip_norm: float, centred: bool) -> Estimate:
+        """Return the estimate in units of a clip norm, around the mean or, if not ``centred``, around the origin.
+
+        Raises
+        ------
+        Refused
+            If the mean is needed, but the earlier release has none.
+        """
+        matrix, mean = self.matrix, self.mean
+        if centred and mean is None:
+            raise Refused(
+                "a release around a mean starts from a release around a mean, but the one named by like has none; "
+                "name a release with center=private, or leave out like."
+            )
+        if not centred and mean is not None:
+            matrix, mean = matrix + self.n_records * np.outer(mean, mean), None
+        if mean is not None:
+            mean = mean / clip_norm
+            mean = mean / max(1.0, float(np.linalg.norm(mean)))
+        unit = clip_norm**2
+        std, count = self.noise_std / unit, self.n_records
+        if count <= 1.0:
+            count = max(float(np.trace(matrix)) / unit, 1.0)
+        return Estimate(
+            matrix=matrix / unit,
+            noise_std=std,
+            rounds=(Round(map=self.map, matrix=matrix / unit, noise_std=std),),
+            n_records=count,
+            mean=mean,
+        )
+
+
+def start_of(released: Subspace, *, records_at_most: int | None) -> Start | None:
+    """Return the start that a released second moment gives; None if the release contains no such moment.
+
+    Parameters
+    ----------
+    released : Subspace
+        A result with ``rounds``, or with ``released`` and ``noise`` of one isometric answer.
+    records_at_most : int, optional
+        The declared bound on the number of records. It is used if the number itself was not released. Without it, every
+        record counts as one at the clip norm.
+    """
+    if released.rounds is not None:
+        rounds: Rounds = released.rounds
+        found = estimated(rounds.answers, centred=rounds.centred)
+        return Start(
+            matrix=found.matrix * rounds.unit,
+            noise_std=found.noise_std * rounds.unit,
+            n_records=found.n_records,
+            map=found.map,
+            mean=released.mean,
+        )
+    if released.released is None or released.noise is None or released.noise["law"] != "isometric":
+        return None
+    moment = moment_of(released)
+    matrix = moment.centred()
+    counted = None if moment.constant is None else float(moment.matrix[-1, -1]) / moment.constant**2
+    return Start(
+        matrix=matrix,
+        noise_std=moment.noise_std,
+        n_records=max(counted or float(records_at_most or 0), 1.0),
+        map=PublicMap.identity(len(matrix)),
+        mean=released.mean,
+    )
+
+
+def plan_warm(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int) -> Plan:
+    """Plan a release of the second moment with a map from an earlier release.
+
+    The plan does not depend on the earlier release.
+    """
+    check_size(problem, setting="like")
+    multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+    noise = Symmetric(noise_multiplier=multiplier)
+    query = _query(problem, noise)
+    check_tail(noise, draws=query.layout.size, delta=target.delta)
+    std = noise_std(query, noise)
+    level = std * least_visible(problem.n_features)
+    return Plan(
+        mechanism=mechanism,
+        problem=problem,
+        target=target,
+        noise_multiplier=multiplier,
+        bits=query.bits,
+        event=noise.event,
+        notes=(
+            *forecast(problem, n_components=n_components, level=level).warnings(),
+            *grid_warnings(problem, bits=query.bits),
+        ),
+        moment_noise="isometric",
+        moment_std=std,
+        level=level,
+    )
+
+
+def release_warm(
+    curator: Curator, plan: Plan, *, start: Callable[[], Start], n_components: int, served: int
+) -> Subspace:
+    """Release the planned round, and return the leading eigenpairs of the second moment.
+
+    A resumed release uses the stored map, and does not call ``start``. The map is designed for ``served`` components.
+    """
+    problem = plan.problem
+    (step,) = steps(plan.event)
+    noise = Symmetric(noise_multiplier=step["noise_multiplier"])
+    query = _query(problem, noise)
+    stored = curator.with_stored_inputs(query)
+    if stored is query:
+        known = start().estimate(clip_norm=problem.clip_norm, centred=query.shift is not None)
+        proposal = proposed(known, n_components=served, noise_std=noise_std(query, noise))
+        query = mapped(query, known, proposal)
+    else:
+        query = stored
+    answer = answer_of(curator, query, noise, energy=None)
+    estimate = begun(answer, centred=query.shift is not None)
+    mean = None
+    if query.shift is not None:
+        assert estimate.mean is not None
+        mean = (query.shift * SHIFT_STEP + estimate.mean) * problem.clip_norm
+    unit = problem.clip_norm**2
+    found = decompose(Moment(matrix=estimate.matrix * unit, mean=mean), n_components=n_components)
+    facts = {**round_facts(estimate, [answer], shares=[1.0]), "like": plan.start.split(" ")[0]}
+    rounds = Rounds(answers=(answer,), unit=unit, centred=mean is not None)
+    return dataclasses.replace(found, outcome={"rounds": facts}, rounds=rounds)
+
+
+def _query(problem: Problem, noise: Symmetric) -> MappedMoment:
+    return unmapped(problem, noise, first=False, warm=True)
