@@ -177,6 +177,14 @@ class SubspaceRequest(Request):
             "noise; auto: by public facts."
         ),
     ] = "auto"
+    like: Annotated[
+        str | None,
+        Field(
+            description="An earlier release of the same columns, as NAME@VERSION or NAME@ALIAS: its directions and "
+            "mean are known at the start, and the whole budget goes into one round of analyze_gauss.",
+            min_length=1,
+        ),
+    ] = None
     refine: Annotated[
         str | None,
         Field(

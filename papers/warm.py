@@ -6,7 +6,7 @@ from seeds, so every number is reproducible. The data are public, so nothing is 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from dpca_tasks.mechanisms.base import Center, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.warm_start import start_of
 from dpca_tasks.metrics import captured_variance
+from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.refinement.refined_release import refine_release
-from papers.lib.experiments import Check, Matrix, Report, at_least, near, report, run_mechanism
+from papers.lib.experiments import Check, Matrix, Report, at_least, near, report
 from papers.lib.public_data import a9a_rows
 from papers.rounds import moment_around
 
@@ -92,7 +94,7 @@ def _captured(
 ) -> list[float]:
     """Return the captured variance of the second half: of one round, of three rounds, and of a warm start."""
     parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, sources[0], shape, draw)
-    start = start_of(parent, records_at_most=shape[0])
+    start = start_of(parent, clip_norm=1.0, records_at_most=shape[0])
     assert start is not None
     kinds = (
         AnalyzeGauss(n_components=cell.n_components, rounds=1),
@@ -112,6 +114,11 @@ def _released(
     key = hashlib.sha256(
         repr((_SEED, cell.name, mechanism.rounds, mechanism.warm, source.content, draw)).encode()
     ).digest()
-    released = run_mechanism(mechanism, problem, target, source, key=key)
+    plan = mechanism.plan(problem, target)
+    if mechanism.start is not None:
+        facts = {"artifact": "the first half", "mean_square": mechanism.start().mean_square}
+        plan = replace(plan, start=facts)
+    reservation = InMemoryReservation(event=plan.event, relation=problem.relation, key=key)
+    released = mechanism.run(Curator(source, reservation), plan)
     refined = refine_release(released, n_components=cell.n_components, method="auto")
     return released, np.asarray(refined.subspace.components)

@@ -110,8 +110,8 @@ class Plan:
     diagonal, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
     computed entry by entry.
 
-    ``start`` is the earlier release from which a warm start takes its map: its version and its digest, in one text. It
-    is empty without a warm start.
+    ``start`` states the earlier release from which a warm start takes its map: its ``artifact`` as name and version,
+    its ``digest``, and the ``mean_square`` of its records, in data units squared. It is None without a warm start.
 
     ``level`` is the least strength of a component that can be distinguished from the noise, in records at the clip
     norm. It is None in plans of non-private references. ``together`` is true if all k components are found or none is.
@@ -132,7 +132,7 @@ class Plan:
     moment_std: float | None = None
     moment_formed: bool = True
     rounds: int = 1
-    start: str = ""
+    start: Mapping[str, Any] | None = None
     level: float | None = None
     together: bool = False
 

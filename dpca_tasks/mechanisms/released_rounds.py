@@ -231,11 +231,10 @@ def noises_of(event: Event) -> list[Symmetric]:
     return [Symmetric(noise_multiplier=step["noise_multiplier"]) for step in steps(event)]
 
 
-def unmapped(problem: Problem, noise: Symmetric, *, first: bool, warm: bool = False) -> MappedMoment:
-    """Return the query of a round without a map.
+def unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMoment:
+    """Return the query of a round without a map, where ``first`` is the first of several rounds.
 
-    If the problem is centred, zeros replace the mean in rounds after the first: the mean is not yet released. So they
-    do in the first round with a ``warm`` start, whose records always end in constants.
+    If the problem is centred, zeros replace the mean in other rounds: the mean is not known when a release is planned.
     """
     centred, none = problem.center == "private", np.zeros((problem.n_features, 0), np.int64)
     coarse = MappedMoment(
@@ -247,7 +246,7 @@ def unmapped(problem: Problem, noise: Symmetric, *, first: bool, warm: bool = Fa
         reductions=none,
         norm=norm_of(1.0),
         shift=np.zeros(problem.n_features, np.int64) if centred and not first else None,
-        part=(FIRST_CENTRED if first else NEXT) if centred else NEXT * (first or warm),
+        part=(FIRST_CENTRED if first else NEXT) if centred else NEXT * first,
     )
     std = noise.noise_multiplier * coarse.sensitivity(noise.norm)
     return dataclasses.replace(coarse, bits=grid_bits(noise_std=std, degree=coarse.degree))

@@ -73,6 +73,14 @@ class Start:
     map: PublicMap
     mean: NDArray[np.float64] | None = None
 
+    @property
+    def mean_square(self) -> float:
+        """The mean of the records' squared norms around the origin, in data units squared; positive."""
+        energy = float(np.trace(self.matrix)) / self.n_records
+        if self.mean is not None:
+            energy += float(self.mean @ self.mean)
+        return max(energy, np.finfo(float).tiny)
+
     def estimate(self, *, clip_norm: float, centred: bool) -> Estimate:
         """Return the estimate in units of a clip norm, around the mean or, if not ``centred``, around the origin.
 
@@ -93,25 +101,25 @@ class Start:
             mean = mean / clip_norm
             mean = mean / max(1.0, float(np.linalg.norm(mean)))
         unit = clip_norm**2
-        std, count = self.noise_std / unit, self.n_records
-        if count <= 1.0:
-            count = max(float(np.trace(matrix)) / unit, 1.0)
+        std = self.noise_std / unit
         return Estimate(
             matrix=matrix / unit,
             noise_std=std,
             rounds=(Round(map=self.map, matrix=matrix / unit, noise_std=std),),
-            n_records=count,
+            n_records=self.n_records,
             mean=mean,
         )
 
 
-def start_of(released: Subspace, *, records_at_most: int | None) -> Start | None:
+def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | None) -> Start | None:
     """Return the start that a released second moment gives; None if the release contains no such moment.
 
     Parameters
     ----------
     released : Subspace
         A result with ``rounds``, or with ``released`` and ``noise`` of one isometric answer.
+    clip_norm : float, data units
+        The clip norm of that release.
     records_at_most : int, optional
         The declared bound on the number of records. It is used if the number itself was not released. Without it, every
         record counts as one at the clip norm.
@@ -122,7 +130,7 @@ def start_of(released: Subspace, *, records_at_most: int | None) -> Start | None
         return Start(
             matrix=found.matrix * rounds.unit,
             noise_std=found.noise_std * rounds.unit,
-            n_records=found.n_records,
+            n_records=float((released.outcome or {})["rounds"]["noised_records"]),
             map=found.map,
             mean=released.mean,
         )
@@ -130,11 +138,13 @@ def start_of(released: Subspace, *, records_at_most: int | None) -> Start | None
         return None
     moment = moment_of(released)
     matrix = moment.centred()
-    counted = None if moment.constant is None else float(moment.matrix[-1, -1]) / moment.constant**2
+    counted = float(records_at_most or np.trace(matrix) / clip_norm**2)
+    if moment.constant is not None:
+        counted = float(moment.matrix[-1, -1]) / moment.constant**2
     return Start(
         matrix=matrix,
         noise_std=moment.noise_std,
-        n_records=max(counted or float(records_at_most or 0), 1.0),
+        n_records=max(counted, 1.0),
         map=PublicMap.identity(len(matrix)),
         mean=released.mean,
     )
@@ -175,8 +185,11 @@ def release_warm(
     """Release the planned round, and return the leading eigenpairs of the second moment.
 
     A resumed release uses the stored map, and does not call ``start``. The map is designed for ``served`` components.
+    Records that are not centred are not counted. Then their number is estimated from their energy, as if records of
+    both releases had the same mean square.
     """
     problem = plan.problem
+    assert plan.start is not None
     (step,) = steps(plan.event)
     noise = Symmetric(noise_multiplier=step["noise_multiplier"])
     query = _query(problem, noise)
@@ -195,10 +208,13 @@ def release_warm(
         mean = (query.shift * SHIFT_STEP + estimate.mean) * problem.clip_norm
     unit = problem.clip_norm**2
     found = decompose(Moment(matrix=estimate.matrix * unit, mean=mean), n_components=n_components)
-    facts = {**round_facts(estimate, [answer], shares=[1.0]), "like": plan.start.split(" ")[0]}
+    if mean is None:
+        count = max(float(np.trace(estimate.matrix)) * unit / plan.start["mean_square"], 1.0)
+        estimate = dataclasses.replace(estimate, n_records=count)
+    facts = {**round_facts(estimate, [answer], shares=[1.0]), "like": plan.start["artifact"]}
     rounds = Rounds(answers=(answer,), unit=unit, centred=mean is not None)
     return dataclasses.replace(found, outcome={"rounds": facts}, rounds=rounds)
 
 
 def _query(problem: Problem, noise: Symmetric) -> MappedMoment:
-    return unmapped(problem, noise, first=False, warm=True)
+    return unmapped(problem, noise, first=False)

@@ -194,12 +194,14 @@ def best_rounds(n_components: int, *, epsilon: float, centred: bool) -> int:
 def begun(answer: Answer, *, centred: bool) -> Estimate:
     """Return the estimate of the first round; if ``centred``, around the mean of the answer.
 
-    Records end in a constant in either case, since later rounds need their number. In a release with a warm start the
-    first round has a map already. Its mean is then that of ``x - m``, for the public mean m of the round.
+    Records end in a constant if they are centred, or if later rounds need their number. A first round with a warm start
+    has a map. Its mean is then that of ``x - m``, for the public mean m of the round. Without constants the number of
+    records counts as 1.
     """
-    constant, order = answer.constant, len(answer.released) - 1
-    count = max(float(answer.released[-1, -1]) / constant**2, 1.0)
-    matrix, mean, extra = answer.released[:-1, :-1], None, 0.0
+    constant, order = answer.constant, len(answer.map.directions)
+    matrix, mean, extra, count = answer.released[:order, :order], None, 0.0, 1.0
+    if constant:
+        count = max(float(answer.released[-1, -1]) / constant**2, 1.0)
     if centred:
         mean = answer.released[:-1, -1] / (constant * count)
         matrix = matrix - count * np.outer(mean, mean)

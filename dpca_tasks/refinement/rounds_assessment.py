@@ -144,7 +144,7 @@ def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
     return np.square(columns).sum(axis=0) * louder / total
 
 
-def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float) -> Assessment:
+def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float | None) -> Assessment:
     """Fill in the fields that follow from a score of S_w, of which ``moment`` is an unbiased estimate."""
     noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
     low = max(score.total - BELOW * score.std, 0.0)
@@ -154,7 +154,9 @@ def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *,
     best = float(values[:count].sum())
     most = best + BELOW * noise_std * float(np.linalg.norm(gram[:, :count]))
     trace, spread = float(values.sum()), noise_std * _trace_spread(last.map)
-    shown = replace(shown, captured=score.total, captured_low=low, share_low_of_all=part(low, whole))
+    shown = replace(
+        shown, captured=score.total, captured_low=low, share_low_of_all=None if whole is None else part(low, whole)
+    )
     shown = with_shares(shown, score, low=low, trace=trace, spread=spread)
     if shown.above_noise and most > 0.0:
         shown = replace(
@@ -179,8 +181,13 @@ def _trace_spread(last: PublicMap) -> float:
     return float(np.linalg.norm(last.inverse_around(np.eye(len(last.directions)))))
 
 
-def _most_energy(first: Answer, estimate: Estimate) -> float:
-    """Return an upper bound on the energy of all records, by their number and by the trace of a round 1 without map."""
+def _most_energy(first: Answer, estimate: Estimate) -> float | None:
+    """Return an upper bound on the energy of all records, by their number and by the trace of a round without map.
+
+    None if the number was not released.
+    """
+    if not first.constant:
+        return None
     noise_std, constant = math.sqrt(2.0) * first.noise_std, first.constant**2
     by_number = max(estimate.n_records + BELOW * noise_std / constant, 0.0)
     if len(estimate.rounds) == 1:  # a warm start, whose only round can clip records

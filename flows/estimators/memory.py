@@ -331,7 +331,7 @@ class InMemoryBudget:
     def _finish(self, held: "_Held", reservation: InMemoryReservation, rows: TableRows) -> None:
         """Compute a charged release, then drop its key and its rows."""
         planned, family = held.planned, family_of(held.planned.request)
-        result = run_mechanism(planned, family.source(planned, rows), reservation)
+        result = run_mechanism(family.ready(planned), family.source(planned, rows), reservation)
         held.artifact = family.state(
             planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
         )

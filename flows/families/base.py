@@ -30,6 +30,7 @@ from dpca_tasks.records.blocks import BlockSource, NormalisedBlocks
 from flows.requests import Request
 from storage.datasets.catalog import Entry
 from storage.datasets.content_digest import Manifest
+from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.ledger.releases import Release
 from storage.options import as_rule
@@ -113,8 +114,28 @@ class Family[R: Request, T](ABC):
         """Return why records need one row each, and how to ingest them so; None where a record may have several."""
         return None
 
-    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - optional to override
-        """Refuse a snapshot whose ingest options do not fit the request; no row is read.
+    def pinned(self, request: R) -> R:
+        """Return a request in which versions have replaced the aliases of artifacts that the release starts from."""
+        return request
+
+    def restarted(self, request: R, reserved: R) -> R:
+        """Return a request of a schedule's slot with the earlier release that the slot's reservation starts from."""
+        return request
+
+    def starts_from(self, request: R) -> str | None:
+        """Return the reference of the earlier release that a release starts from; None if there is none."""
+        return None
+
+    def start(self, request: R) -> Mapping[str, Any] | None:
+        """Return the public facts of the earlier release that a release starts from, for its plan; None if none is."""
+        return None
+
+    def ready(self, planned: PlannedRelease[R]) -> PlannedRelease[R]:
+        """Return a planned release whose mechanism can read the earlier release that it starts from."""
+        return planned
+
+    def check_ingest(self, request: R, opened: Callable[[], Dataset]) -> None:  # noqa: B027 - optional to override
+        """Refuse a snapshot whose columns or ingest options do not fit the request; no row is read.
 
         Raises
         ------
@@ -405,9 +426,10 @@ def request_facts(request: Request, mechanism: Mechanism[Any], *, given: Request
     return canonical_json([given.mechanism, parameters, *guarantee, *family.requested(given)])
 
 
-def fingerprint_of(snapshot: str, requested: bytes) -> str:
-    """Return the digest of a request on a snapshot."""
-    return hashlib.sha256(canonical_json([snapshot]) + requested).hexdigest()
+def fingerprint_of(snapshot: str, requested: bytes, *, start: str | None = None) -> str:
+    """Return the digest of a request on a snapshot; ``start`` is the earlier release that the release starts from."""
+    started = b"" if start is None else canonical_json({"like": start})
+    return hashlib.sha256(canonical_json([snapshot]) + requested + started).hexdigest()
 
 
 def target_of(request: Request) -> PrivacyTarget:

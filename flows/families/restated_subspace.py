@@ -179,7 +179,7 @@ def restate_subspace(
     if artifact.answers is not None:
         return _from_rounds(artifact, n_components=n_components, method=method, parent=parent)
     if artifact.matrix is not None:
-        return _from_matrix(artifact, artifact.matrix, n_components=n_components, method=method, parent=parent)
+        return _from_matrix(artifact, n_components=n_components, method=method, parent=parent)
     if n_components == AUTO:
         raise Refused(
             "components=auto counts the eigenvalues above the noise, but this artifact has no matrix; state a number."
@@ -214,16 +214,29 @@ def noise_edge_of(artifact: PrivateSubspace) -> float | None:
         return None
 
 
-def _from_matrix(
-    artifact: PrivateSubspace, triangle: Any, *, n_components: int | str, method: str, parent: str
-) -> PrivateSubspace:
+def released_from(artifact: PrivateSubspace) -> Subspace | None:
+    """Return the released moment of an artifact, as its mechanism returned it; None if it was not kept."""
+    if artifact.answers is not None:
+        return Subspace(
+            components=artifact.components,
+            mean=artifact.mean,
+            rounds=unpacked_rounds(artifact),
+            outcome={"rounds": artifact.outcome["rounds"]},
+        )
+    if artifact.matrix is None:
+        return None
     noise = artifact.outcome["noise"]
     order = artifact.n_features + (noise["constant"] is not None)
-    released = Subspace(
-        components=artifact.components, mean=artifact.mean, released=unpack_symmetric(triangle, order), noise=noise
-    )
+    matrix = unpack_symmetric(artifact.matrix, order)
+    return Subspace(components=artifact.components, mean=artifact.mean, released=matrix, noise=noise)
+
+
+def _from_matrix(artifact: PrivateSubspace, *, n_components: int | str, method: str, parent: str) -> PrivateSubspace:
+    released = released_from(artifact)
+    assert released is not None
+    assert released.noise is not None
     moment = moment_of(released)
-    made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(noise))
+    made = Moment(matrix=moment.centred(), mean=artifact.mean, released=moment.matrix, noise=dict(released.noise))
     again = decompose(made, n_components=1)
     if artifact.refined_by == "none" and artifact.spectrum is not None:  # bit-identical to the release
         more = () if artifact.further is None else (artifact.further,)

@@ -6,12 +6,13 @@ forecast appears in a dry run, and decides whether a request that refuses noise 
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from dpca.artifacts.base import Artifact
 from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.reader import Registry
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.advisor import advise, expect
 from dpca_tasks.errors import InvalidInput, Refused
@@ -38,9 +39,11 @@ from flows.families.base import (
     release_facts,
     rows_by_policy,
 )
+from flows.families.parents import Parent, check_same_columns, with_start
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
+from storage.datasets.snapshot_reader import Dataset
 
 if TYPE_CHECKING:
     from dpca_tasks.audit.attacks import AuditSubject
@@ -177,6 +180,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         mechanism = build_mechanism(
             self, request.mechanism, request.settings, n_components=n_components, **_rounds(request)
         )
+        if request.like is not None and request.mechanism != "analyze_gauss":
+            raise InvalidInput(
+                f"like={request.like} is for analyze_gauss, and {request.mechanism} cannot use an earlier release; "
+                "leave it out, or request analyze_gauss."
+            )
         if request.mechanism in REFERENCES and isinstance(request.clip_norm, str):
             raise InvalidInput(
                 f"clip_norm={request.clip_norm!r} is chosen by a private histogram, which "
@@ -218,6 +226,45 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 return named
         raise Refused("mechanism=auto found no mechanism that accepts this request; name one to see what to change.")
 
+    def pinned(self, request: SubspaceRequest) -> SubspaceRequest:
+        """Return a request in which the version of the earlier release has replaced its alias."""
+        if request.like is None:
+            return request
+        return dataclasses.replace(request, like=str(Registry.open().resolve(request.like)))
+
+    def restarted(self, request: SubspaceRequest, reserved: SubspaceRequest) -> SubspaceRequest:
+        """Return a request that starts from the earlier release of a reservation."""
+        return dataclasses.replace(request, like=reserved.like)
+
+    def starts_from(self, request: SubspaceRequest) -> str | None:
+        """Return the reference of the earlier release."""
+        return request.like
+
+    def start(self, request: SubspaceRequest) -> Mapping[str, Any] | None:
+        """Return version, digest and mean square of the earlier release, for the plan."""
+        if request.like is None:
+            return None
+        parent = Parent.of(request.like)
+        parent.start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
+        return {
+            "artifact": str(parent.version),
+            "digest": parent.version.digest,
+            "mean_square": parent.start.mean_square,
+        }
+
+    def ready(self, planned: Planned) -> Planned:
+        """Return a planned release whose mechanism reads the earlier release by its digest, if it needs it."""
+        facts = planned.plan.start
+        if facts is None:
+            return planned
+        reference = f"{facts['artifact'].split('@')[0]}@sha256:{facts['digest']}"
+        return dataclasses.replace(planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start))
+
+    def check_ingest(self, request: SubspaceRequest, opened: Callable[[], Dataset]) -> None:
+        """Refuse a snapshot whose columns differ from those of the earlier release."""
+        if request.like is not None:
+            check_same_columns(opened(), Parent.of(request.like))
+
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
         if request.spectrum is not None:
@@ -244,7 +291,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
         """Return the parameters of the main mechanism, without the releases before it."""
-        return super().parameters(main_mechanism(mechanism))
+        found = super().parameters(main_mechanism(mechanism))
+        return {name: value for name, value in found.items() if name not in ("start", "warm")}
 
     def source(self, planned: PlannedRelease[SubspaceRequest], rows: BlockSource) -> BlockSource:
         """Return the rows, all scaled to the clip norm if the request has ``row_policy=normalise``."""
@@ -259,6 +307,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             "center": request.center,
             "rounds": planned.plan.rounds,
         }
+        if planned.plan.start is not None:
+            rows["like"] = planned.plan.start["artifact"]
         if request.hold_if_rejected is not None:
             rows |= {
                 "hold_if_rejected": request.hold_if_rejected,
@@ -279,6 +329,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
+        if planned.plan.start is not None:
+            requested |= {"like": planned.plan.start["artifact"], "like_digest": planned.plan.start["digest"]}
         mechanism, target = planned.mechanism, planned.plan.target
         if isinstance(mechanism, RejectedShare):
             requested |= {
@@ -398,7 +450,12 @@ def _rounds(request: SubspaceRequest) -> dict[str, Any]:
         raise InvalidInput(f"rounds={request.rounds!r} must be auto, 1, 2 or 3; correct it.")
     kind = MECHANISMS.get(request.mechanism)
     if kind is not None and any(each.name == "rounds" for each in dataclasses.fields(kind)):
-        return {"rounds": request.rounds, "serves_all": request.components == AUTO}
+        return {
+            "rounds": request.rounds,
+            "serves_all": request.components == AUTO,
+            "warm": request.like is not None,
+            "start": None,
+        }
     if request.rounds not in (AUTO, 1):
         raise InvalidInput(
             f"rounds={request.rounds} is for analyze_gauss, and {request.mechanism} has one round; use rounds=auto."

@@ -200,9 +200,10 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     planned = plan_on(ledger, current, request, slot)
     has_own_key = slot is not None and not request.run_key
     begun = ledger.find(planned.run_key, population=planned.population) if has_own_key else None
-    if begun is not None and begun.snapshot_id != planned.snapshot_id:
-        return plan_on(ledger, catalog.entry(begun.snapshot_id), request, slot)
-    family_of(request).check_ingest(request, lambda: catalog.open(current).manifest)
+    if begun is not None and (begun.snapshot_id, begun.fingerprint) != (planned.snapshot_id, planned.fingerprint):
+        same = family_of(request).restarted(request, reserved_request(begun))
+        return plan_on(ledger, catalog.entry(begun.snapshot_id), same, slot)
+    family_of(request).check_ingest(planned.request, lambda: catalog.open(current))
     return planned
 
 
@@ -223,13 +224,14 @@ def plan_in(
     relation: Relation, snapshot: Entry, request: Request, slot: str | None = None, *, unit: PrivacyUnit
 ) -> PlannedRelease[Any]:
     """Plan a request on a snapshot for a given neighboring relation and privacy unit; ``slot`` as in `plan_request`."""
-    family, target, given = family_of(request), target_of(request), request
+    family, target, given = family_of(request), target_of(request), family_of(request).pinned(request)
     request = family.resolved(given, snapshot, relation=relation, target=target)
     mechanism = family.build(request)
     plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
     family.check(request, plan)
+    plan = replace(plan, start=family.start(request))
     requested = request_facts(request, mechanism, given=given)
-    fingerprint = fingerprint_of(snapshot.snapshot, requested)
+    fingerprint = fingerprint_of(snapshot.snapshot, requested, start=family.starts_from(request))
     of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + requested).hexdigest()}/{slot}"
     return PlannedRelease(
         request=request,

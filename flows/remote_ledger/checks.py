@@ -231,7 +231,10 @@ def check_request(entry: Entry, budget: Budget, requested: Requested) -> Plan:
         problem = dataclasses.asdict(family.problem(request, entry, relation=budget.relation))
         mechanism = family.build(request)
         fingerprints = {
-            fingerprint_of(entry.snapshot, request_facts(request, mechanism, given=each)) for each in _given(request)
+            fingerprint_of(
+                entry.snapshot, request_facts(request, mechanism, given=each), start=family.starts_from(request)
+            )
+            for each in _given(request)
         }
     except (AttributeError, KeyError, TypeError):
         raise Refused(

@@ -1,0 +1,95 @@
+"""Earlier releases from which a private subspace starts.
+
+A warm start uses the directions, mean and noise of a published release of the same columns. All of them are public.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.registry.pointers import Resolved
+from dpca.registry.reader import Registry
+from dpca.schemas.frames import meaning
+from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.mechanisms.warm_start import Start, start_of
+from flows.families.restated_subspace import released_from
+from storage.datasets.snapshot_reader import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parent:
+    """An earlier release with its version and the public facts that a warm start uses."""
+
+    version: Resolved
+    subspace: PrivateSubspace
+    start: Start
+
+    @classmethod
+    def of(cls, reference: str) -> "Parent":
+        """Load an earlier release from the registry of this home.
+
+        Raises
+        ------
+        NotFound, Invalid, Corrupt
+            When the reference does not exist, is not a subspace, or is damaged.
+        Refused
+            When the release is revoked, has no privacy guarantee, or contains no moment.
+        """
+        registry = Registry.open()
+        version = registry.resolve(reference)
+        subspace = registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
+        if not subspace.is_private:
+            raise Refused(f"{version} is not private, so no private release may start from it; name a private release.")
+        found = _start(subspace)
+        if found is None:
+            raise Refused(
+                f"{version} contains no released second moment with Gaussian noise, from which a release could start; "
+                "name a release of analyze_gauss that keeps its matrix (--keep-matrix)."
+            )
+        return cls(version=version, subspace=subspace, start=found)
+
+
+def _start(subspace: PrivateSubspace) -> Start | None:
+    released = released_from(subspace)
+    if released is None:
+        return None
+    privacy = subspace.manifest.get("privacy", {})
+    return start_of(
+        released, clip_norm=float(subspace.manifest["clip_norm"]), records_at_most=privacy.get("records_at_most")
+    )
+
+
+def check_same_columns(rows: Dataset, parent: Parent) -> None:
+    """Refuse a dataset whose columns differ from the columns of an earlier release.
+
+    Raises
+    ------
+    InvalidInput
+        When the numbers of columns, the declared names or the schemas differ.
+    """
+    name, artifact = rows.manifest.dataset, parent.subspace
+    if rows.n_features != artifact.n_features:
+        raise InvalidInput(
+            f"dataset {name!r} has {rows.n_features} columns, but {parent.version} has {artifact.n_features}; a "
+            "release starts only from a release of the same columns."
+        )
+    names = rows.feature_names()
+    if list(artifact.feature_names or ()) != list(names or ()):
+        raise InvalidInput(
+            f"the columns of dataset {name!r} have other names, or another order, than those of {parent.version}; a "
+            "release starts only from a release of the same columns."
+        )
+    if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
+        raise InvalidInput(
+            f"the columns of dataset {name!r} were encoded by another schema than those of {parent.version}; a release "
+            "starts only from a release of the same columns."
+        )
+
+
+def with_start(mechanism: Any, start: Callable[[], Start]) -> Any:
+    """Return a mechanism, inside any wrappers, that reads its start by a function."""
+    if hasattr(mechanism, "mechanism"):
+        return dataclasses.replace(mechanism, mechanism=with_start(mechanism.mechanism, start))
+    return dataclasses.replace(mechanism, start=start)
