@@ -39,7 +39,6 @@ from flows.orchestration.prefect_artifacts import state_refusal, state_release, 
 from flows.orchestration.prefect_stages import finish, in_flow, is_deployed, planned_time, schedule_slot
 from flows.orchestration.stage_calls import Runner, StageEnded
 from flows.refresh import (
-    CHAMPION,
     DRIFT,
     LOOP,
     SERIES,
@@ -50,7 +49,7 @@ from flows.refresh import (
     parted,
     reporting_to,
 )
-from flows.releases.stages import Caller, insisted, make_release, waiting
+from flows.releases.stages import CHAMPION, Caller, insisted, make_release, waiting
 from flows.releases.streams import make_tick
 from flows.releases.verdicts import Verdict, check_pace, judge_request, note_budget
 from flows.reports.activity import begin_step

@@ -28,7 +28,7 @@ from flows.releases.arrival_ends import (
     shown_name,
 )
 from flows.releases.running import deliver_notices
-from flows.releases.stages import make_reserved, reserved_request
+from flows.releases.stages import CHAMPION, make_reserved, reserved_request
 from flows.releases.verdicts import check_pace, next_cost, reserve_paced
 from flows.reports.activity import begin_step
 from flows.reports.terminal import RefreshOutcome, configure_logs, log_event, rounded_down
@@ -41,7 +41,7 @@ from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import INBOXES, find_source, is_reference
 from storage.workspace import Workspace
 
-CHAMPION, SETTLED, DRIFT = "champion", 10.0, 0.5
+SETTLED, DRIFT = 10.0, 0.5
 LOOP: Mapping[str, Any] = {"releases": None, "alias": CHAMPION, "drift_at_most": DRIFT, "settled": SETTLED}
 """The default options of the loop."""
 AT_ONCE = 1000
@@ -127,8 +127,12 @@ def _take(
         return inbox.note_snapshot(token, snapshot), None
 
 
-def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, releases: int | None) -> tuple[str, str]:
+def reserve_arrival(
+    request: SubspaceRequest, token: str, snapshot: str, releases: int | None, alias: str
+) -> tuple[str, str]:
     """Charge the release of an arrival's snapshot, or find its earlier charge; return the release's id and state.
+
+    A request that names no earlier release starts from the version that the alias points to, if there is one.
 
     An earlier charge keeps its terms. The run key belongs to the arrival, so that other terms cannot charge it again.
     """
@@ -136,7 +140,7 @@ def reserve_arrival(request: SubspaceRequest, token: str, snapshot: str, release
     if workspace.ledger.find(run_key) is None:
         reach_cluster(cluster_settings())
     entry = workspace.catalog.entry(snapshot)
-    row = reserve_paced(workspace, request, entry, run_key=run_key, series=SERIES, releases=releases)
+    row = reserve_paced(workspace, request, entry, run_key=run_key, series=SERIES, releases=releases, start=alias)
     if row.request.get("publish") != request.publish:
         LOG.warning(
             "release %s was charged as %s before, and is completed with that charge", row.id, row.request.get("publish")
@@ -202,7 +206,7 @@ def make_refresh(
     def release(token: str, snapshot: str) -> None:
         begin_step("reserving the budget")
         try:
-            release_id, state = run(reserve_arrival, request, token, snapshot, releases)
+            release_id, state = run(reserve_arrival, request, token, snapshot, releases, alias)
             report = make_reserved(run, run(begun_request, release_id), settings, release_id, state)
         except (StageEnded, DpcaError, StorageError) as error:
             name = _ending(error)

@@ -181,7 +181,8 @@ class SubspaceRequest(Request):
         str | None,
         Field(
             description="An earlier release of the same columns, as NAME@VERSION or NAME@ALIAS: its directions and "
-            "mean are known at the start, and the whole budget goes into one round of analyze_gauss.",
+            "mean are known at the start, and the whole budget goes into one round of analyze_gauss. none: no such "
+            "start. Default: the champion of the name in scheduled runs and loops, else none.",
             min_length=1,
         ),
     ] = None

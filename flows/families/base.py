@@ -118,6 +118,10 @@ class Family[R: Request, T](ABC):
         """Return a request in which versions have replaced the aliases of artifacts that the release starts from."""
         return request
 
+    def started(self, request: R, reference: str, opened: Callable[[], Dataset]) -> R:
+        """Return a request that starts from an earlier release, if it names none and that release allows it."""
+        return request
+
     def restarted(self, request: R, reserved: R) -> R:
         """Return a request of a schedule's slot with the earlier release that the slot's reservation starts from."""
         return request

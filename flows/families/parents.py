@@ -15,7 +15,16 @@ from dpca.schemas.frames import meaning
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.warm_start import Start, start_of
 from flows.families.restated_subspace import released_from
+from flows.requests import SubspaceRequest
 from storage.datasets.snapshot_reader import Dataset
+
+NONE = "none"
+"""The value of ``like`` for a release without an earlier release."""
+
+
+def parent_of(request: SubspaceRequest) -> str | None:
+    """Return the reference of the earlier release that a request starts from; None if there is none."""
+    return None if request.like == NONE else request.like
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

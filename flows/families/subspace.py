@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dpca.artifacts.base import Artifact
 from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import StorageError
 from dpca.registry.reader import Registry
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.advisor import advise, expect
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import DpcaError, InvalidInput, Refused
 from dpca_tasks.forecast.noise_forecast import Forecast, epsilon_needed, forecast_of, spectrum_shares
 from dpca_tasks.mechanisms.base import Center, Mechanism, Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.noise_level import release_warnings
@@ -39,7 +40,7 @@ from flows.families.base import (
     release_facts,
     rows_by_policy,
 )
-from flows.families.parents import Parent, check_same_columns, with_start
+from flows.families.parents import Parent, check_same_columns, parent_of, with_start
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from dpca_tasks.audit.attacks import AuditSubject
 
 type Planned = PlannedRelease[SubspaceRequest]
+
+ANALYZE_GAUSS = "analyze_gauss"
+"""The mechanism that can start from an earlier release."""
 
 
 def forecast_facts(planned: Planned) -> Mapping[str, Any]:
@@ -180,7 +184,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         mechanism = build_mechanism(
             self, request.mechanism, request.settings, n_components=n_components, **_rounds(request)
         )
-        if request.like is not None and request.mechanism != "analyze_gauss":
+        if parent_of(request) is not None and request.mechanism != ANALYZE_GAUSS:
             raise InvalidInput(
                 f"like={request.like} is for analyze_gauss, and {request.mechanism} cannot use an earlier release; "
                 "leave it out, or request analyze_gauss."
@@ -228,9 +232,21 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def pinned(self, request: SubspaceRequest) -> SubspaceRequest:
         """Return a request in which the version of the earlier release has replaced its alias."""
-        if request.like is None:
+        reference = parent_of(request)
+        if reference is None:
             return request
-        return dataclasses.replace(request, like=str(Registry.open().resolve(request.like)))
+        return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
+
+    def started(self, request: SubspaceRequest, reference: str, opened: Callable[[], Dataset]) -> SubspaceRequest:
+        """Return a request that starts from an earlier release, if it names none and that release allows it."""
+        if request.like is not None or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
+            return request
+        with suppress(DpcaError, StorageError):
+            parent = Parent.of(reference)
+            check_same_columns(opened(), parent)
+            parent.start.estimate(clip_norm=1.0, centred=request.center == "private")
+            return dataclasses.replace(request, like=str(parent.version))
+        return request
 
     def restarted(self, request: SubspaceRequest, reserved: SubspaceRequest) -> SubspaceRequest:
         """Return a request that starts from the earlier release of a reservation."""
@@ -238,13 +254,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def starts_from(self, request: SubspaceRequest) -> str | None:
         """Return the reference of the earlier release."""
-        return request.like
+        return parent_of(request)
 
     def start(self, request: SubspaceRequest) -> Mapping[str, Any] | None:
         """Return version, digest and mean square of the earlier release, for the plan."""
-        if request.like is None:
+        reference = parent_of(request)
+        if reference is None:
             return None
-        parent = Parent.of(request.like)
+        parent = Parent.of(reference)
         parent.start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
         return {
             "artifact": str(parent.version),
@@ -262,8 +279,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def check_ingest(self, request: SubspaceRequest, opened: Callable[[], Dataset]) -> None:
         """Refuse a snapshot whose columns differ from those of the earlier release."""
-        if request.like is not None:
-            check_same_columns(opened(), Parent.of(request.like))
+        reference = parent_of(request)
+        if reference is not None:
+            check_same_columns(opened(), Parent.of(reference))
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""
@@ -453,7 +471,7 @@ def _rounds(request: SubspaceRequest) -> dict[str, Any]:
         return {
             "rounds": request.rounds,
             "serves_all": request.components == AUTO,
-            "warm": request.like is not None,
+            "warm": parent_of(request) is not None,
             "start": None,
         }
     if request.rounds not in (AUTO, 1):

@@ -11,9 +11,10 @@ release therefore resumes from the plan that was charged, whatever a later versi
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dpca.artifacts.base import canonical_json
@@ -24,7 +25,7 @@ from dpca.privacy_unit import PrivacyUnit
 from dpca.registry.pointers import check_name
 from dpca.registry.reader import Registry, describe
 from dpca_tasks.accounting.events import Relation
-from dpca_tasks.errors import InvalidInput
+from dpca_tasks.errors import DpcaError, InvalidInput
 from flows.clusters.connecting import (
     NO_CLUSTER,
     check_address,
@@ -181,6 +182,8 @@ def _compute(workspace: ReleaseWorkspace, release_id: str, address: str) -> str:
 
 
 LONGEST_RUN_KEY = 200
+CHAMPION = "champion"
+"""The alias of the promoted version of a name."""
 
 
 def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
@@ -197,7 +200,7 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     rule = family_of(request).one_row_rule(request)
     if rule is not None and current.rows_per_unit != 1:
         raise InvalidInput(f"a record of dataset {request.dataset!r} may have several rows, and {rule}")
-    planned = plan_on(ledger, current, request, slot)
+    planned = plan_started(workspace, current, request, slot, start=None if slot is None else CHAMPION)
     has_own_key = slot is not None and not request.run_key
     begun = ledger.find(planned.run_key, population=planned.population) if has_own_key else None
     if begun is not None and (begun.snapshot_id, begun.fingerprint) != (planned.snapshot_id, planned.fingerprint):
@@ -205,6 +208,23 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
         return plan_on(ledger, catalog.entry(begun.snapshot_id), same, slot)
     family_of(request).check_ingest(planned.request, lambda: catalog.open(current))
     return planned
+
+
+def plan_started(
+    workspace: ReleaseWorkspace, snapshot: Entry, request: Request, slot: str | None = None, *, start: str | None
+) -> PlannedRelease[Any]:
+    """Plan a request on a snapshot; a request that names no earlier release starts from its name's alias ``start``.
+
+    If the name has no such alias, or its version does not allow it, the release starts from nothing.
+    """
+    chosen = request
+    if start is not None:
+        opened = partial(workspace.catalog.open, snapshot)
+        chosen = family_of(request).started(request, f"{request.publish}@{start}", opened)
+    if chosen is not request:
+        with suppress(DpcaError):
+            return plan_on(workspace.ledger, snapshot, chosen, slot)
+    return plan_on(workspace.ledger, snapshot, request, slot)
 
 
 def plan_on(ledger: ReleaseLedger, snapshot: Entry, request: Request, slot: str | None = None) -> PlannedRelease[Any]:

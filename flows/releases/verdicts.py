@@ -20,7 +20,7 @@ from dpca_tasks.accounting import prices
 from dpca_tasks.errors import InvalidInput
 from flows.families.base import PlannedRelease, family_of, plan_statement
 from flows.releases.running import charge_release, warn_of_budget
-from flows.releases.stages import plan_on, plan_request
+from flows.releases.stages import plan_on, plan_request, plan_started
 from flows.remote_ledger.workspaces import ReleaseWorkspace, read_workspace
 from flows.reports.budget_facts import written_share
 from flows.reports.terminal import spending
@@ -34,7 +34,14 @@ from storage.workspace import Workspace
 
 
 def reserve_paced(
-    workspace: Workspace, request: Request, snapshot: Entry, *, run_key: str, series: str, releases: int | None
+    workspace: Workspace,
+    request: Request,
+    snapshot: Entry,
+    *,
+    run_key: str,
+    series: str,
+    releases: int | None,
+    start: str | None = None,
 ) -> Release:
     """Charge a release of a snapshot under a run key, or find the existing release of that key; return the release.
 
@@ -52,6 +59,8 @@ def reserve_paced(
         Common prefix of the run keys. Releases with this prefix and the same published name share the budget.
     releases : int, optional
         Total number of releases that share the budget.
+    start : str, optional
+        As in `flows.releases.stages.plan_started`.
 
     Raises
     ------
@@ -65,9 +74,8 @@ def reserve_paced(
     if standing is None:
         epsilon = request.epsilon if releases is None else share_of(ledger, snapshot, request, series, releases)
         try:
-            grant = charge_release(
-                ledger, plan_on(ledger, snapshot, replace(request, epsilon=epsilon, run_key=run_key))
-            )
+            keyed = replace(request, epsilon=epsilon, run_key=run_key)
+            grant = charge_release(ledger, plan_started(workspace, snapshot, keyed, start=start))
         except Conflict:  # another process reserved the release in the meantime, perhaps with another share
             standing = ledger.find(run_key)
             if standing is None:
