@@ -79,16 +79,11 @@ def _origin(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     facts = {
         "release": shown.get("release"),
         "digest": digest and f"sha256:{digest}",
-        "started from": _started(manifest.get("plan") or {}),
+        "started from": (manifest.get("plan") or {}).get("like"),
         "derived from": manifest.get("parent") and f"sha256:{manifest['parent']}",
         "written by": version and f"dpca {version}",
     }
     return {name: (value, "") for name, value in facts.items() if value}
-
-
-def _started(plan: Mapping[str, Any]) -> str | None:
-    """Return version and digest of the earlier release from which a release started; None if there is none."""
-    return f"{plan['like']}, sha256:{plan['like_digest']}" if "like" in plan else None
 
 
 def _section(title: str, lines: list[str]) -> Iterator[str]:

@@ -198,8 +198,9 @@ def lineage_facts(connection: sa.Connection, row: VersionRow, manifest: Mapping[
     dict
         ``release`` and ``code_version`` of the version. ``parent`` is the digest of the artifact from which it was made
         without reading a row, and ``made_from`` the versions with that digest. ``same_release`` are the other versions
-        of its release. ``stream`` is its stream with the ``tick``, and ``sites`` are its sites. ``evaluates`` is the
-        version that it evaluates, and ``evaluated_by`` are the estimates of its quality.
+        of its release. ``stream`` is its stream with the ``tick``, and ``sites`` are its sites. ``starts_from`` is the
+        earlier release whose directions it used. ``evaluates`` is the version that it evaluates, and ``evaluated_by``
+        are the estimates of its quality.
     """
     parent, plan = manifest.get("parent"), manifest.get("plan") or {}
     return {
@@ -212,6 +213,7 @@ def lineage_facts(connection: sa.Connection, row: VersionRow, manifest: Mapping[
         ],
         "stream": _stream(connection, row),
         "sites": _sites(connection, row),
+        "starts_from": plan.get("like"),
         "evaluates": plan.get("evaluated"),
         "evaluated_by": _estimates(connection, row),
     }

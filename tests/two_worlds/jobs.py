@@ -39,6 +39,8 @@ COUNTED = ("added", "removed")
 SUBSPACE: dict[str, tuple[str, ...]] = {
     "gauss": ("--mechanism", "analyze_gauss"),
     "three rounds": ("--rounds", "3", "--center", "private"),
+    "like gauss": ("--like", "gauss@1"),
+    "like rounds": ("--like", "three-rounds@1", "--center", "private", "--clip-norm", "quantile:0.9"),
     "quantile": ("--clip-norm", "quantile:0.9"),
     "centre": ("--center", "private"),
     "both": ("--clip-norm", "quantile:0.9", "--center", "private"),
@@ -339,7 +341,9 @@ def _under_prefect(world: World) -> None:
 
 
 _ADD_REMOVE = (*CELLS, *COUNTED)
-_ALL = ("gauss", "tested", "smooth", *(name for name in SUBSPACE if name not in ("gauss", "tested", "smooth", "local")))
+_FIRST, _LIKE = ("gauss", "three rounds", "tested", "smooth"), ("like gauss", "like rounds")
+_ALL = (*_FIRST, *(name for name in SUBSPACE if name not in (*_FIRST, "local")))
+"""All releases, with earlier releases before those that start from them."""
 
 JOBS: dict[str, Job] = {
     "subspace, one record more or less": Job(
@@ -347,11 +351,15 @@ JOBS: dict[str, Job] = {
         neighbours=_ADD_REMOVE,
     ),
     "subspace, one record emptied": Job(
-        play=lambda world: _subspace(world, relation="zero_out", names=("gauss", "local", "quantile", "three rounds")),
+        play=lambda world: _subspace(
+            world,
+            relation="zero_out",
+            names=("gauss", "local", "quantile", "three rounds", "like gauss", "like rounds"),
+        ),
         neighbours=("changed", "NaN", "open quote"),
     ),
     "subspace, one record replaced": Job(
-        play=lambda world: _subspace(world, relation="replace_one", names=(*_ALL[:4], "three rounds")),
+        play=lambda world: _subspace(world, relation="replace_one", names=(*_FIRST, "like gauss")),
         neighbours=("changed", "NaN"),
         charts=True,
     ),
