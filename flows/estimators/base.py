@@ -35,6 +35,7 @@ from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.memory import LIBRARIES, SESSION, Fit, InMemoryBudget, LearnedStepWarning, Made
 from flows.estimators.tables import Columns, Entries, Table, TableRows
+from flows.families import base
 from flows.families.base import PlannedRelease, family_of
 from flows.releases.running import charge_release, finish_release
 from flows.releases.stages import digest_of, plan_on, publish_in
@@ -367,6 +368,10 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
             relation=self.relation,
             records_at_most=self.records_at_most,
             slot=self.slot,
+        )
+        names = columns.names
+        family_of(request).check_columns(
+            request, lambda: base.Columns(table="X", n_features=columns.n_features, names=names)
         )
         warn_of_learned_steps(self)
         made = make_release(self.budget, fit)

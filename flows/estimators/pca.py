@@ -50,6 +50,9 @@ class PrivatePCA(PrivateEstimator):
     rounds : {"auto", 1, 2, 3}
         Number of rounds of ``analyze_gauss`` that share the budget; later rounds need less noise. ``auto`` depends on
         public facts alone.
+    like : str, optional
+        An earlier release of the same columns in the registry of this home, as ``"NAME@VERSION"``. Its directions and
+        mean are known at the start, so the whole budget goes into one round of ``analyze_gauss``.
     refine : str, optional
         Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
@@ -129,6 +132,7 @@ class PrivatePCA(PrivateEstimator):
         center: str = "private",
         row_policy: str = "clip",
         rounds: int | str = "auto",
+        like: str | None = None,
         refine: str | None = None,
         settings: Mapping[str, str] | None = None,
         records_at_most: int | None = None,
@@ -144,6 +148,7 @@ class PrivatePCA(PrivateEstimator):
         self.center = center
         self.row_policy = row_policy
         self.rounds = rounds
+        self.like = like
         self.refine = refine
         self.settings = settings
         self.records_at_most = records_at_most
@@ -275,6 +280,7 @@ class PrivatePCA(PrivateEstimator):
             row_policy=self.row_policy,
             center=self.center,
             rounds=self.rounds,
+            like=self.like,
             refine=self.refine,
         )
 

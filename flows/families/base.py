@@ -53,6 +53,26 @@ class PlannedRelease[R: Request]:
     fingerprint: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The public facts about the columns of rows: their number, their names and schema if declared, and their table."""
+
+    table: str
+    n_features: int
+    names: Sequence[str] | None = None
+    encoder: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, rows: Dataset) -> "Columns":
+        """Return the columns of a stored snapshot."""
+        return cls(
+            table=f"dataset {rows.manifest.dataset!r}",
+            n_features=rows.n_features,
+            names=rows.feature_names(),
+            encoder=rows.encoder(),
+        )
+
+
 class Family[R: Request, T](ABC):
     """A family of releases, with requests R and mechanisms that return results T."""
 
@@ -118,7 +138,7 @@ class Family[R: Request, T](ABC):
         """Return a request in which versions have replaced the aliases of artifacts that the release starts from."""
         return request
 
-    def started(self, request: R, reference: str, opened: Callable[[], Dataset]) -> R:
+    def started(self, request: R, reference: str, columns: Callable[[], "Columns"]) -> R:
         """Return a request that starts from an earlier release, if it names none and that release allows it."""
         return request
 
@@ -138,8 +158,17 @@ class Family[R: Request, T](ABC):
         """Return a planned release whose mechanism can read the earlier release that it starts from."""
         return planned
 
-    def check_ingest(self, request: R, opened: Callable[[], Dataset]) -> None:  # noqa: B027 - optional to override
-        """Refuse a snapshot whose columns or ingest options do not fit the request; no row is read.
+    def check_columns(self, request: R, columns: Callable[[], "Columns"]) -> None:  # noqa: B027 - optional to override
+        """Refuse rows whose columns differ from those of the earlier release that a release starts from.
+
+        Raises
+        ------
+        InvalidInput
+            With the first difference.
+        """
+
+    def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - optional to override
+        """Refuse a snapshot whose ingest options do not fit the request; no row is read.
 
         Raises
         ------

@@ -33,7 +33,7 @@ from flows.families.base import (
 )
 from flows.requests import CompletionRequest
 from storage.datasets.catalog import Entry
-from storage.datasets.snapshot_reader import Dataset
+from storage.datasets.content_digest import Manifest
 
 
 def advised(
@@ -150,9 +150,9 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         """Build the mechanism that a request names."""
         return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
 
-    def check_ingest(self, request: CompletionRequest, opened: Callable[[], Dataset]) -> None:
+    def check_ingest(self, request: CompletionRequest, manifest: Callable[[], Manifest]) -> None:
         """Refuse ratings that were added up, or whose zeros were dropped."""
-        check_ratings(opened().manifest, *range_of(request.ratings_between))
+        check_ratings(manifest(), *range_of(request.ratings_between))
 
     def resolved(
         self, request: CompletionRequest, snapshot: Entry, *, relation: Relation, target: PrivacyTarget

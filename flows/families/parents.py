@@ -14,9 +14,9 @@ from dpca.registry.reader import Registry
 from dpca.schemas.frames import meaning
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.warm_start import Start, start_of
+from flows.families.base import Columns
 from flows.families.restated_subspace import released_from
 from flows.requests import SubspaceRequest
-from storage.datasets.snapshot_reader import Dataset
 
 NONE = "none"
 """The value of ``like`` for a release without an earlier release."""
@@ -70,30 +70,26 @@ def _start(subspace: PrivateSubspace) -> Start | None:
     )
 
 
-def check_same_columns(rows: Dataset, parent: Parent) -> None:
-    """Refuse a dataset whose columns differ from the columns of an earlier release.
+def check_same_columns(parent: Parent, columns: Columns) -> None:
+    """Refuse rows whose columns differ from the columns of an earlier release.
 
     Raises
     ------
     InvalidInput
-        When the numbers of columns, the declared names or the schemas differ.
+        When the numbers of columns, the declared names, their order, or the schemas differ.
     """
-    name, artifact = rows.manifest.dataset, parent.subspace
-    if rows.n_features != artifact.n_features:
+    artifact, only = parent.subspace, "a release starts only from a release of the same columns."
+    if columns.n_features != artifact.n_features:
         raise InvalidInput(
-            f"dataset {name!r} has {rows.n_features} columns, but {parent.version} has {artifact.n_features}; a "
-            "release starts only from a release of the same columns."
+            f"{columns.table} has {columns.n_features} columns, but {parent.version} has {artifact.n_features}; {only}"
         )
-    names = rows.feature_names()
-    if list(artifact.feature_names or ()) != list(names or ()):
+    if list(artifact.feature_names or ()) != list(columns.names or ()):
         raise InvalidInput(
-            f"the columns of dataset {name!r} have other names, or another order, than those of {parent.version}; a "
-            "release starts only from a release of the same columns."
+            f"the columns of {columns.table} have other names, or another order, than those of {parent.version}; {only}"
         )
-    if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
+    if meaning(artifact.manifest.get("encoder")) != meaning(columns.encoder):
         raise InvalidInput(
-            f"the columns of dataset {name!r} were encoded by another schema than those of {parent.version}; a release "
-            "starts only from a release of the same columns."
+            f"the columns of {columns.table} were encoded by another schema than those of {parent.version}; {only}"
         )
 
 

@@ -33,6 +33,7 @@ from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
 from dpca_tasks.refinement.refined_release import AUTO, check_refinement, percent_at_least, refine_release
 from flows.families.base import (
+    Columns,
     Family,
     PlannedRelease,
     build_mechanism,
@@ -44,7 +45,6 @@ from flows.families.parents import Parent, check_same_columns, parent_of, with_s
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
-from storage.datasets.snapshot_reader import Dataset
 
 if TYPE_CHECKING:
     from dpca_tasks.audit.attacks import AuditSubject
@@ -237,13 +237,13 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             return request
         return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
 
-    def started(self, request: SubspaceRequest, reference: str, opened: Callable[[], Dataset]) -> SubspaceRequest:
+    def started(self, request: SubspaceRequest, reference: str, columns: Callable[[], Columns]) -> SubspaceRequest:
         """Return a request that starts from an earlier release, if it names none and that release allows it."""
         if request.like is not None or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
             return request
         with suppress(DpcaError, StorageError):
             parent = Parent.of(reference)
-            check_same_columns(opened(), parent)
+            check_same_columns(parent, columns())
             parent.start.estimate(clip_norm=1.0, centred=request.center == "private")
             return dataclasses.replace(request, like=str(parent.version))
         return request
@@ -277,11 +277,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         reference = f"{facts['artifact'].split('@')[0]}@sha256:{facts['digest']}"
         return dataclasses.replace(planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start))
 
-    def check_ingest(self, request: SubspaceRequest, opened: Callable[[], Dataset]) -> None:
-        """Refuse a snapshot whose columns differ from those of the earlier release."""
+    def check_columns(self, request: SubspaceRequest, columns: Callable[[], Columns]) -> None:
+        """Refuse rows whose columns differ from those of the earlier release."""
         reference = parent_of(request)
         if reference is not None:
-            check_same_columns(opened(), Parent.of(reference))
+            check_same_columns(Parent.of(reference), columns())
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""

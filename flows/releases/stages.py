@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from dpca.artifacts.base import canonical_json
@@ -34,7 +33,15 @@ from flows.clusters.connecting import (
     reach_cluster,
     suffices_alone,
 )
-from flows.families.base import PlannedRelease, family_of, fingerprint_of, read_request, request_facts, target_of
+from flows.families.base import (
+    Columns,
+    PlannedRelease,
+    family_of,
+    fingerprint_of,
+    read_request,
+    request_facts,
+    target_of,
+)
 from flows.orchestration.stage_calls import Runner, directly, shown_progress
 from flows.releases.running import charge_release, finish_release, summing
 from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace, read_workspace
@@ -206,7 +213,8 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
     if begun is not None and (begun.snapshot_id, begun.fingerprint) != (planned.snapshot_id, planned.fingerprint):
         same = family_of(request).restarted(request, reserved_request(begun))
         return plan_on(ledger, catalog.entry(begun.snapshot_id), same, slot)
-    family_of(request).check_ingest(planned.request, lambda: catalog.open(current))
+    family_of(request).check_columns(planned.request, lambda: Columns.of(catalog.open(current)))
+    family_of(request).check_ingest(planned.request, lambda: catalog.open(current).manifest)
     return planned
 
 
@@ -219,8 +227,8 @@ def plan_started(
     """
     chosen = request
     if start is not None:
-        opened = partial(workspace.catalog.open, snapshot)
-        chosen = family_of(request).started(request, f"{request.publish}@{start}", opened)
+        reference = f"{request.publish}@{start}"
+        chosen = family_of(request).started(request, reference, lambda: Columns.of(workspace.catalog.open(snapshot)))
     if chosen is not request:
         with suppress(DpcaError):
             return plan_on(workspace.ledger, snapshot, chosen, slot)
