@@ -19,6 +19,15 @@ def visits(folder: Path, *, name: str = "visits", features: int = 40, rows: int 
         dump_svmlight_file(sp.csr_array(draws.astype(float)), np.zeros(rows), file, zero_based=False)
 
 
+def months(folder: Path) -> None:
+    """Write arrays of visits in two months, with two strong directions."""
+    rng = np.random.default_rng(6)
+    basis = np.linalg.qr(rng.normal(size=(6, 6)))[0][:2]
+    for name in ("july", "august"):
+        strong = rng.normal(size=(3_000, 2)) * [1.0, 0.7] @ basis
+        np.save(folder / f"{name}.npy", strong + 0.02 * rng.normal(size=(3_000, 6)))
+
+
 def census(folder: Path) -> None:
     """Copy the packaged census data to the path that the data has in a clone of the repository."""
     (folder / "flows" / "data").mkdir(parents=True)

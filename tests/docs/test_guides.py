@@ -103,6 +103,9 @@ TYPED = {
     "docs/how-to/choose.md": Guide(
         files=inputs.visits, before=VISITS, smaller=(("--features 5000", "--features 40"),), shows=(r"^forecast ",)
     ),
+    "docs/how-to/better-every-month.md": Guide(
+        files=inputs.months, shows=(r"^in_rounds +1 round, ", r"^  started from +visits-map@1$")
+    ),
     "docs/how-to/audit-trail.md": Guide(
         files=inputs.visits, before=VISITS + RELEASED, shows=(r"^spent +0\.\d+$", r"^pinned +False$")
     ),
