@@ -402,7 +402,7 @@ def test_the_outcome_of_a_test_is_public_and_consistent():
 
 @pytest.mark.audit
 @pytest.mark.parametrize("noise", ["spherical_t", pytest.param("cauchy", marks=pytest.mark.audit_only)])
-def test_pure_claims_stand(attack, noise):
+def test_attacks_find_no_epsilon_above_pure_claims(attack, noise):
     finding = attack(SmoothSensitivity(n_components=1, noise=noise), relation="add_remove", trials=300)
     assert finding.passed
     assert finding.delta == 0.0

@@ -228,7 +228,7 @@ def opposite(relation):
     "relation",
     ["add_remove", *(pytest.param(other, marks=pytest.mark.audit_only) for other in ("zero_out", "replace_one"))],
 )
-def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(attack, relation):
+def test_no_epsilon_above_the_claim_is_found_where_the_mean_is_opposite_to_a_record(attack, relation):
     problem, pairs = around_mean(relation), opposite(relation)
     finding = attack(Exponential(n_components=1), relation=relation, problem=problem, pairs=pairs, trials=400)
     assert finding.passed

@@ -96,13 +96,13 @@ def attacked(relation, *, trials, subject=SUBSPACE_EVALUATION.audit):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_under_a_sixteenth_of_the_trials(relation):
+def test_a_sixteenth_of_the_trials_finds_no_epsilon_above_the_claim(relation):
     assert attacked(relation, trials=125).passed
 
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_and_the_attack_comes_near_it(relation):
+def test_the_attack_finds_an_epsilon_near_the_claim_but_not_above_it(relation):
     finding = attacked(relation, trials=2000)
     assert finding.passed
     assert finding.bound >= 0.45
@@ -226,7 +226,7 @@ def test_an_estimate_is_as_near_to_the_diagnostics_as_its_standard_deviation_say
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_under_attack(relation):
+def test_the_attack_finds_no_epsilon_above_the_claim(relation):
     subject = COMPLETION_EVALUATION.audit
     mechanism = subject.build("prediction_error")
     assert audit_mechanism(mechanism, relation=relation, subject=subject, trials=125).passed
@@ -234,7 +234,7 @@ def test_the_claim_stands_under_attack(relation):
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_and_the_attack_comes_near_it_of_prediction_error(relation):
+def test_the_attack_on_prediction_errors_finds_an_epsilon_near_the_claim_but_not_above_it(relation):
     subject = COMPLETION_EVALUATION.audit
     mechanism = subject.build("prediction_error")
     finding = audit_mechanism(mechanism, relation=relation, subject=subject, trials=2000)
