@@ -47,7 +47,7 @@ def audit(mechanism, **settings):
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
+def test_only_the_most_distinguishable_pair_is_tested_in_the_second_half(pair):
     choosing, counted = left_runs(pair)
     seen = []
     finding = audit(Scripted(choosing | counted), progress=lambda *done: seen.append(done))
@@ -58,7 +58,7 @@ def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-def test_a_sign_in_the_trials_that_choose_proves_nothing(pair):
+def test_results_of_selection_trials_prove_no_epsilon(pair):
     """Return a certain sign in selection trials only: the bound must be 0, because those trials are not counted."""
     choosing, _ = left_runs(pair)
     assert audit(Scripted(choosing)).bound == 0.0
@@ -89,7 +89,7 @@ def test_each_bound_misses_no_more_often_than_it_says(chance):
     assert weights[high < chance].sum() <= 0.025
 
 
-def test_nothing_seen_proves_nothing():
+def test_trials_without_any_event_prove_no_epsilon():
     assert epsilon_bound(0, 0, trials=1000, delta=0.01, miss=0.025) == 0.0
     assert epsilon_bound(12, 0, trials=1000, delta=0.02, miss=0.025) == 0.0  # explained by delta
 

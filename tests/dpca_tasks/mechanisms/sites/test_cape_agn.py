@@ -53,7 +53,7 @@ def test_the_total_has_pooled_noise_without_colluders_and_more_with_each():
 
 
 @pytest.mark.parametrize(("colluders", "epsilon"), [(0, 1.39), (3, 1.55)])
-def test_the_printed_variances_give_less_privacy_than_they_claim(colluders, epsilon):
+def test_the_true_epsilon_of_the_printed_variances_exceeds_the_claim(colluders, epsilon):
     cape = Cape(sites=10, colluders=colluders, masks="gaussian", calibration="paper")
     noise = cape.noise(scale=1 / mu_of(epsilon=1.0, delta=1e-5))
     assert noise.view_epsilon(1e-5) == pytest.approx(epsilon, abs=0.01)

@@ -266,7 +266,7 @@ def disclosing(event=None):
     return DisclosingCurator(ArrayBlocks(NON_PRIVATE_ROWS), reservation, i_know_this_is_not_private=True)
 
 
-def test_it_is_a_reference_and_not_a_mechanism():
+def test_the_reference_is_not_listed_as_a_private_mechanism():
     assert {"non_private": NonPrivate} == REFERENCES
     assert REFERENCES.keys().isdisjoint(MECHANISMS)
 
@@ -292,7 +292,7 @@ def test_it_finds_the_leading_directions_exactly_up_to_the_grid(center):
         PrivacyTarget(epsilon=1.0, delta=1e-6, i_know_this_is_not_private=True),
     ],
 )
-def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words(target):
+def test_the_reference_requires_an_explicit_acknowledgment(target):
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         NonPrivate(n_components=2).plan(PROBLEM, target)
 
@@ -303,7 +303,7 @@ def test_a_number_of_components_without_meaning_is_refused(components):
         NonPrivate(n_components=components).plan(PROBLEM, NO_GUARANTEE)
 
 
-def test_an_ordinary_curator_has_no_way_out_without_noise():
+def test_an_ordinary_curator_releases_nothing_without_noise():
     reservation = InMemoryReservation(event=events.non_private())
     plan = NonPrivate(n_components=2).plan(PROBLEM, NO_GUARANTEE)
     with pytest.raises(Refused, match="DisclosingCurator"):
