@@ -74,7 +74,7 @@ def test_frequencies_are_those_of_the_distribution(squared_scale):
 
 
 @pytest.mark.parametrize("squared_scale", [40_000, LARGEST])
-def test_wide_draws_are_normal_to_the_eye_of_a_chi_square(squared_scale):
+def test_wide_draws_pass_a_chi_square_test_of_normality(squared_scale):
     """Compare 60,000 wide draws with the normal distribution, by a chi-square test over fifty bins of equal mass.
 
     The discrete distribution differs from the normal one by far less than this test can detect.
@@ -97,7 +97,7 @@ def test_any_range_can_be_drawn_by_itself():
     assert (other != whole[:100]).any()
 
 
-def test_few_words_are_read_on_until_they_suffice(monkeypatch):
+def test_more_random_words_are_read_until_they_suffice(monkeypatch):
     whole = draws(TILE, 77)
     monkeypatch.setattr("dpca_tasks.noise.discrete_gaussian._WORDS", 2000)
     np.testing.assert_array_equal(draws(TILE, 77), whole)

@@ -228,7 +228,7 @@ def test_wishart_difference_of_one_column_is_pure_dp() -> None:
     assert stats.kstest(noise, stats.laplace(scale=2.0).cdf).pvalue > 1e-4
 
 
-def test_a_law_knows_its_event_norm_and_multiplier() -> None:
+def test_a_distribution_has_the_right_event_norm_and_multiplier() -> None:
     shown = [(law.event, law.norm, law.noise_multiplier, law.layout) for law in LAWS]
     assert shown == [
         (gaussian(4.0), "l2", 4.0, "vector"),
@@ -244,13 +244,13 @@ def test_a_law_knows_its_event_norm_and_multiplier() -> None:
 
 
 @every_law
-def test_a_law_is_plain_data(law: NoiseDistribution) -> None:
+def test_a_distribution_is_plain_data(law: NoiseDistribution) -> None:
     assert pickle.loads(pickle.dumps(law)) == law
     assert len({law, pickle.loads(pickle.dumps(law))}) == 1
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_law_without_noise_cannot_be_made(value: float) -> None:
+def test_a_distribution_without_noise_is_refused(value: float) -> None:
     for law in (Gaussian, Symmetric, Cube, Laplace, SymmetricRadial, CubeRadial):
         with pytest.raises(InvalidInput, match="noise_multiplier="):
             law(noise_multiplier=value)

@@ -94,7 +94,7 @@ def test_streams_and_keys_are_unrelated() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (5, 4)])
-def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
+def test_an_invalid_range_is_refused(start: int, stop: int) -> None:
     with pytest.raises(InvalidInput, match="must satisfy"):
         words(KEY, stream=0, start=start, stop=stop)
 
@@ -106,11 +106,11 @@ def test_subkeys_are_hkdf_of_the_labelled_purpose(key: bytes, label: str, info: 
     assert subkey(key, label=label, info=info).secret == hmac.digest(extracted, context + b"\x01", hashlib.sha256)
 
 
-def test_label_and_info_do_not_run_together() -> None:
+def test_label_and_info_of_a_subkey_are_separated() -> None:
     assert subkey(bytes(32), label="a", info=b"bc") != subkey(bytes(32), label="ab", info=b"c")
 
 
-def test_a_key_prints_as_nothing_and_pickles_as_itself() -> None:
+def test_a_key_is_not_printed_and_pickles_unchanged() -> None:
     assert repr(KEY) == str(KEY) == f"{KEY}" == "SecretKey(...)"
     assert pickle.loads(pickle.dumps(KEY)) == KEY
 

@@ -118,7 +118,7 @@ def test_no_record_moves_a_mapped_moment_beyond_its_sensitivity_and_some_attain_
 
 
 @pytest.mark.audit_only
-def test_a_longer_attack_finds_no_such_record_either():
+def test_a_longer_attack_finds_no_record_beyond_the_sensitivity():
     attack(np.random.default_rng(50), queries=1000, pairs=1000)
 
 

@@ -135,7 +135,7 @@ def test_at_most_k_ratings_of_a_user_are_counted():
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_moment_is_what_the_method_says(scaling):
+def test_the_moment_equals_that_of_a_second_implementation(scaling):
     """Compare the moment with a second implementation in floats."""
     query = moment("add_remove", scaling=scaling, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
