@@ -74,7 +74,7 @@ def test_a_deployment_is_described_tagged_scheduled_but_inactive_and_runs_once_a
 
 
 @pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
-def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint: str) -> None:
+def test_the_form_explains_every_parameter_and_accepts_the_shipped_values(entrypoint: str) -> None:
     schema = _schema(entrypoint)
     for name, rule in schema["properties"].items():
         assert rule.get("description", "").endswith("."), f"{name} has no help text"
@@ -83,7 +83,7 @@ def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint
 
 
 @pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
-def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
+def test_no_form_offers_options_that_void_a_budget(entrypoint: str) -> None:
     offered = list(_offered(_schema(entrypoint)))
     words = ("not_private", "allow", "accept", "insist", "force", "yes", "overwrite", "restored", "relation")
     assert not [name for name in offered if any(word in name for word in words)]
@@ -99,7 +99,7 @@ def _offered(schema: Any) -> Iterator[str]:
         yield from _offered(part)
 
 
-def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
+def test_older_deployments_may_pass_options_that_forms_no_longer_offer() -> None:
     taken = inspect.signature(_flow("flows.jobs.fit_subspace").fn).parameters
     assert {"allow_large_delta", "settings", "run_key"} <= set(taken)
     assert "allow_shared_rows" in inspect.signature(_flow("flows.jobs.ingest_dataset").fn).parameters
@@ -139,7 +139,7 @@ def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
     [None, {}, {"dp_spca": {"steps": 5, "mu": 0.5}}, {"dp_spca": None}, {"steps": "5"}],
     ids=str,
 )
-def test_the_form_takes_typed_settings_and_text_of_before(settings: Any) -> None:
+def test_the_form_accepts_typed_settings_and_older_text(settings: Any) -> None:
     entrypoint = "flows.jobs.fit_subspace"
     assert is_valid(DEPLOYMENTS[entrypoint]["parameters"] | {"settings": settings}, _schema(entrypoint))
 

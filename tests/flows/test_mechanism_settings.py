@@ -69,7 +69,7 @@ def test_every_setting_has_a_type_a_help_text_and_its_own_default() -> None:
     assert seen
 
 
-def test_no_form_offers_what_weakens_a_guarantee() -> None:
+def test_no_form_offers_settings_that_weaken_a_guarantee() -> None:
     assert not [key for parts in PARTS.values() for rules in parts.values() for key in rules if "allow" in key]
     for family, parts in PARTS.items():
         assert not parts.keys() & FAMILIES[family].references.keys()

@@ -176,7 +176,7 @@ def test_a_mean_of_no_rows_is_refused():
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_is_no_release_is_refused(wrong):
+def test_an_invalid_release_is_refused(wrong):
     with pytest.raises(Invalid):
         topics(**wrong)
     with pytest.raises(Invalid):

@@ -158,7 +158,7 @@ def planted(monkeypatch, bug):
         "weights not scaled",
     ],
 )
-def test_a_planted_bug_moves_a_sum_further_than_stated(monkeypatch, bug):
+def test_a_planted_bug_exceeds_the_stated_sensitivity_of_a_sum(monkeypatch, bug):
     planted(monkeypatch, bug)
     worst = 0.0
     for rule, user_norm in itertools.product(RULES, (0.01, 50.0)):
@@ -316,7 +316,7 @@ def test_a_statistic_has_the_digest_of_earlier_versions():
 
 
 @pytest.mark.parametrize("planted_coins", [False, True])
-def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_stated(monkeypatch, planted_coins):
+def test_separate_coins_for_the_two_sums_exceed_the_stated_sensitivity(monkeypatch, planted_coins):
     """Plant separate coins for the sums H and w: the effect of a replaced user must exceed the stated one.
 
     Two users have equal factors, and differ in the one item that both rate. With K = 1 rating per user and separate

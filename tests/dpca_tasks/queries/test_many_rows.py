@@ -362,7 +362,7 @@ def test_a_sampled_sum_is_the_sum_over_the_sample():
     np.testing.assert_array_equal(exact_sum(source, query), exact_sum(ArrayBlocks(ROWS[inside]), MOMENT))
 
 
-def test_a_sample_of_all_is_the_query_and_one_without_coins_sums_nothing():
+def test_a_sample_of_all_records_equals_the_query_and_one_without_coins_is_empty():
     assert sampled(MOMENT, rate=1.0) is MOMENT
     with pytest.raises(WorkerFailed):
         exact_sum(ArrayBlocks(ROWS), SAMPLE)
@@ -371,7 +371,7 @@ def test_a_sample_of_all_is_the_query_and_one_without_coins_sums_nothing():
             sampled(MOMENT, rate=rate)
 
 
-def test_the_coin_key_travels_and_is_never_shown_or_hashed():
+def test_the_coin_key_is_pickled_and_never_printed_or_hashed():
     query = with_coins()
     assert pickle.loads(pickle.dumps(query)).coin_key == query.coin_key
     assert "coin" not in repr(query)
@@ -426,7 +426,7 @@ each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.n
 
 
 @each_query
-def test_what_a_query_adds_is_what_it_returns(query):
+def test_running_totals_equal_the_returned_contributions(query):
     expected = np.sum([query.map(block) for block in gridded(query, block_records=7)], axis=0)
     np.testing.assert_array_equal(added(query, block_records=7), expected)
 
@@ -444,7 +444,7 @@ def test_a_grid_finer_than_the_capacity_is_refused():
         SecondMoment(**{**RUNNING_TOTALS_FACTS, "bits": 15})
 
 
-def test_a_block_passes_its_density_on():
+def test_a_gridded_block_keeps_its_density():
     for query in QUERIES:
         assert {block.density for block in gridded(query, density=0.7)} == {0.7}
     assert ArrayBlocks(RUNNING_TOTALS_ROWS).read(0).density == 1.0

@@ -263,7 +263,7 @@ def test_popularity_of_light_users_is_more_skewed() -> None:
     assert popular[head].mean() > popular[~head].mean() + 0.1
 
 
-def test_a_seed_is_a_draw_and_pairs_are_ones_at_the_same_places() -> None:
+def test_a_seed_determines_the_ratings_and_implicit_pairs_are_at_the_same_positions() -> None:
     one, same, other = (skewed(n_users=100, n_items=100, seed=seed) for seed in (1, 1, 2))
     assert (one.train != same.train).nnz == 0
     assert (one.train != other.train).nnz > 0

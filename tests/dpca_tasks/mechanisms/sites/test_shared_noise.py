@@ -155,7 +155,7 @@ def planned_arrays(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_roster_members_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
+def test_a_membership_names_and_weighs_the_sites_and_every_attempt_is_charged(mechanism):
     membership = Membership(names=("b", "a", "d", "c"), weights=(1, 3, 1, 1), attempts=2)
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="membership", membership=membership)
     rounds = getattr(mechanism, "iterations", 1)
