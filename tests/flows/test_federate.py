@@ -102,7 +102,7 @@ def test_a_dry_run_loads_no_orchestrator() -> None:
 
 
 @pytest.mark.usefixtures("sites")
-def test_the_question_says_what_each_budget_has_left_now_and_after() -> None:
+def test_the_confirmation_states_each_remaining_budget_before_and_after() -> None:
     of = r"of budget '{}', with epsilon 3 left before and 2\.\d+ after"
     budgets = ", and ".join(of.format(name) for name in PEOPLE)
     assert re.fullmatch(rf"Spend epsilon 1 at delta 0\.0001 {budgets}\?", preview_sites(request()).question)

@@ -151,7 +151,7 @@ def test_a_name_stays_with_its_population(ready: Path, dpca: Command, rows_file:
     assert facts_of(ready) == before
 
 
-def test_the_report_has_the_promised_fields_and_show_list_verify_agree(
+def test_the_report_has_the_documented_fields_and_show_list_verify_agree(
     home: Path, dpca: Command, rows_file: Path
 ) -> None:
     words = (

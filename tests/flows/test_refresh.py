@@ -153,7 +153,7 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
     assert refresh(inbox, epsilon=None, releases=4)["decisions"] == []
 
 
-def test_the_question_says_what_a_file_costs_and_what_is_left_now_and_after(inbox: Path) -> None:
+def test_the_confirmation_states_cost_and_remaining_budget_of_a_file(inbox: Path) -> None:
     open_budget(8.0)
     requested = request()
     first = subject.question_of(requested, OPTIONS, releases=None)

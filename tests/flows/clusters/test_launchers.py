@@ -119,7 +119,7 @@ def test_a_launched_cluster_whose_workers_may_spill_is_stopped_and_refused(kind:
 
 
 @pytest.mark.usefixtures("installed")
-def test_other_launchers_start_workers_that_do_not_spill(tmp_path: Path) -> None:
+def test_kubernetes_and_slurm_workers_get_settings_that_forbid_spilling(tmp_path: Path) -> None:
     with (
         dask.config.set({**WORKER_SETTINGS, "kubernetes.env": {"AWS_REGION": "here"}}),
         open_cluster(Settings(cluster="kubernetes", allow_plaintext=True), scratch=tmp_path),

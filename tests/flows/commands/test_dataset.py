@@ -276,7 +276,7 @@ def test_the_help_of_a_check_warns_that_its_output_describes_rows(dpca: Command)
     ],
 )
 @pytest.mark.parametrize("missing", ["mean", "3", "{value: [1]}", "{worth: 3}", "[refuse]"])
-def test_an_unknown_rule_for_missing_values_is_answered_with_the_valid_rules(
+def test_a_wrong_rule_for_missing_values_is_answered_with_the_valid_rules(
     home: Path, dpca: Command, tmp_path: Path, kind: str, rule: str, missing: str
 ) -> None:
     schema = tmp_path / "s.yaml"

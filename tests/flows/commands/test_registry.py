@@ -103,7 +103,9 @@ def test_a_consumer_pins_a_root_and_follows_a_rotation_and_a_revocation(
     assert (shown["version"], [*shown["publishers"].values()]) == (4, ["revoked: *"] * 2)
 
 
-def test_missing_keys_are_reported_to_an_operator_in_one_line(dpca: Command, signed: Path, tmp_path: Path) -> None:
+def test_mistakes_of_an_operator_with_keys_are_reported_in_one_line(
+    dpca: Command, signed: Path, tmp_path: Path
+) -> None:
     assert "already has a root" in dpca("registry", "root", "init", "--out", tmp_path / "other.key").complaint(1)
     assert not (tmp_path / "other.key").exists()
     assert "already exists" in dpca("registry", "key", "new").complaint(1)

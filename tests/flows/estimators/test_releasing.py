@@ -344,7 +344,7 @@ def test_rows_of_another_population_are_refused_before_a_charge(budget: Populati
     assert staff.statement().spent == 0
 
 
-def test_names_are_checked_when_a_budget_is_created(budget: PopulationBudget) -> None:
+def test_names_are_checked_when_a_budget_is_requested(budget: PopulationBudget) -> None:
     with pytest.raises(NotFound):
         Workspace.open().budget("nobody")
     with pytest.raises(Invalid, match="is not allowed"):
