@@ -193,7 +193,7 @@ def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestR
     ],
     ids=str,
 )
-def test_ids_that_look_alike_are_counted_and_stay_separate(
+def test_similar_ids_are_counted_and_kept_separate(
     sqlite_ledger: Ledger, tmp_path: Path, ids: list[str] | list[int], alike: int
 ) -> None:
     report = owned(sqlite_ledger, ids, tmp_path)

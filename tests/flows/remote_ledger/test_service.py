@@ -327,7 +327,9 @@ def test_a_reader_sees_budgets_and_spends_nothing(remote: RemoteHome, requested:
         assert "content" not in json.dumps(remote.call(route, by="reader", **facts))
 
 
-def test_a_client_can_list_its_unfinished_releases(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_noise_key_is_returned_only_while_its_release_is_in_progress(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
     release = remote.call("reserve", **requested)["release_id"]
     assert isinstance(refusal(remote, "key", release=release), NotAllowed)
     remote.call("begin", release=release)

@@ -308,7 +308,7 @@ def test_commands_that_need_the_database_are_refused_and_create_none(
     assert not list(home.glob("*.sqlite*"))
 
 
-def test_database_settings_are_refused_with_a_remote_ledger(
+def test_settings_that_contradict_a_remote_ledger_are_refused(
     remote: RemoteHome, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "sqlite:////somewhere")

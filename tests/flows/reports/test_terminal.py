@@ -266,7 +266,7 @@ def test_the_outcome_of_a_stream_states_paid_ticks_and_remaining_budget() -> Non
     )
 
 
-def test_finished_arrivals_are_counted_and_waiting_ones_listed() -> None:
+def test_finished_and_waiting_arrivals_are_counted() -> None:
     run = RefreshOutcome(published="map", left=4)
     run.end("set_aside")
     run.end("set_aside")
