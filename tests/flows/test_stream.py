@@ -181,7 +181,7 @@ class TestTicks:
         assert tick("2026-11-02")["tick"] == 2
         assert [row.version for row in Registry.open().list()] == [1, 2]
 
-    def test_ticks_with_newer_data_are_refused_until_the_next_tick(self, opened: Path) -> None:
+    def test_an_existing_tick_refuses_newer_data_and_the_next_tick_uses_it(self, opened: Path) -> None:
         tick("2026-11-01")
         turned = np.linalg.qr(np.random.default_rng(2).normal(size=(D, D)))[0][:K]
         snapshot = ingest(opened, night=2, directions=turned, count=30_000)
@@ -331,9 +331,7 @@ class TestCommands:
         assert sum(squares) == pytest.approx(whole, rel=1e-12)
         assert sum(squares) >= whole
 
-    def test_a_stream_of_finite_weights_is_shown_without_a_price_for_extension(
-        self, opened: Path, dpca: Command
-    ) -> None:
+    def test_a_stream_of_one_tick_is_shown_without_a_price_for_extension(self, opened: Path, dpca: Command) -> None:
         report = json.loads(dpca(*OPEN, "--publish", "one", "--ticks", "1", "--yes", "--json").out)
         assert (report["ticks"], report["left"], report["extending"]) == (1, 1, [])
         charged = spent()
