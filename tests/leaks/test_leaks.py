@@ -183,7 +183,7 @@ def test_no_exact_value_is_left_anywhere(left: Leftovers, canaries: Canaries) ->
     assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
 
 
-def test_the_search_finds_canaries_in_the_excluded_private_folders(left: Leftovers, canaries: Canaries) -> None:
+def test_the_search_finds_canaries_in_the_source_files(left: Leftovers, canaries: Canaries) -> None:
     assert any(alarm.startswith("good.svm: ") for alarm in _alarms(left.folder, canaries, without=_ALL_BUT_SOURCES))
 
 

@@ -99,7 +99,7 @@ def test_a_smaller_loss_is_reported_by_a_paired_test() -> None:
     assert less_lost((of_split + 1.0).tolist(), less.tolist()) > 0.99
 
 
-def test_printed_bounds_are_computed_under_their_true_conditions() -> None:
+def test_printed_bounds_are_computed_with_true_epsilons_and_noise() -> None:
     values = [0.3, 0.07, 0.05, 0.01, *([0.001] * 100)]
     found = {row["algorithm"]: row for row in shang.bounds(500, 104, 3, values)}
     assert list(found) == ["analyze_gauss", "wishart", "local_gaussian", "dp_spca", "dp_vrpca"]

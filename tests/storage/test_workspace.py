@@ -191,7 +191,7 @@ class TestReadOnly:
         assert reading.registry.list() == opened.registry.list()
         assert list(reading.catalog.entries()) == []
 
-    def test_waits_for_no_writer(self, budget: Ledger) -> None:
+    def test_a_read_only_workspace_does_not_wait_for_a_writer(self, budget: Ledger) -> None:
         with budget.transaction() as connection:  # on SQLite, this transaction has the only lock
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("LOCK TABLE ledger, pointer IN EXCLUSIVE MODE")
