@@ -184,7 +184,7 @@ def test_a_run_key_or_version_is_not_replaced_under_another_id(sqlite_ledger: Le
     refused(sqlite_ledger, "REPLACE INTO version SELECT name, 2, 'x', release_id, 'now' FROM version", "never replaced")
 
 
-def test_a_release_never_returns_to_an_earlier_state(filled: Ledger) -> None:
+def test_invalid_state_changes_of_a_release_are_refused(filled: Ledger) -> None:
     for before, after in (
         ("reserved", "committed"),
         ("reserved", "closed"),

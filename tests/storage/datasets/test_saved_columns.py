@@ -279,7 +279,7 @@ def test_a_declared_row_without_entries_is_still_empty(take: Take) -> None:
 
 
 @pytest.mark.parametrize("requested", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
-def test_a_table_with_unique_columns_refuses_both_rules(take: Take, requested: dict[str, Any]) -> None:
+def test_options_for_listed_entries_are_refused_for_dense_tables(take: Take, requested: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=r"applies only to (triplets|formats that list the entries)"):
         take("a,b\n1,2\n", features=2, **requested)
 
