@@ -166,7 +166,7 @@ def allowed() -> set[str]:
     }
 
 
-def test_the_lock_is_the_part_of_ours_that_a_consumer_needs() -> None:
+def test_the_consumers_lock_is_the_required_part_of_the_full_lock() -> None:
     assert CONSUMER.read_text(encoding="utf-8") == consumer_lock()
     assert not LOCKED & UNWANTED
 
@@ -192,7 +192,7 @@ def reached(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> Iter
 
 
 @pytest.mark.parametrize("kind", ["folder", "https", "s3"])
-def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_place(reached: Reached, kind: str) -> None:
+def test_a_consumer_imports_only_locked_packages_and_the_client_of_its_store(reached: Reached, kind: str) -> None:
     addresses, environment = reached
     found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
     scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
@@ -204,7 +204,7 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
 
 
 @pytest.mark.parametrize("kind", ["https", "s3"])
-def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locked(
+def test_tampered_registries_are_refused_with_only_the_locked_packages(
     tmp_path: Path, s3_server: Server, kind: str
 ) -> None:
     with published(tmp_path, s3_server) as (addresses, variables), pytest.MonkeyPatch.context() as patch:
@@ -216,7 +216,7 @@ def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locke
         assert {what: bool(line) and "\n" not in line for what, line in lines.items()} == dict.fromkeys(TAMPERED, True)
 
 
-def test_that_check_fails_on_what_is_not_locked(reached: Reached) -> None:
+def test_the_import_check_detects_an_unlocked_package(reached: Reached) -> None:
     addresses, environment = reached
     with pytest.raises(AssertionError, match="No module named 'httpcore'"):
         use(sys.executable, addresses["https"], environment, "--only", ",".join(sorted(allowed() - {"httpcore"})))
@@ -249,7 +249,7 @@ def test_every_installed_distribution_has_a_permitted_licence(made: dict[str, Bi
     assert not_permitted(licences(made["image"]) | licences(made["consumer"])) == {}
 
 
-def test_a_licence_that_may_not_be_passed_on_is_found() -> None:
+def test_a_license_that_is_not_permitted_is_detected() -> None:
     assert not_permitted({"a": "MIT", "b": "GPL-3.0-only", "c": "MIT AND AGPL-3.0-only", "d": ""}) == {
         "b": "GPL-3.0-only",
         "c": "MIT AND AGPL-3.0-only",

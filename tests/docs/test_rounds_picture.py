@@ -9,7 +9,7 @@ from flows.reports.release_charts import THEMES, render
 from tests.docs.reader import DOCS
 
 
-def test_the_picture_and_its_text_are_those_of_the_release() -> None:
+def test_the_picture_and_its_caption_equal_the_release() -> None:
     found = released_rounds()
     for theme in THEMES:
         assert (IMAGES / f"rounds-{theme}.svg").read_bytes() == render(draw(found, theme=theme))

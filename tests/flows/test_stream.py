@@ -280,7 +280,7 @@ def _fire(_: int) -> str:
     return str(tick("2026-11-01")["digest"])
 
 
-def test_two_schedulers_that_fire_the_same_slot_give_one_tick(opened: Path) -> None:
+def test_two_schedulers_that_run_the_same_slot_give_one_tick(opened: Path) -> None:
     with get_context("fork").Pool(3) as pool:
         assert len(set(pool.map(_fire, range(3), chunksize=1))) == 1
     stream, ticks = Workspace.read_only().ledger.streams.show("nightly")

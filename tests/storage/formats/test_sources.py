@@ -81,9 +81,7 @@ def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n# end", "\n\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "# head\n"])
-def test_svmlight_files_without_last_line_end_or_with_empty_lines_are_read(
-    tmp_path: Path, start: str, ending: str
-) -> None:
+def test_svmlight_files_with_unusual_starts_and_ends_are_read(tmp_path: Path, start: str, ending: str) -> None:
     (tmp_path / "x.svm").write_bytes(f"{start}1 2:3\n-1{ending}".encode())
     assert read(tmp_path / "x.svm", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
 

@@ -315,7 +315,7 @@ def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("_client")
-def test_arrays_stored_by_columns_are_read_without_seeking(
+def test_arrays_in_column_major_order_are_refused_in_an_object_store(
     tmp_path: Path, seeds: dict[str, Seed], s3_server: Server
 ) -> None:
     assert seeds["columns.npy"].path.exists()
