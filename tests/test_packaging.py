@@ -390,7 +390,7 @@ def test_a_planted_violation_breaks_its_contract(copied: Path, contract: str) ->
 
 
 @pytest.mark.parametrize("container", ["dpca", "flows", "storage", "dpca_tasks"])
-def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container: str) -> None:
+def test_a_folder_outside_the_layers_breaks_a_contract(copied: Path, container: str) -> None:
     (copied / container / "planted").mkdir()
     (copied / container / "planted" / "__init__.py").touch()
     layers = {"dpca_tasks": "core", "dpca": "public-package"}.get(container, container)

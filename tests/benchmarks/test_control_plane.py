@@ -55,7 +55,7 @@ ROW = Row(
 )
 
 
-def test_sums_of_block_numbers_are_what_arithmetic_says() -> None:
+def test_sums_of_block_numbers_equal_the_closed_form() -> None:
     query: Any = NumberSum(size=7)
     np.testing.assert_array_equal(exact_sum(SleepingBlocks(n_blocks=50, sleep=0.0), query), query.expected(50))
 

@@ -65,7 +65,7 @@ def counted(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *
 
 
 @pytest.mark.audit_only
-def test_no_restore_loses_what_was_spent_or_changes_a_version(
+def test_no_restore_loses_spending_or_changes_a_version(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     these = (("database",), ("registry",), ("database", "registry"), ("whole home",))

@@ -148,7 +148,7 @@ def test_the_tutorial_of_topics_works_as_it_is_typed(
 
 
 @pytest.mark.audit_only
-def test_the_guide_to_your_own_tables_works_as_it_is_typed(
+def test_the_guide_to_your_own_tables_works_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

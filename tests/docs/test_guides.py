@@ -200,7 +200,7 @@ def test_every_page_that_shows_a_command_is_executed_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.joinpath("docs").rglob("*.md")), ids=lambda page: page.stem)
-def test_commands_stand_in_blocks_that_are_executed(page: Path) -> None:
+def test_all_commands_are_in_executed_blocks(page: Path) -> None:
     text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     fenced = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert not [line for block in fenced for line in block.splitlines() if re.match(r"(\$ )?dpca ", line)]

@@ -120,7 +120,7 @@ def test_a_dataset_is_covered_by_the_same_ids_and_no_more_rows() -> None:
     assert PrivacyUnit().covers(PrivacyUnit())
 
 
-def test_without_a_guarantee_the_sentence_says_so() -> None:
+def test_the_sentence_of_a_release_without_guarantee_states_this() -> None:
     assert privacy_statement(epsilon=None, delta=None, relation="add_remove", unit=PrivacyUnit()) == WITHOUT_PRIVACY
     assert (
         privacy_statement(epsilon=float("inf"), delta=0.0, relation="zero_out", unit=PrivacyUnit()) == WITHOUT_PRIVACY

@@ -173,7 +173,7 @@ def test_components_are_matched_once_each_with_the_least_sum(found):
     assert errors.sum() == pytest.approx(least_sum(components, truth))
 
 
-def test_a_component_that_was_not_found_counts_its_length_and_has_no_weight():
+def test_a_missing_component_counts_its_length_and_has_no_weight():
     truth = np.diag([3.0, 2.0, 1.0])
     np.testing.assert_allclose(matched_errors(truth[[2, 0]], truth), [0.0, 2.0, 0.0])
     np.testing.assert_allclose(matched_weights(truth[[2, 0]], np.array([0.4, 0.6]), truth), [0.6, 0.0, 0.4])
@@ -351,7 +351,7 @@ def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow(
     assert doubtful.likely is None
 
 
-def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above_it():
+def test_forecasts_close_to_random_directions_are_called_noise():
     wide = Problem(n_features=3_000, clip_norm=1.0, records_at_most=8_000, spectrum="0.1,0.01,0.009")
     (advice,) = advise(wide, dataclasses.replace(TARGET, epsilon=0.1, delta=1e-6), n_components=10, only=["wishart"])
     assert advice.forecast.above_noise == 0

@@ -141,7 +141,7 @@ def test_an_impossible_loop_is_refused_before_a_file_is_read(
     assert not list(inbox.parent.rglob("*.arrival"))
 
 
-def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_stay(
+def test_unsuitable_options_end_the_run_in_one_line_and_all_files_stay(
     inbox: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_budget()
@@ -281,7 +281,7 @@ def test_an_unreadable_file_waits_and_the_others_are_processed(inbox: Path, monk
     assert refresh(inbox)["outcome"] == "1 promoted"
 
 
-def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object_anew(
+def test_each_object_of_an_inbox_is_released_once_and_again_if_replaced(
     tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3_server.enter(monkeypatch)

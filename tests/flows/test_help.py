@@ -32,7 +32,7 @@ def test_every_noun_is_in_one_of_four_groups(dpca: Command) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY, ids=" ".join)
-def test_no_line_is_cut_or_longer_than_80_columns(
+def test_no_help_line_is_truncated_or_longer_than_80_columns(
     dpca: Command, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")

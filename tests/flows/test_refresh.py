@@ -225,7 +225,7 @@ def test_a_release_withheld_by_its_request_ends_its_arrival_once(inbox: Path, ho
     assert Registry.open().names() == []
 
 
-def test_an_arrival_that_was_charged_is_finished_under_its_own_terms(
+def test_a_charged_arrival_is_finished_under_its_original_terms(
     inbox: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = open_budget()

@@ -173,7 +173,7 @@ def test_sequential_answers_are_explained() -> None:
         pytest.param([_charge(0, 1, "a", "new"), _charge(0, 1, "a", "refused")], id="refused-though-it-stands"),
     ],
 )
-def test_answers_that_no_order_gives_are_not_explained(requested: list[Charge]) -> None:
+def test_answers_that_contradict_every_order_are_not_explained(requested: list[Charge]) -> None:
     assert not _explained(*requested, room=1)
 
 

@@ -180,7 +180,7 @@ def test_the_rows_have_the_papers_variances() -> None:
     assert (variances[50:] <= 0.5).all()
 
 
-def test_sites_are_cut_in_order_and_their_sums_add_up() -> None:
+def test_sites_get_consecutive_rows_and_their_sums_add_up() -> None:
     rows = CAPE_PCA_SMALL.draw(100, seed=0)
     sites = Sites(rows, [10, 30, 20])
     assert [source.n_records for source in sites.sources] == [10, 30, 20]

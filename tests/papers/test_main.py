@@ -62,7 +62,7 @@ def test_a_report_holds_the_checks_and_the_rest() -> None:
 
 
 @pytest.mark.parametrize(("got", "status"), [(2.0, 0), (0.0, 1)])
-def test_the_exit_code_says_whether_all_checks_hold(
+def test_the_exit_code_states_whether_all_checks_hold(
     got: float, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ending:

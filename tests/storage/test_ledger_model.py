@@ -182,7 +182,7 @@ def budget_for_ten(ledger: Ledger) -> None:
     ledger.open_budget("people", epsilon=get_epsilon_gaussian(TEN / 10.5**0.5, 1e-6), delta=1e-6)
 
 
-def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, environment: dict[str, str]) -> None:
+def test_exactly_10_of_64_concurrent_requests_fit(processes: Contenders, environment: dict[str, str]) -> None:
     ledger = Workspace.open().ledger
     budget_for_ten(ledger)
     outcomes = sum(processes.race(partial(ledger_concurrency_reserve, one_key=False), environment, TEN), Counter[str]())

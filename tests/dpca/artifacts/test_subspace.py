@@ -383,7 +383,7 @@ class TestPipelines:
         np.testing.assert_allclose(model[0].transform(table)[:, 0], table["age"] / 100)
         assert columns.fit(table).get_feature_names_out().tolist() == [f"map__{name}" for name in OUT]
 
-    def test_it_is_fitted_and_a_clone_is_too(self, subspace: PrivateSubspace) -> None:
+    def test_a_subspace_and_its_clone_are_fitted(self, subspace: PrivateSubspace) -> None:
         twin = clone(subspace)
         check_is_fitted(twin)
         assert twin is not subspace
@@ -430,7 +430,7 @@ class TestNames:
         with pytest.raises(Invalid, match="feature_names_in_"):
             subspace.get_feature_names_out([*FITTED_TRANSFORMER_NAMES[1:], "other"])
 
-    def test_without_names_there_is_no_attribute(self) -> None:
+    def test_without_names_the_attribute_for_names_is_missing(self) -> None:
         assert not hasattr(make_subspace_of_fitted_transformer(named=False), "feature_names_in_")
         assert make_subspace_of_fitted_transformer(named=False).get_feature_names_out(["x"]).tolist() == OUT
 

@@ -269,7 +269,7 @@ def modes(root: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("home")
-def test_files_folders_and_database_are_their_owners_alone_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+def test_files_folders_and_database_are_private_for_any_umask(umask: int, tmp_path: Path) -> None:
     assert umask != 0o077
     Workspace.open().ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     staged = tmp_path / "home" / "staging" / "one"

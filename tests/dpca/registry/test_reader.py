@@ -85,7 +85,7 @@ class TestReferences:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("alias", ["latest", "3", "3a", "", "Champion", "a b", "a/b", "sha256:0"])
-    def test_aliases_that_could_be_taken_for_something_else_are_refused(self, alias: str) -> None:
+    def test_ambiguous_aliases_are_refused(self, alias: str) -> None:
         with pytest.raises(Invalid, match="alias"):
             check_alias(alias)
 

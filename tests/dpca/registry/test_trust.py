@@ -125,7 +125,7 @@ class Forgetful:
 
 
 class TestForgeries:
-    def test_an_epsilon_with_recomputed_digests_and_a_pointer_made_anew_is_refused(self, made: Publication) -> None:
+    def test_a_forged_epsilon_with_recomputed_digests_is_refused(self, made: Publication) -> None:
         registry = consumer(made)
         assert registry.load(NAME).manifest["privacy"]["epsilon"] == 1.0
         folder = f"registry/artifacts/{made.versions[1]}"
@@ -306,7 +306,7 @@ class TestRollBack:
         assert "back" in done.stdout
         assert done.stderr == ""
 
-    def test_an_older_root_put_back_is_not_believed(self, made: Publication) -> None:
+    def test_a_restored_older_root_is_refused(self, made: Publication) -> None:
         update_root(made.place, [ROOT_KEY], revoke=[made.publisher])
         assert "was revoked" in refusal(consumer(made))
         (made.home / Root.path(2)).unlink()

@@ -440,7 +440,7 @@ def test_a_text_has_one_canonical_text(text: str, word: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
-def test_a_code_is_no_number_and_a_number_is_no_code() -> None:
+def test_codes_are_not_numbers_and_numbers_are_not_codes() -> None:
     codes = {"name": "x", "kind": "categorical", "values": ["007", "7"], "others": "zero"}
     encoder = Encoder.of({"columns": [codes]})
     assert encoder.transform(pa.table({"x": ["007", "7", "7.0"]})).tolist() == [[1, 0], [0, 1], [0, 1]]

@@ -47,7 +47,7 @@ def test_text_that_is_not_a_finite_number_is_refused_without_quoting_it(text: st
     assert "1,5" not in str(caught.value)
 
 
-def test_a_decimal_comma_is_a_comma_and_no_point() -> None:
+def test_with_a_decimal_comma_a_point_is_refused() -> None:
     text = {"text": {"decimal": ",", "delimiter": ";"}}
     assert encoded(NUMERIC, pa.array(["2,5", "-1e1", " 5 ", "1,"]), **text) == [[0.25], [0], [0.5], [0.1]]
     for wrong in ("2.5", "1.000,5", "1,0,0"):
@@ -132,7 +132,7 @@ def test_dates_of_every_type_are_days_of_the_range(cells: pa.Array) -> None:
 
 
 @pytest.mark.parametrize("text", ["31.02.2020", "2020-1-32", "x", "01/02/2020", "2020-01-01T00:00"])
-def test_text_that_is_no_date_of_the_formats_is_refused(text: str) -> None:
+def test_text_that_is_not_a_date_in_the_formats_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="row 0, column 'x', has a value that no declared format reads as a date"):
         encoded(DATES, pa.array([text]))
 

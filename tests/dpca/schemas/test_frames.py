@@ -140,7 +140,7 @@ def test_a_column_that_resembles_an_index_is_refused_until_it_is_declared(tmp_pa
         assert read(path, schema=schema) == (["a", "b"], None)
 
 
-def test_a_trailing_delimiter_makes_no_feature(tmp_path: Path) -> None:
+def test_a_trailing_delimiter_adds_no_feature(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b,\n1,4,\n2,5,\n3,6,\n")
     with pytest.raises(BadSource, match="column 3 has no name"):
         read(tmp_path / "x.csv", n_features=3)
@@ -172,7 +172,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("index", [kind for kind in INDEXED if kind != "dates"])
-def test_the_index_of_a_frame_in_memory_is_no_feature(kind: str, index: str) -> None:
+def test_the_index_of_a_frame_in_memory_is_not_a_feature(kind: str, index: str) -> None:
     rows = FRAMES[kind](INDEXED[index])
     assert rows_by_name(rows, names=("a", "b"), noun="release").tolist() == ROWS.to_numpy().tolist()
     assert rows_by_name(rows, names=None, noun="release").shape == (3, 2)
@@ -181,7 +181,7 @@ def test_the_index_of_a_frame_in_memory_is_no_feature(kind: str, index: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["no name", "a name", "from set_index", "a range"])
-def test_an_estimator_learns_no_index(kind: str) -> None:
+def test_an_estimator_does_not_use_the_index(kind: str) -> None:
     table = pa.Table.from_pandas(INDEXED[kind])
     fitted = PrivatePCA(1, epsilon=8.0, delta=1e-6, clip_norm=9.0, budget=InMemoryBudget()).fit(table)
     assert fitted.feature_names_in_.tolist() == ["a", "b"]

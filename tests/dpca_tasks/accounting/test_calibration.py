@@ -506,7 +506,7 @@ def folder(tmp_path, monkeypatch):
     cached_sampled_multiplier.cache_clear()
 
 
-def test_a_second_call_searches_no_more(folder, searches, found):
+def test_a_second_call_uses_the_cache(folder, searches, found):
     for _ in range(2):
         assert cached_sampled_multiplier(**TERMS) == found
         cached_sampled_multiplier.cache_clear()
@@ -515,7 +515,7 @@ def test_a_second_call_searches_no_more(folder, searches, found):
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_file_that_fails_the_check_is_searched_anew(folder, searches, found, forged):
+def test_an_invalid_cached_value_is_recomputed(folder, searches, found, forged):
     cached_sampled_multiplier(**TERMS)
     (path,) = folder.iterdir()
     path.write_bytes(forged)

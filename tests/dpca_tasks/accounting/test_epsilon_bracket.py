@@ -283,7 +283,7 @@ def test_the_gain_over_equal_weights_is_least_for_equal_sizes():
     assert gain_over_equal_weights([1] * 9 + [991]) == pytest.approx(90_000, rel=1e-4)
 
 
-def test_someone_has_to_be_honest():
+def test_a_roster_without_honest_sites_is_refused():
     assert [usual_colluders(sites) for sites in (1, 3, 4, 10)] == [0, 0, 1, 3]
     with pytest.raises(InvalidInput, match="honest"):
         view_mu(sensitivity=1.0, honest=0, share_variance=1.0)

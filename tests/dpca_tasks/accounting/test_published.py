@@ -61,7 +61,7 @@ def test_the_classical_gaussian(epsilon: float, delta: float, expected: float) -
         assert noise(name, epsilon=epsilon, delta=delta) == pytest.approx(expected, rel=2e-4)
 
 
-def test_the_classical_gaussian_of_one_row_is_no_event_of_a_replaced_one() -> None:
+def test_the_classical_gaussian_of_one_row_has_no_event_for_replaced_rows() -> None:
     printed = noise("analyze_gauss")
     replaced = dataclasses.replace(A9A, relation="replace_one")
     assert FORMULAS["analyze_gauss"].event(A9A)["noise_multiplier"] == printed

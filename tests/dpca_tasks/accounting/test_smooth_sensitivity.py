@@ -309,6 +309,6 @@ def test_above_the_useful_gap_the_bound_is_near_the_sensitivity(smoothness):
         assert (bound <= 2.1 * local) is near
 
 
-def test_far_gaps_and_tiny_smoothness_take_no_memory():
+def test_far_gaps_and_tiny_smoothness_need_little_memory():
     bound = smooth_bound(1e9, smoothness=1e-6, relation="add_remove", n_components=1, n_features=3)
     assert bound == pytest.approx(0.5e-9 * (1 + 4 * TOLERANCE * 2), rel=1e-2)

@@ -80,7 +80,7 @@ def test_the_bounds_are_those_of_clopper_and_pearson(miss):
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.003, 0.2, 0.5, 0.999, 1.0])
-def test_each_bound_misses_no_more_often_than_it_says(chance):
+def test_each_bound_has_at_most_the_stated_error_rate(chance):
     """Sum the exact probability, over all counts, that a bound is wrong: it must not exceed the stated rate."""
     counts = np.arange(201)
     low, high = proportion_bounds(counts, trials=200, miss=0.025)

@@ -121,7 +121,7 @@ def test_the_visible_components_are_limited_by_the_noise_level():
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("name", UNSAMPLED)
-def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_above_the_noise(name, spectrum):
+def test_the_forecast_epsilon_or_records_raise_the_kth_component_above_the_noise(name, spectrum):
     """At the epsilon or the number of records that the forecast names, the k-th component must exceed the noise.
 
     Local noise is excluded because it grows with the records, and sampled mechanisms because their plans take seconds.
@@ -582,6 +582,6 @@ def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, 
     assert noise.core_std(requested, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
 
 
-def test_a_declared_length_is_taken_as_it_is():
+def test_a_declared_row_length_is_used_unchanged():
     problem = TensorProblem(n_features=12, model="topics", words_at_most=8)
     assert lengths_of(TensorReleases(problem=problem, components=3), declared=0.25)(7) == 0.25

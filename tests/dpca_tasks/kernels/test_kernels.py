@@ -278,7 +278,7 @@ def expected_long_product(record, directions, direction_bits):
 
 @pytest.mark.parametrize("largest", [900, LARGEST])
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
-def test_records_of_many_rows_are_rounded_once_and_no_other_is_touched(kernel, largest):
+def test_each_record_is_rounded_by_exactly_one_of_two_kernels(kernel, largest):
     """Divide records between the two kernels by their number of rows: each record is rounded by exactly one kernel.
 
     Scaled products may differ by one grid step, because squares are added in a different order.

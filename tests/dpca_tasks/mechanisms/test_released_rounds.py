@@ -262,7 +262,7 @@ def test_public_inputs_that_differ_from_the_stored_ones_are_refused(monkeypatch)
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_neither_blocks_nor_declared_density_move_a_bit(center):
+def test_neither_blocks_nor_declared_density_change_a_bit(center):
     plan = planned(center=center)
     whole = run(plan, ArrayBlocks(ROWS[:200]))
     for block_records, density in ((1, None), (70, 0.1), (70, 1.0)):

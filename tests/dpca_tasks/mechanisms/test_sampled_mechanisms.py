@@ -129,7 +129,7 @@ def test_the_event_of_all_steps_is_within_the_target(center):
 
 
 @pytest.mark.parametrize("kind", [DpSpca, DpVrpca])
-def test_a_rate_that_is_no_probability_is_refused(kind):
+def test_a_rate_outside_0_and_1_is_refused(kind):
     with pytest.raises(InvalidInput, match="rate"):
         kind(n_components=2, rate=1.5).plan(problem(), TARGET)
 
@@ -180,7 +180,7 @@ def test_the_true_epsilon_of_dp_spca_as_published_does_not_depend_on_a_grid():
     assert any(f"at most epsilon {plan.real_epsilon:.4g};" in warning for warning in plan.warnings)
 
 
-def test_dp_spca_as_published_is_offered_where_a_loss_distribution_proves_what_no_bracket_does(monkeypatch):
+def test_dp_spca_as_published_is_offered_if_a_loss_distribution_proves_its_claim(monkeypatch):
     accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=0.0, upper=np.inf, agrees=False))
     plan = DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)

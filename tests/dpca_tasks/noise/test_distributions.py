@@ -79,7 +79,7 @@ def full_tensor(packed: NDArray[np.float64], law: NoiseDistribution, order: int)
 
 @every_law
 @given(order=st.integers(1, 60), data=st.data())
-def test_any_range_of_coordinates_can_be_drawn_on_its_own(
+def test_any_range_of_coordinates_can_be_drawn_separately(
     law: NoiseDistribution, order: int, data: st.DataObject
 ) -> None:
     whole = law.draw(key(), order, scale_in_steps=2.0**20)
@@ -335,7 +335,7 @@ def test_any_range_of_weights_is_that_of_counted_entries(
     np.testing.assert_allclose(weights(order, start=start, stop=stop), counted[start:stop], rtol=2.0**-52, atol=0)
 
 
-def test_a_far_range_of_a_huge_layout_is_cheap_to_ask_for() -> None:
+def test_a_far_range_of_a_huge_layout_is_computed_quickly() -> None:
     order = 10**6
     size = order * (order + 1) // 2
     last = symmetric_weights(order, start=size - 6, stop=size)

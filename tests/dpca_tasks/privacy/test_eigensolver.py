@@ -249,7 +249,7 @@ def test_noise_has_its_shape_and_the_scale_of_the_smooth_bound(shape, law):
         assert stats.kstest(draws.ravel(), law.cdf).pvalue > 1e-4
 
 
-def test_a_smaller_gap_has_more_noise_and_none_the_most():
+def test_a_smaller_gap_has_more_noise_and_a_gap_of_zero_the_most():
     scales = [smooth().scale(solver_of_noised_directions(), pairs(gap=gap)) for gap in (1e4, 1e3, 300.0, 10.0, 0.0)]
     assert scales == sorted(scales)
     assert scales[-1] == pytest.approx(math.sqrt(2) / 0.25)

@@ -174,7 +174,7 @@ def test_the_released_answer_is_the_one_stored_first(rows, call, law):
     np.testing.assert_array_equal(answer, call(Curator(ArrayBlocks(rows), reading), law))
 
 
-def test_a_step_that_another_process_answered_for_another_request_gives_no_second_answer():
+def test_a_step_answered_for_another_request_is_refused():
     first = InMemoryReservation(event=LAW.event, relation="zero_out", key=bytes(32))
     Curator(ArrayBlocks(ROWS), first).release(MOMENT, LAW)
     before = {name: value.copy() for name, value in first.steps[0].items()}

@@ -201,7 +201,7 @@ def constant_moved(build, norm, bits):
     [(build, norm) for build in (centred_moment, record_mean) for norm in TABLE[build]],
     ids=lambda case: getattr(case, "__name__", case),
 )
-def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build, norm, bits):
+def test_an_emptied_record_of_any_length_keeps_only_its_constants(build, norm, bits):
     """Empty a record of any length: the constants that remain must be those of the full record.
 
     Constants of records with different numbers of rows differ, but no bound requires their comparison.
@@ -347,7 +347,7 @@ def chosen(query, *, n=20_000, block_records=4096):
     return np.concatenate([np.diff(block.row_ptr[block.record_ptr]) > 0 for block in blocks])
 
 
-def test_a_sample_holds_each_record_with_its_rate_whatever_the_blocks():
+def test_a_sample_contains_each_record_with_its_rate_for_any_blocks():
     """Compare the number of sampled records with a binomial of 20,000 at 0.3, two-sided at 1e-6; the key is fixed."""
     inside = chosen(with_coins())
     assert stats.binomtest(int(inside.sum()), inside.size, 0.3).pvalue > 1e-6
@@ -433,7 +433,7 @@ def test_running_totals_equal_the_returned_contributions(query):
 
 @each_query
 @pytest.mark.parametrize("record_rows", [[1] * 90, [3] * 30, [0, 9] * 10])
-def test_the_declared_density_moves_no_bit(query, record_rows):
+def test_the_declared_density_changes_no_bit(query, record_rows):
     for density in (None, 0.1, 1.0):
         declared = added(query, density=density, record_rows=record_rows, block_records=11)
         np.testing.assert_array_equal(declared, added(query, density=0.2, record_rows=record_rows))

@@ -240,7 +240,7 @@ def test_sparse_rows_without_a_map_are_those_of_a_map_that_changes_nothing(densi
 
 
 @pytest.mark.parametrize("shift", [None, on_shift_grid(MEAN)], ids=["origin", "mean"])
-def test_blocks_move_no_bit(shift):
+def test_blocks_change_no_bit(shift):
     counts = [0, 1, 5] * 20
     requested = query(shift=shift, part=NEXT)
     whole, *cut = (

@@ -108,7 +108,7 @@ def test_a_record_that_is_not_finite_is_replaced_by_the_mean():
 
 
 @pytest.mark.parametrize("density", [None, 1.0])
-def test_blocks_and_kernels_move_no_bit(density):
+def test_blocks_and_kernels_change_no_bit(density):
     whole, cut = (
         exact_sum(ArrayBlocks(ROWS, record_rows=[3] * 30, block_records=size, density=density), query())
         for size in (100, 7)

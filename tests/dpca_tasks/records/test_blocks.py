@@ -135,7 +135,7 @@ def test_rows_are_canonical_exactly_when_their_ids_increase_strictly_inside_the_
     st.sampled_from([1, 4, 12]),
     st.booleans(),
 )
-def test_no_record_moves_a_sum_by_more_than_its_bound_whatever_its_columns(columns, drawn, bits, one_record):
+def test_no_record_with_repeated_columns_exceeds_the_bound(columns, drawn, bits, one_record):
     """Generate records that list a column several times: the sum of squares must be within the bound.
 
     Entries of the same row and column are added, so the bound applies to these sums.

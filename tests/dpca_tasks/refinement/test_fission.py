@@ -270,7 +270,7 @@ def test_probes_equal_to_the_noise_are_detected(few_probes, monkeypatch):
     assert abs(error_in_standard_errors(errors)) > 2 * SURE
 
 
-def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases():
+def test_probes_are_isotropic_and_equal_for_all_releases():
     first, second = (leading_pairs.public_noise(60, stream=1, probe=probe) for probe in (0, 1))
     assert np.array_equal(first, leading_pairs.public_noise(60, stream=1, probe=0))
     assert not np.allclose(first, second)

@@ -272,7 +272,7 @@ def test_clip_factors_grow_as_noise_matters_less_within_their_bounds():
 
 
 @pytest.mark.parametrize("exact", [np.zeros((ORDER, ORDER)), 4.0 * np.eye(ORDER)], ids=["zero", "isotropic"])
-def test_moments_without_large_directions_get_no_map(exact):
+def test_moments_without_large_directions_have_no_map(exact):
     # 1 of 100 noise matrices has an eigenvalue above the noise edge, but a map for it is not useful
     for seed in range(20):
         estimate = seen(exact + isometric_noise(ORDER, seed=seed), n_records=4.0 * ORDER)

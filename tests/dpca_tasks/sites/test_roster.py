@@ -31,7 +31,7 @@ from tests.dpca_tasks.sites.rosters import roster_of
     ],
     ids=["one site", "all collude", "nobody honest", "negative", "no attempt", "no session", "equal names"],
 )
-def test_a_roster_that_protects_nobody_is_refused_in_one_line(size, facts, found):
+def test_a_roster_without_protection_is_refused_in_one_line(size, facts, found):
     with pytest.raises(InvalidInput, match=found) as refused:
         roster_of(size, **facts)
     assert "\n" not in str(refused.value)

@@ -79,7 +79,7 @@ def test_a_share_of_a_cube_has_a_third_or_a_sixth_of_the_variance_where_two_or_n
     assert np.unique(weights.round(3), return_counts=True)[1].tolist() == [14190, 1980, 45]
 
 
-def test_the_event_is_that_of_all_honest_shares_and_its_own_is_far_from_it():
+def test_the_event_is_that_of_all_honest_shares_and_not_of_one_share():
     roster = roster_of(10, colluders=3)
     share = VectorShare(roster=roster, site="a")
     assert share.event == {"name": "gaussian", "noise_multiplier": 4.0}

@@ -147,7 +147,7 @@ def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
     assert np.abs((private.components_ * plain.components_).sum(axis=1)) == pytest.approx([1.0, 1.0], abs=0.05)
 
 
-def test_around_the_origin_there_is_no_mean_and_variances_that_need_a_number_of_rows_are_unknown() -> None:
+def test_around_the_origin_there_is_no_mean_and_no_variance_per_row() -> None:
     fitted = model(center="none", rounds=1).fit(ROWS)
     assert fitted.mean_.tolist() == [0.0] * 5
     assert np.isnan(fitted.explained_variance_).all()

@@ -178,7 +178,7 @@ def test_an_ingest_logs_rows_and_rates_as_private_and_not_to_prefect(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_fit_that_breaks_under_prefect_is_one_line_and_prefect_keeps_no_log(
+def test_a_failed_fit_under_prefect_is_one_line_without_a_stored_log(
     ready: Path, dpca: Command, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object, **__: object) -> None:

@@ -42,7 +42,7 @@ def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: F
     check_same(artifact, released_alone(federation, planned_of(requested), releases))
 
 
-def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
+def test_the_server_receives_only_masked_messages_with_the_right_sum(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record everything that reaches the aggregator: only masked words, whose total is the sum of the stored integers.

@@ -144,7 +144,7 @@ def test_first_seen_numbers_do_not_depend_on_clocks(
     assert seen(catalog, report) == expected({1: "a", 2: "b", 3: "c"})
 
 
-def test_an_id_is_the_same_whatever_format_it_comes_from(catalog: Catalog, take: Take, tmp_path: Path) -> None:
+def test_equal_ids_of_different_formats_are_one_individual(catalog: Catalog, take: Take, tmp_path: Path) -> None:
     take("7", "8", "-3", "\u00e9")
     columns = {"who": pa.array([7, -3, 5]), "a": pa.array([1.0, 2.0, 3.0])}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
@@ -287,7 +287,7 @@ KILLED += [(point, True, True) for point in ("arrivals.published", "arrivals.rec
 
 
 @pytest.mark.parametrize(("point", "known", "resume"), KILLED)
-def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
+def test_a_repeated_ingest_after_a_kill_gives_no_later_first_seen_number(
     catalog: Catalog, take: Take, point: str, *, known: bool, resume: bool
 ) -> None:
     before = "ab" if known else ""

@@ -302,7 +302,7 @@ def test_an_integer_hashes_as_its_decimal_text_and_no_other_spelling_does() -> N
     assert len({*hexadecimal(pa.array(["7", "07", "+7", " 7", "7 ", "7.0", "7\x00"]))}) == 7
 
 
-def test_slices_large_strings_and_chunks_hash_alike() -> None:
+def test_slices_large_strings_and_chunks_have_equal_hashes() -> None:
     texts = ["", "b", "\u00e9t\u00e9", "d" * 40]
     expected = hexadecimal(pa.array(texts))
     assert hexadecimal(pa.array(texts, pa.large_string())) == expected

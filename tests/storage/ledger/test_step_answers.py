@@ -127,7 +127,7 @@ def test_the_ledger_is_verified_without_the_keys_of_its_releases(ledger: Ledger,
         release.keep(1, ANSWER)
 
 
-def test_of_two_requests_with_one_answer_the_first_is_stored(ledger: Ledger, release: Reservation) -> None:
+def test_the_first_of_two_requests_with_equal_answers_is_stored(ledger: Ledger, release: Reservation) -> None:
     first: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 1, np.uint8)}
     second: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 2, np.uint8)}
     release.keep(0, first)

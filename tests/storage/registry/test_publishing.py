@@ -124,7 +124,7 @@ class TestAddVersion:
         assert not events(engine)
         assert publish(engine, "news", RELEASES[1]) == 1
 
-    def test_concurrent_publishers_get_unlike_consecutive_versions(self, engine: sa.Engine) -> None:
+    def test_concurrent_publishers_get_distinct_consecutive_versions(self, engine: sa.Engine) -> None:
         with ThreadPoolExecutor(max_workers=6) as pool:
             versions = list(pool.map(lambda release: publish(engine, "news", release), RELEASES * 2))
         assert sorted(versions[:12]) == list(range(1, 13))

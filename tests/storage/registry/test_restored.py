@@ -475,7 +475,7 @@ def test_a_stream_with_only_published_versions_is_charged_in_full_and_closed(
     workspace.ledger.verify()
 
 
-def test_an_answer_that_no_tick_explains_closes_the_stream(
+def test_an_answer_without_a_tick_closes_the_stream(
     ledger_of_restored_streams: Ledger, home: Path, state: Path
 ) -> None:
     open_stream(ledger_of_restored_streams)

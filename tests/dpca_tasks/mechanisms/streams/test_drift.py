@@ -73,7 +73,7 @@ def arrivals(rng, *, turned):
     return rows.T @ rows
 
 
-def test_rows_drawn_anew_are_covered_by_the_correction():
+def test_the_correction_covers_rows_drawn_again_in_each_tick():
     found = []
     for seed in range(40):
         rng = np.random.default_rng((seed, 1))

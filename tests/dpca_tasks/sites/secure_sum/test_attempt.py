@@ -188,7 +188,7 @@ def test_the_next_attempt_has_the_first_number_that_a_site_has_not_used():
     assert next_attempt(world.memories["a"], session="autumn", round_index=0) == 0
 
 
-def test_false_shares_open_no_total():
+def test_false_shares_do_not_open_a_total():
     """Change one site's opening share by one: the secret does not match its commitment, and no total is opened."""
     world = World(circle_of(4))
     scene = world.scene()

@@ -66,7 +66,7 @@ def refused(machine, frame, refusal):
 # --- a false roster ---
 
 
-def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(world):
+def test_an_unknown_roster_is_refused_before_anything_is_sent(world):
     machines = world.machines(world.scene())
     another = {name: identity_of(name).public for name in world.participants.names} | {"e": identity_of("x").public}
     lies = {

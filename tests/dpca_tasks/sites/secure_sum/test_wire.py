@@ -48,7 +48,7 @@ def one_line(found):
     ],
     ids=["alone", "all collude", "more collude", "two sums of three", "two sums of ten"],
 )
-def test_rosters_that_protect_nobody_are_refused_in_one_line(size, facts, refusal):
+def test_rosters_without_protection_are_refused_in_one_line(size, facts, refusal):
     with pytest.raises(InvalidInput) as found:
         circle_of(size, **facts)
     assert refusal in str(found.value)
@@ -77,7 +77,7 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
 
 
 @pytest.mark.parametrize("size", range(2, 12))
-def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
+def test_the_threshold_lets_honest_sites_open_only_one_set_of_senders(size):
     """The threshold t must make any two sets of t signatures or shares include the same honest site.
 
     Participants without such a threshold are refused.
