@@ -164,7 +164,7 @@ def reproduce(
     """Check private alternating least squares on ratings of skewed popularity, on preferences, and on films.
 
     Ratings are synthetic or public and keys come from seeds, so nothing is charged; every epsilon is exact. --json also
-    contains the tables of the figures. It takes eight minutes on one processor; with fewer runs or users the checks are
+    contains the tables of the figures. It takes ten minutes on two processors; with fewer runs or users the checks are
     not judged. Tables of MovieLens are added without checks.
 
     Returns

@@ -132,7 +132,7 @@ def put_command(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_make_says_in_one_line_that_no_interpreter_is_new_enough(clone: Path) -> None:
+def test_make_reports_a_too_old_interpreter_in_one_line(clone: Path) -> None:
     done = make(".venv", at=clone, path=clone / "bin")
     message = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert done.returncode != 0
@@ -141,7 +141,7 @@ def test_make_says_in_one_line_that_no_interpreter_is_new_enough(clone: Path) ->
     assert not (clone / ".venv").exists()
 
 
-def test_make_takes_the_first_interpreter_that_is_new_enough_and_leaves_nothing_half_built(
+def test_make_uses_the_first_new_enough_interpreter_and_leaves_no_partial_environment(
     clone: Path,
 ) -> None:
     base = clone / "bin/base"
@@ -235,11 +235,11 @@ def test_no_folder_of_tests_hides_a_package() -> None:
     "source",
     ["import storage", "import flows.cli", "from x import storage", "import numpy as flows"],
 )
-def test_a_bare_import_is_seen(source: str) -> None:
+def test_a_planted_bare_import_is_detected(source: str) -> None:
     assert bare_imports(source) == [1]
 
 
-def test_no_module_imports_a_package_bare() -> None:
+def test_no_module_binds_a_generic_package_name() -> None:
     found = {path.relative_to(ROOT): bare_imports(path.read_text(encoding="utf-8")) for path in SOURCES}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
@@ -390,7 +390,7 @@ def test_a_planted_violation_breaks_its_contract(copied: Path, contract: str) ->
 
 
 @pytest.mark.parametrize("container", ["dpca", "flows", "storage", "dpca_tasks"])
-def test_a_folder_that_no_layer_names_breaks_a_contract(copied: Path, container: str) -> None:
+def test_a_folder_outside_the_layers_breaks_a_contract(copied: Path, container: str) -> None:
     (copied / container / "planted").mkdir()
     (copied / container / "planted" / "__init__.py").touch()
     layers = {"dpca_tasks": "core", "dpca": "public-package"}.get(container, container)
@@ -436,7 +436,7 @@ def test_no_modules_import_each_other() -> None:
     ],
     ids=["at the top", "in a function", "for types"],
 )
-def test_a_planted_circle_is_found(copied: Path, planted: str) -> None:
+def test_a_planted_import_cycle_is_detected(copied: Path, planted: str) -> None:
     with (copied / "dpca_tasks/sums/partial_sums.py").open("a") as file:
         file.write(f"\n\n{planted}\n")
     found = circle(copied)
@@ -452,7 +452,7 @@ def test_no_file_assigns_a_name_of_its_module_twice() -> None:
     assert [found for file in own_files() for found in assigned_twice(file.read_text(), name=file.name)] == []
 
 
-def test_a_name_that_is_assigned_twice_is_found() -> None:
+def test_a_planted_second_assignment_is_detected() -> None:
     assert assigned_twice("BITS = 15\nA, B = 1, 2\nBITS: int = 36\n", name="planted.py") == ["planted.py: BITS"]
 
 

@@ -88,14 +88,14 @@ def joint_epsilon(*, declared, colluding, trials):
 
 @pytest.mark.audit
 @pytest.mark.parametrize("colluders", [0, 2])
-def test_the_joint_view_keeps_its_claim_under_a_few_trials(colluders):
+def test_the_bound_of_a_few_trials_is_within_the_claim_of_the_joint_view(colluders):
     assert joint_epsilon(declared=colluders, colluding=colluders, trials=60) <= TARGET.epsilon
 
 
 @pytest.mark.audit
 @pytest.mark.audit_only
 @pytest.mark.parametrize("colluders", [0, 2])
-def test_the_joint_view_keeps_its_claim_and_the_attack_comes_near_it(colluders):
+def test_the_bound_of_the_joint_view_is_within_the_claim_and_close_to_it(colluders):
     assert 0.35 <= joint_epsilon(declared=colluders, colluding=colluders, trials=2000) <= TARGET.epsilon
 
 
@@ -156,7 +156,7 @@ def views_of(*, weights=(1, 1, 1, 1)):
 
 @pytest.mark.audit
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 3, 4)], ids=["equal weights", "unlike weights"])
-def test_nothing_but_totals_is_found_in_the_messages(weights):
+def test_observed_messages_reveal_only_the_totals(weights):
     assert found_in(views_of(weights=weights)) == set()
 
 
@@ -297,7 +297,7 @@ def shown_mu(monkeypatch, model, relation):
 @pytest.mark.audit
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("model", ["topics", "mixture"])
-def test_a_record_tells_what_is_charged_for_both_rounds_and_no_more(monkeypatch, model, relation):
+def test_one_record_has_the_charged_privacy_loss_over_both_rounds(monkeypatch, model, relation):
     shown = shown_mu(monkeypatch, model, relation)
     charged = mu_of(epsilon=TENSOR_SITES_TARGET.epsilon, delta=TENSOR_SITES_TARGET.delta)
     assert shown <= charged
@@ -359,7 +359,7 @@ def unlike(model):
 
 @pytest.mark.audit
 @pytest.mark.parametrize("model", ["topics", "mixture"])
-def test_the_second_question_depends_on_the_first_total_alone(model):
+def test_the_second_query_depends_on_the_first_total_alone(model):
     assert unlike(model) == set()
 
 
@@ -416,7 +416,7 @@ class Mirrored(Gaussian):
 
 
 @pytest.mark.audit
-def test_a_moment_that_is_not_symmetrised_has_no_row_and_would_be_read_without_noise(monkeypatch):
+def test_a_query_with_an_asymmetric_matrix_has_no_row_and_would_reveal_exact_sums(monkeypatch):
     query = OrderedPairs(n_features=D, relation="zero_out", bits=10, words_at_most=6)
     noise = Mirrored(noise_multiplier=4.0)
     rows = ArrayBlocks(np.array([[2.0, 1, 0, 0], [0, 1, 1, 1], [1, 0, 0, 2]]))

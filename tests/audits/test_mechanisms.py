@@ -70,7 +70,7 @@ def test_every_registered_mechanism_has_a_row():
 
 
 @pytest.mark.parametrize("name", TABLE | FORMS)
-def test_the_claim_stands_under_a_sixteenth_of_the_trials(attack, name):
+def test_a_sixteenth_of_the_trials_finds_no_epsilon_above_the_claim(attack, name):
     row = (TABLE | FORMS)[name]
     problem = requested(row.relation, n_features=row.n_features)
     assert attack(row.audited, relation=row.relation, problem=problem, trials=row.trials // 16).passed
@@ -80,7 +80,7 @@ def test_the_claim_stands_under_a_sixteenth_of_the_trials(attack, name):
 @pytest.mark.parametrize(
     ("name", "relation"), [(name, relation) for name, row in TABLE.items() for relation in row.relations]
 )
-def test_the_claim_stands_and_the_attack_comes_near_it(attack, name, relation):
+def test_the_attack_finds_an_epsilon_near_the_claim_but_not_above_it(attack, name, relation):
     row = TABLE[name]
     problem = requested(relation, n_features=row.n_features)
     finding = attack(row.audited, relation=relation, problem=problem, trials=row.trials, confidence=0.95)
@@ -99,7 +99,7 @@ def test_a_relation_without_a_claim_is_not_audited(name, relation):
 
 
 @pytest.mark.audit_only
-def test_the_attack_comes_near_the_claim_at_a_smaller_delta(attack):
+def test_the_attack_finds_an_epsilon_near_the_claim_at_a_smaller_delta(attack):
     """At a claim of (1, 1e-3), the attack must prove an epsilon of at least 1/3 from 8,000 trials.
 
     The event that distinguishes the datasets best has probability 0.003 under one of them.
@@ -129,7 +129,7 @@ def test_the_fused_form_of_dp_spca_keeps_its_claim(attack, records, reach):
 @pytest.mark.audit_only
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", FORMS)
-def test_another_form_keeps_the_claim_too(attack, name, relation):
+def test_other_forms_of_a_mechanism_keep_the_claim(attack, name, relation):
     """Audit every other form of a mechanism with 1,000 trials.
 
     The bound must reach 0.25. For exact Gaussian noise, the median of the bound over seeds is 0.55.
@@ -157,7 +157,7 @@ def test_rounds_keep_their_claim_around_the_origin_and_a_mean(attack, relation, 
     assert finding.bound >= (reach if center == "none" else 0.0)
 
 
-def test_the_same_seed_finds_the_same():
+def test_equal_seeds_give_equal_findings():
     once, again, other = (audit_mechanism(SUM, relation="add_remove", trials=200, seed=seed) for seed in (3, 3, 4))
     assert once == again
     assert once != other
@@ -167,7 +167,7 @@ ALONE = requested("add_remove", n_features=1)
 
 
 @pytest.mark.parametrize("settings", [{"trials": 1}, {"confidence": 1.0}, {"problem": ALONE}])
-def test_an_audit_that_can_show_nothing_is_refused(settings):
+def test_an_audit_with_too_few_trials_is_refused(settings):
     with pytest.raises(InvalidInput):
         audit_mechanism(TABLE["analyze_gauss"].audited, **{"relation": "add_remove", **settings})
 
@@ -199,7 +199,7 @@ def assert_found(finding):
 
 @pytest.mark.audit
 @each_mechanism
-def test_halved_noise(attack, monkeypatch, mechanism):
+def test_halved_noise_is_found(attack, monkeypatch, mechanism):
     draw = Gaussian.draw
 
     def half(self, key, order, *, scale_in_steps, **piece):
@@ -211,7 +211,7 @@ def test_halved_noise(attack, monkeypatch, mechanism):
 
 @pytest.mark.audit
 @left_to_audits
-def test_halved_noise_in_a_fused_run(attack, monkeypatch):
+def test_halved_noise_in_a_fused_run_is_found(attack, monkeypatch):
     draw = Gaussian.draw
 
     def half(self, key, order, *, scale_in_steps, **piece):
@@ -229,7 +229,7 @@ def test_halved_noise_in_a_fused_run(attack, monkeypatch):
     "relation", [RELATIONS[0], *(pytest.param(other, marks=left_to_audits) for other in RELATIONS[1:])]
 )
 @each_mechanism
-def test_no_clip(attack, monkeypatch, mechanism, relation):
+def test_a_missing_clip_is_found(attack, monkeypatch, mechanism, relation):
     def unclipped(values, row_ptr, record_ptr, clip_norm, bound):
         return np.rint(values / clip_norm * np.sqrt(bound)).astype(np.int32)
 
@@ -238,7 +238,7 @@ def test_no_clip(attack, monkeypatch, mechanism, relation):
 
 
 @pytest.mark.audit
-def test_the_clip_norm_is_not_divided_out(attack, monkeypatch):
+def test_a_clip_norm_that_is_not_divided_out_is_found(attack, monkeypatch):
     """Clip records to twice the clip norm C, and leave grid and noise unchanged."""
     real = gridding.grid_records
 
@@ -250,7 +250,7 @@ def test_the_clip_norm_is_not_divided_out(attack, monkeypatch):
 
 
 @pytest.mark.audit
-def test_a_record_is_clipped_row_by_row(attack, monkeypatch):
+def test_clipping_by_row_instead_of_by_record_is_found(attack, monkeypatch):
     real = gridding.grid_records
 
     def by_row(values, row_ptr, record_ptr, clip_norm, bound):
@@ -262,7 +262,7 @@ def test_a_record_is_clipped_row_by_row(attack, monkeypatch):
 
 @pytest.mark.audit
 @each_mechanism
-def test_duplicate_columns_are_not_merged(attack, monkeypatch, mechanism):
+def test_duplicate_columns_that_are_not_merged_are_found(attack, monkeypatch, mechanism):
     for module in (record_gridding, blocks):
         monkeypatch.setattr(module, "canonical", lambda block, *, n_features: block)
     assert_found(attack(mechanism, relation="add_remove", trials=700))
@@ -270,7 +270,7 @@ def test_duplicate_columns_are_not_merged(attack, monkeypatch, mechanism):
 
 @pytest.mark.audit
 @left_to_audits
-def test_the_factor_of_replaced_records_is_dropped(attack, monkeypatch):
+def test_a_missing_factor_for_replaced_records_is_found(attack, monkeypatch):
     monkeypatch.setattr(SecondMoment, "sensitivity", lambda self, norm: 1.0)
     pairs = pair("replace_one", "along axes")
     assert_found(attack(SUM, relation="replace_one", pairs=pairs, trials=4000))
@@ -278,7 +278,7 @@ def test_the_factor_of_replaced_records_is_dropped(attack, monkeypatch):
 
 @pytest.mark.audit
 @left_to_audits
-def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
+def test_averaged_noise_off_the_diagonal_is_found(attack, monkeypatch):
     """Divide the noise off the diagonal by sqrt 2, as if two independent halves of the matrix were averaged."""
 
     def averaged(order, *, start, stop):
@@ -291,7 +291,7 @@ def test_off_diagonal_noise_is_averaged_away(attack, monkeypatch):
 
 
 @pytest.mark.audit
-def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
+def test_steps_with_the_same_noise_are_found(attack, monkeypatch):
     """Omit step and directions from the digest that determines the noise.
 
     All steps then have the same noise, and the difference of two answers is exact.
@@ -307,7 +307,7 @@ def test_the_steps_of_a_release_share_their_noise(attack, monkeypatch):
 
 
 @pytest.mark.audit
-def test_the_key_is_no_secret(attack, monkeypatch):
+def test_noise_from_a_public_key_is_found(attack, monkeypatch):
     """Derive the noise of every release from one public key, so anyone can subtract the noise."""
     monkeypatch.setattr(gate, "subkey", lambda key, *, label, info: subkey(bytes(32), label=label, info=info))
     assert_found(attack(SUM, relation="zero_out", trials=100))
@@ -347,7 +347,7 @@ class TwoLevels:
 
 @pytest.mark.audit
 @pytest.mark.parametrize("planted", [False, True])
-def test_two_noise_levels_share_their_noise(attack, monkeypatch, planted):
+def test_noise_levels_with_the_same_noise_are_found(attack, monkeypatch, planted):
     """Omit step and noise level from the digest that determines the noise.
 
     The answers y1 and y2 at noise levels z1 and z2 then share their noise, and ``(z2 y1 - z1 y2) / (z2 - z1)`` is
@@ -443,7 +443,7 @@ each_size = pytest.mark.parametrize("trials", [FEW, pytest.param(MANY, marks=pyt
 @pytest.mark.audit
 @each_size
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_a_canary_that_stays_is_seen_as_well_as_is_claimed_and_no_better(trials, relation):
+def test_the_mu_of_a_permanent_canary_is_the_claimed_mu(trials, relation):
     found, error = attack(KEPT, trials=trials, relation=relation)
     assert abs(found - 1.0) <= 3 * error
 
@@ -451,7 +451,7 @@ def test_a_canary_that_stays_is_seen_as_well_as_is_claimed_and_no_better(trials,
 @pytest.mark.audit
 @each_size
 @pytest.mark.parametrize("history", [EDITED, LATE], ids=["edited, erased, returned", "late"])
-def test_a_canary_that_changes_costs_no_more(trials, history):
+def test_the_mu_of_a_changing_canary_is_at_most_the_claimed_mu(trials, history):
     found, error = attack(history, trials=trials)
     assert found <= 1.0 + 3 * error
     assert abs(found - expected(history)) <= 3 * error
@@ -513,7 +513,7 @@ def test_a_mistake_in_noise_or_weights_is_found(monkeypatch, trials, plant, infl
 
 @pytest.mark.audit
 @each_size
-def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
+def test_an_id_readmitted_as_a_new_arrival_is_found(trials):
     """Remove an id after tick 8, and admit the id at tick 9 as a new arrival: mu must exceed the claim."""
     scores = np.array([WEIGHTS.weight((tick - 1) % 8) for tick in range(1, TICKS + 1)])
     found, error = attack(KEPT, trials=trials, scores=scores, seen=lambda tick: 1 if tick <= 8 else 9)
@@ -522,7 +522,7 @@ def test_an_id_that_comes_back_as_a_newcomer_is_found(trials):
 
 @pytest.mark.audit
 @each_size
-def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
+def test_independent_noise_at_each_tick_is_found(trials):
     """Release prefix sums with independent noise at each tick, of the same variance as the stream's estimate."""
     factors = WEIGHTS.factors(TICKS)
 
@@ -537,7 +537,7 @@ def test_noise_of_the_right_size_that_is_fresh_each_night_is_found(trials):
 
 @pytest.mark.audit
 @each_size
-def test_rows_of_one_person_that_arrive_every_night_are_found(trials):
+def test_rows_of_one_person_in_every_night_are_found(trials):
     """Add rows of the same person every night, clipped and weighted by night, instead of one record per person."""
     history = [(1, 1.0)] * TICKS
     summed = np.cumsum(WEIGHTS.weights[:TICKS])

@@ -55,7 +55,7 @@ ROW = Row(
 )
 
 
-def test_sums_of_block_numbers_are_what_arithmetic_says() -> None:
+def test_sums_of_block_numbers_equal_the_closed_form() -> None:
     query: Any = NumberSum(size=7)
     np.testing.assert_array_equal(exact_sum(SleepingBlocks(n_blocks=50, sleep=0.0), query), query.expected(50))
 
@@ -82,7 +82,7 @@ def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
         (replace(ROW, loss=replace(LOSS, equal=False)), "other bits"),
     ],
 )
-def test_what_grows_faster_or_has_other_bits_is_refused(worse: Row, shown: str) -> None:
+def test_rounds_that_grow_too_fast_or_change_bits_are_refused(worse: Row, shown: str) -> None:
     with pytest.raises(AssertionError, match=shown):
         check([worse])
 
@@ -108,7 +108,7 @@ def test_memory_may_grow_with_tasks() -> None:
     check([replace(ROW, partitions=640, round=larger, of_few_blocks=larger, scheduler=held, client=held)])
 
 
-def test_few_workers_need_no_loss_and_no_base() -> None:
+def test_small_clusters_need_neither_lost_workers_nor_a_base() -> None:
     check([replace(ROW, workers=2, loss=NO_LOSS)])
 
 
@@ -143,7 +143,7 @@ def test_the_pinned_archive_is_unpacked(tmp_path: Path, archive: Path, pinned: P
     assert {path.name for path in folder.iterdir()} == {Path(member).name for member in MNIST.members}
 
 
-def test_another_archive_is_refused_and_leaves_nothing(tmp_path: Path, archive: Path) -> None:
+def test_an_archive_with_another_digest_is_refused_and_leaves_no_file(tmp_path: Path, archive: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     with pytest.raises(FetchFailed, match="is pinned"):
@@ -151,7 +151,7 @@ def test_another_archive_is_refused_and_leaves_nothing(tmp_path: Path, archive: 
     assert list(data.iterdir()) == []
 
 
-def test_what_is_there_is_not_fetched_again(
+def test_existing_files_are_not_fetched_again(
     tmp_path: Path, archive: Path, pinned: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = fetch.unpack(pinned, archive, tmp_path)
@@ -159,7 +159,7 @@ def test_what_is_there_is_not_fetched_again(
     assert fetch.fetch(pinned, tmp_path) == folder
 
 
-def test_without_npm_one_line_says_so(
+def test_a_missing_npm_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -182,7 +182,7 @@ def test_a_wheel_is_unpacked_and_another_one_refused(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["ml-100k.inter"]
 
 
-def test_files_of_several_folders_keep_their_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_several_folders_keep_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = tmp_path / "packed.whl"
     with zipfile.ZipFile(wheel, "w") as packed:
         for member in FMRI.members:
@@ -220,7 +220,7 @@ def filled(folder: Path, count: int, *, each: bool = False) -> Iterator[Workspac
         yield workspace
 
 
-def test_releases_written_at_once_are_those_made_step_by_step(tmp_path: Path) -> None:
+def test_releases_written_in_bulk_equal_releases_of_the_ledger(tmp_path: Path) -> None:
     records = []
     for each in (False, True):
         with filled(tmp_path / str(each), 6, each=each) as workspace:
@@ -229,7 +229,7 @@ def test_releases_written_at_once_are_those_made_step_by_step(tmp_path: Path) ->
     assert records[0] == records[1]
 
 
-def test_what_is_to_be_flat_and_is_not_is_named() -> None:
+def test_a_request_whose_cost_grows_with_the_history_is_named() -> None:
     short, long = (Measured(seconds=seconds, steps=1, statements=1) for seconds in (1.0, 2.0))
     found = {1: dict.fromkeys((POINTERS, "a", "b"), short), 9: {POINTERS: long, "a": long, "b": short}}
     assert falls_short(found) == ["a"]
@@ -238,7 +238,7 @@ def test_what_is_to_be_flat_and_is_not_is_named() -> None:
     )
 
 
-def test_what_is_requested_reads_no_more_of_a_longer_history(tmp_path: Path) -> None:
+def test_requests_run_no_more_statements_with_a_longer_history(tmp_path: Path) -> None:
     found: list[dict[str, Measured]] = []
     with Gauge() as gauge:
         for count in (FEW, MANY):

@@ -53,11 +53,11 @@ LINE = re.compile(r"^(\w+)(/[\w.-]+){1,2} -?\d+\.\d\d( \d+(\.\d+)? (holds|falls 
         (0.5, None, False, "gram/syn/scipy 0.50"),
     ],
 )
-def test_a_line_judges_the_number_that_it_prints(value: float, bar: float | None, *, at_most: bool, line: str) -> None:
+def test_the_printed_ratio_is_the_judged_ratio(value: float, bar: float | None, *, at_most: bool, line: str) -> None:
     assert Ratio(name="gram/syn/scipy", value=value, bar=bar, at_most=at_most).line() == line
 
 
-def test_the_report_says_what_the_lines_say(tmp_path: Path) -> None:
+def test_the_report_has_the_numbers_of_the_printed_lines(tmp_path: Path) -> None:
     ratios = [
         Ratio(name="a/b/c", value=2.5, bar=3.0, seconds=2.0, peer_seconds=5.0),
         Ratio(name="a/d", value=2.5),
@@ -74,7 +74,7 @@ def test_the_report_says_what_the_lines_say(tmp_path: Path) -> None:
     ]
 
 
-def test_the_table_says_what_the_reports_say_and_takes_the_place_of_the_last(tmp_path: Path) -> None:
+def test_the_table_has_the_numbers_of_the_reports_and_replaces_the_previous_table(tmp_path: Path) -> None:
     ratios = [
         Ratio(name="a/b/c", value=2.5, bar=3.0, seconds=2.0, peer_seconds=5.0),
         Ratio(name="a/d", value=2.5, bar=3.0, at_most=True),
@@ -234,7 +234,7 @@ PROJECTION_LARGE = replace(COSTS, name="large", extents=(1_000_000, 1_000_000, 2
 NAMED = [replace(COSTS, name=declared.name) for declared in (A9A_LIKE, SYN, DENSE)]
 
 
-def test_a_prediction_is_held_against_what_was_measured() -> None:
+def test_predictions_are_compared_with_measurements() -> None:
     off = COSTS.off(FREE)
     assert off["moment", 1] == pytest.approx(6 / 2)
     assert off["moment", 2] == pytest.approx(3 / 2)
@@ -269,7 +269,7 @@ def test_rows_that_do_not_fit_in_memory_are_read_for_every_product() -> None:
     assert f"| {PROJECTION_LARGE.passes(FREE):,.1f} |" in projected["large"]
 
 
-def test_the_tables_stand_under_what_they_ran_on() -> None:
+def test_each_table_is_below_a_description_of_its_machine() -> None:
     first, _, warning, *_ = tables(FREE, NAMED, under="projection: 2 cores.").splitlines()
     assert first == "projection: 2 cores."
     assert "valid for this machine" in warning
@@ -282,7 +282,7 @@ def test_the_release_of_the_huge_run_is_predicted_from_its_rows() -> None:
     assert shown in tables(FREE, NAMED, under="a machine")
 
 
-def test_the_huge_run_took_what_the_page_says() -> None:
+def test_the_page_states_the_measured_cost_of_the_huge_run() -> None:
     page = PAGE.read_text(encoding="utf-8").splitlines()
     cells = next(line for line in page if line.startswith(f"| {HUGE_ROWS:,} | quiet |")).split(" | ")
     assert float(cells[4]) == pytest.approx(HUGE_SECONDS * 1e7 / HUGE_ROWS)
@@ -328,7 +328,7 @@ def peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Peers:
     return Peers(workers=1)
 
 
-def test_an_answer_brings_directions_and_seconds(peers: Peers) -> None:
+def test_the_result_of_a_peer_has_directions_and_seconds(peers: Peers) -> None:
     with peers:
         for k in (2, 3):
             answer = peers.call("any", k=k)
@@ -342,7 +342,7 @@ def test_a_peer_that_does_not_finish_is_killed(peers: Peers) -> None:
     assert peers._process.returncode == -signal.SIGKILL
 
 
-def test_a_peer_that_dies_is_no_slow_peer(peers: Peers) -> None:
+def test_a_crashed_peer_is_an_error_and_not_a_slow_result(peers: Peers) -> None:
     with peers, pytest.raises(PeerFailed):
         peers.call("die", limit=30)
 

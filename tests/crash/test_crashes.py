@@ -65,7 +65,7 @@ def test_every_kind_of_fault_costs_and_loses_nothing() -> None:
     assert done.stdout.splitlines()[-1] == verdict, done.stdout
 
 
-def test_the_soak_of_integration_has_every_way_and_a_kill_for_every_crash_point() -> None:
+def test_the_integration_soak_has_every_kind_of_fault_and_a_kill_at_every_crash_point() -> None:
     (requested,) = re.findall(r"soak --even --sqlite (\d+) --postgres (\d+)", (ROOT / "Makefile").read_text())
     here, there = (
         Counter(plan_kinds(int(count), is_even=True, on_server=on_server))
@@ -79,7 +79,7 @@ def test_the_soak_of_integration_has_every_way_and_a_kill_for_every_crash_point(
 class TestRecount:
     """Tests of `recount`: one error at a time is planted in a hand-made ledger with one release and no triggers."""
 
-    def test_a_world_in_order_has_nothing_to_report(self, tmp_path: Path) -> None:
+    def test_a_correct_world_has_no_errors(self, tmp_path: Path) -> None:
         assert _counted(_world_of_one(tmp_path)) == Tally(digests_equal=1)
 
     @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class TestRecount:
             ),
         ],
     )
-    def test_a_row_that_is_wrong_is_counted(self, tmp_path: Path, statement: str, found: Tally) -> None:
+    def test_a_wrong_row_of_the_ledger_is_counted(self, tmp_path: Path, statement: str, found: Tally) -> None:
         world = _world_of_one(tmp_path)
         with closing(sqlite3.connect(world.home / "dpca.sqlite")) as file, file:
             file.execute(statement)
@@ -133,7 +133,7 @@ class TestRecount:
             ),
         ],
     )
-    def test_a_file_that_is_wrong_is_counted(self, tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
+    def test_a_wrong_file_is_counted(self, tmp_path: Path, spoil: Callable[[Path], Any]) -> None:
         world = _world_of_one(tmp_path)
         spoil(world.home)
         assert _counted(world) == Tally(lost=1, digests_equal=1)

@@ -16,7 +16,7 @@ RELEASES, FEW = 60, 15
 
 
 @pytest.mark.audit_only
-def test_sixty_releases_leave_nothing_and_cost_the_same(tmp_path: Path) -> None:
+def test_sixty_releases_leave_nothing_and_have_constant_cost(tmp_path: Path) -> None:
     """Run `check` in a separate process without other threads, because `check` starts a Dask cluster."""
     run = [sys.executable, "-m", "tests.crash.test_soak_home", str(tmp_path / "home")]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)

@@ -65,7 +65,7 @@ def counted(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *
 
 
 @pytest.mark.audit_only
-def test_no_restore_loses_what_was_spent_or_changes_a_version(
+def test_no_restore_loses_spending_or_changes_a_version(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     these = (("database",), ("registry",), ("database", "registry"), ("whole home",))
@@ -77,7 +77,7 @@ def test_no_restore_loses_what_was_spent_or_changes_a_version(
     assert {("map", 1), ("other", 2), ("nightly", 1)} <= history.truth.versions.keys()
 
 
-def test_a_witness_that_is_not_requested_is_found(
+def test_a_missing_comparison_with_the_witness_is_detected(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(witness.Witness, "check", lambda *_, **__: None)
@@ -86,7 +86,7 @@ def test_a_witness_that_is_not_requested_is_found(
     assert "overspent: whole home" in capsys.readouterr().err
 
 
-def test_an_operator_who_accepts_and_charges_nothing_is_found(
+def test_an_acceptance_without_charges_is_detected(
     history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enter = vars(restored)["_enter"]
@@ -99,9 +99,7 @@ def test_an_operator_who_accepts_and_charges_nothing_is_found(
     assert counted(history, tmp_path, monkeypatch, ("database",))["overspent"] > 0
 
 
-def test_versions_that_are_forgotten_and_numbered_again_are_found(
-    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reused_version_numbers_are_detected(history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted = witness.Witnesses.noted
     monkeypatch.setattr(
         witness.Witnesses, "noted", lambda self: [note for note in noted(self) if "version" not in note]
@@ -127,7 +125,7 @@ def _believe_chunks(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize(("lie", "blind"), [("lost_write", _believe_acknowledgements), ("swapped", _believe_chunks)])
-def test_a_lie_is_noticed_or_the_soak_notices_who_believed_it(
+def test_each_lie_is_detected_by_the_client_or_by_the_soak(
     s3_server: Server,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,7 +22,7 @@ from tests.web_server import serve_folder
 DIGEST = f"sha256:{'1a' * 32}"
 
 
-def test_nothing_shipped_crosses_a_network_in_clear_text() -> None:
+def test_shipped_manifests_contain_no_clear_text_traffic() -> None:
     assert findings(FOLDER) == []
 
 

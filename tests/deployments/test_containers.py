@@ -100,7 +100,7 @@ def test_a_service_is_pinned_confined_and_holds_no_secret(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RUNNING))
-def test_a_service_tells_whether_it_is_well(name: str) -> None:
+def test_every_service_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
@@ -131,7 +131,7 @@ def test_a_container_is_pinned_confined_and_holds_no_secret(name: str, container
 
 
 @pytest.mark.parametrize(("name", "pod"), list(pods()), ids=lambda item: item if isinstance(item, str) else "")
-def test_a_pod_is_nobody_and_asks_the_cluster_for_nothing(name: str, pod: Tree) -> None:
+def test_pods_run_without_privileges_and_without_cluster_access(name: str, pod: Tree) -> None:
     context = pod["securityContext"]
     assert context["runAsNonRoot"] is True
     assert context["runAsUser"] > 0
@@ -143,7 +143,7 @@ def test_a_pod_is_nobody_and_asks_the_cluster_for_nothing(name: str, pod: Tree) 
     assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
-def test_each_service_is_given_the_secrets_of_its_own_job_alone() -> None:
+def test_each_service_gets_only_the_secrets_of_its_task() -> None:
     given = {name.split("/")[-1]: set(variables(container).values()) for name, container in containers()}
     curator = {"DPCA_DATABASE_PASSWORD", "S3_CURATOR_KEY", "S3_CURATOR_SECRET", "PREFECT_AUTH"}
     theirs = {
@@ -178,7 +178,7 @@ def test_every_secret_is_requested_in_the_example() -> None:
     assert read_from == _names_of_secrets()
 
 
-def test_dask_speaks_tls_only_and_never_spills() -> None:
+def test_dask_uses_tls_only_and_never_spills() -> None:
     ours = dict(containers())
     for variables_of in (
         {name: variables(ours[f"dask/Deployment/dask-{name}/dask-{name}"]) for name in ("scheduler", "worker")},
@@ -223,7 +223,7 @@ def test_the_kustomization_names_every_file_that_there_is() -> None:
     assert found["generatorOptions"] == {"disableNameSuffixHash": True}, "the pool's template names secrets as they are"
 
 
-def test_what_programs_write_next_to_their_data_goes_where_a_read_only_container_lets_them() -> None:
+def test_programs_write_only_to_writable_volumes_of_read_only_containers() -> None:
     stores = [SERVICES["s3"], SERVICES["s3-setup"]]
     assert [service["environment"]["HOME"] for service in stores] == ["/tmp", "/tmp"]
     ours = {name: variables(container) for name, container in containers() if container["image"].startswith("minio/")}
@@ -237,7 +237,7 @@ def test_what_programs_write_next_to_their_data_goes_where_a_read_only_container
     assert all("/tmp" in service["tmpfs"] for service in SERVICES.values())
 
 
-def test_the_witness_has_a_volume_of_its_own_wherever_the_curator_runs() -> None:
+def test_the_witness_has_a_separate_volume_for_every_curator() -> None:
     image = (FOLDER / "Dockerfile").read_text()
     home, state = (re.findall(rf"\b{name}=(\S+)", image)[0] for name in ("DPCA_HOME", "DPCA_STATE_FOLDER"))
     assert not Path(state).is_relative_to(home)
@@ -259,7 +259,7 @@ def test_the_witness_has_a_volume_of_its_own_wherever_the_curator_runs() -> None
         assert len(set(claimed) & claims) == 2
 
 
-def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
+def test_a_database_is_not_ready_during_its_initialization() -> None:
     # While its initialization scripts run, PostgreSQL listens on its Unix socket only.
     probes = [SERVICES["postgres"]["healthcheck"]["test"][1:]]
     database = dict(containers())["postgres/StatefulSet/postgres/postgres"]
@@ -267,7 +267,7 @@ def test_a_database_that_still_sets_itself_up_is_not_ready() -> None:
     assert all(probe[:3] == ["pg_isready", "--host", "127.0.0.1"] for probe in probes)
 
 
-def test_the_image_is_pinned_runs_as_nobody_and_installs_by_hash() -> None:
+def test_the_image_is_pinned_unprivileged_and_installs_by_hash() -> None:
     lines = (FOLDER / "Dockerfile").read_text().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("FROM ")] == ["$PYTHON_IMAGE", "$PYTHON_IMAGE"]
     assert "ARG PYTHON_IMAGE" in lines
@@ -281,7 +281,7 @@ def test_the_image_is_pinned_runs_as_nobody_and_installs_by_hash() -> None:
     assert any(line.startswith("HEALTHCHECK ") for line in lines)
 
 
-def test_what_the_image_installs_is_what_was_tested_and_nothing_is_missing() -> None:
+def test_the_image_installs_exactly_the_tested_requirements() -> None:
     assert IMAGE.read_text(encoding="utf-8") == image_lock()
 
 

@@ -74,7 +74,7 @@ def test_a_deployment_is_described_tagged_scheduled_but_inactive_and_runs_once_a
 
 
 @pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
-def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint: str) -> None:
+def test_the_form_explains_every_parameter_and_accepts_the_shipped_values(entrypoint: str) -> None:
     schema = _schema(entrypoint)
     for name, rule in schema["properties"].items():
         assert rule.get("description", "").endswith("."), f"{name} has no help text"
@@ -83,7 +83,7 @@ def test_the_form_explains_every_parameter_and_takes_the_shipped_ones(entrypoint
 
 
 @pytest.mark.parametrize("entrypoint", sorted(DEPLOYMENTS))
-def test_no_form_offers_what_would_void_a_budget(entrypoint: str) -> None:
+def test_no_form_offers_options_that_void_a_budget(entrypoint: str) -> None:
     offered = list(_offered(_schema(entrypoint)))
     words = ("not_private", "allow", "accept", "insist", "force", "yes", "overwrite", "restored", "relation")
     assert not [name for name in offered if any(word in name for word in words)]
@@ -99,7 +99,7 @@ def _offered(schema: Any) -> Iterator[str]:
         yield from _offered(part)
 
 
-def test_what_forms_offer_no_more_is_taken_of_deployments_made_before() -> None:
+def test_older_deployments_may_pass_options_that_forms_no_longer_offer() -> None:
     taken = inspect.signature(_flow("flows.jobs.fit_subspace").fn).parameters
     assert {"allow_large_delta", "settings", "run_key"} <= set(taken)
     assert "allow_shared_rows" in inspect.signature(_flow("flows.jobs.ingest_dataset").fn).parameters
@@ -139,7 +139,7 @@ def test_the_form_refuses_what_the_flow_would_refuse(wrong: Tree) -> None:
     [None, {}, {"dp_spca": {"steps": 5, "mu": 0.5}}, {"dp_spca": None}, {"steps": "5"}],
     ids=str,
 )
-def test_the_form_takes_typed_settings_and_text_of_before(settings: Any) -> None:
+def test_the_form_accepts_typed_settings_and_older_text(settings: Any) -> None:
     entrypoint = "flows.jobs.fit_subspace"
     assert is_valid(DEPLOYMENTS[entrypoint]["parameters"] | {"settings": settings}, _schema(entrypoint))
 
@@ -166,7 +166,7 @@ def allowed() -> set[str]:
     }
 
 
-def test_the_lock_is_the_part_of_ours_that_a_consumer_needs() -> None:
+def test_the_consumers_lock_is_the_required_part_of_the_full_lock() -> None:
     assert CONSUMER.read_text(encoding="utf-8") == consumer_lock()
     assert not LOCKED & UNWANTED
 
@@ -192,7 +192,7 @@ def reached(tmp_path_factory: pytest.TempPathFactory, s3_server: Server) -> Iter
 
 
 @pytest.mark.parametrize("kind", ["folder", "https", "s3"])
-def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_place(reached: Reached, kind: str) -> None:
+def test_a_consumer_imports_only_locked_packages_and_the_client_of_its_store(reached: Reached, kind: str) -> None:
     addresses, environment = reached
     found = use(sys.executable, addresses[kind], environment, "--only", ",".join(sorted(allowed())))
     scores = make_subspace().transform(np.linspace(-1.0, 1.0, 100).reshape(2, -1))
@@ -204,7 +204,7 @@ def test_a_consumer_needs_what_is_locked_and_imports_only_the_client_of_its_plac
 
 
 @pytest.mark.parametrize("kind", ["https", "s3"])
-def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locked(
+def test_tampered_registries_are_refused_with_only_the_locked_packages(
     tmp_path: Path, s3_server: Server, kind: str
 ) -> None:
     with published(tmp_path, s3_server) as (addresses, variables), pytest.MonkeyPatch.context() as patch:
@@ -216,7 +216,7 @@ def test_under_a_pinned_key_what_was_tampered_with_is_refused_with_what_is_locke
         assert {what: bool(line) and "\n" not in line for what, line in lines.items()} == dict.fromkeys(TAMPERED, True)
 
 
-def test_that_check_fails_on_what_is_not_locked(reached: Reached) -> None:
+def test_the_import_check_detects_an_unlocked_package(reached: Reached) -> None:
     addresses, environment = reached
     with pytest.raises(AssertionError, match="No module named 'httpcore'"):
         use(sys.executable, addresses["https"], environment, "--only", ",".join(sorted(allowed() - {"httpcore"})))
@@ -249,7 +249,7 @@ def test_every_installed_distribution_has_a_permitted_licence(made: dict[str, Bi
     assert not_permitted(licences(made["image"]) | licences(made["consumer"])) == {}
 
 
-def test_a_licence_that_may_not_be_passed_on_is_found() -> None:
+def test_a_license_that_is_not_permitted_is_detected() -> None:
     assert not_permitted({"a": "MIT", "b": "GPL-3.0-only", "c": "MIT AND AGPL-3.0-only", "d": ""}) == {
         "b": "GPL-3.0-only",
         "c": "MIT AND AGPL-3.0-only",

@@ -10,12 +10,12 @@ from tests.docs.reader import DOCS
 
 
 @pytest.mark.parametrize("name", DIAGRAMS)
-def test_a_diagram_is_as_its_description_draws_it(name: str) -> None:
+def test_a_stored_diagram_equals_the_drawn_one(name: str) -> None:
     for theme in THEMES:
         assert (IMAGES / f"diagram-{name}-{theme}.svg").read_bytes() == render(draw(DIAGRAMS[name], theme=theme))
 
 
-def test_each_diagram_is_on_a_page_in_both_looks_with_its_title_as_text() -> None:
+def test_each_diagram_is_on_a_page_in_both_themes_with_a_text_alternative() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     for name, diagram in DIAGRAMS.items():
         for inspect in THEMES:

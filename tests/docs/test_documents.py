@@ -45,7 +45,7 @@ def test_the_reference_lists_every_setting_and_no_other() -> None:
     assert listed == settings_of_the_code()
 
 
-def test_the_reference_of_the_command_is_whole() -> None:
+def test_the_command_reference_is_complete() -> None:
     page = reference(typer.main.get_command(build_app()))
     for line in ("## dpca subspace fit", "## dpca dataset ingest", "## dpca registry promote", "| `--clip-norm` |"):
         assert line in page
@@ -92,7 +92,7 @@ def test_every_test_that_the_page_of_attacks_names_exists() -> None:
             assert re.search(rf"def {name}\(", (ROOT / path).read_text(encoding="utf-8")), f"{path} has no {name}"
 
 
-def test_the_tutorial_works_as_it_is_typed(
+def test_the_tutorial_works_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install, *rest = shell_blocks(DOCS / "tutorial.md")
@@ -148,7 +148,7 @@ def test_the_tutorial_of_topics_works_as_it_is_typed(
 
 
 @pytest.mark.audit_only
-def test_the_guide_to_your_own_tables_works_as_it_is_typed(
+def test_the_guide_to_your_own_tables_works_as_typed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,7 +226,7 @@ def script_of(name: str) -> str:
     return "".join(shell_blocks(page))
 
 
-def test_a_schedule_is_deployed_by_the_words_that_integration_runs_for_real(operator: Operator) -> None:
+def test_a_schedule_is_deployed_by_the_commands_of_the_integration_test(operator: Operator) -> None:
     operator.types(script_of("schedule.md"))
     assert f"prefect work-pool create {POOL} --type process" in operator.noted
     assert "prefect --no-prompt deploy --all --prefect-file deployments/prefect.yaml" in operator.noted
@@ -239,7 +239,7 @@ def test_a_schedule_is_deployed_by_the_words_that_integration_runs_for_real(oper
         assert re.search(rf"[{{ ]{name}: ", deployed), name
 
 
-def test_a_file_that_arrives_is_released_and_promoted_and_its_automation_exists(operator: Operator) -> None:
+def test_an_arriving_file_is_released_and_promoted_and_its_automation_exists(operator: Operator) -> None:
     shown = operator.types(script_of("closed-loop.md"))
     assert re.search(r"^epsilon_each +0\.4", shown, flags=re.MULTILINE)
     assert re.search(r"^visits-map@1 +promoted +the first version that passes", shown, flags=re.MULTILINE)
@@ -249,7 +249,7 @@ def test_a_file_that_arrives_is_released_and_promoted_and_its_automation_exists(
     assert '"automation", "create", "--from-file", AUTOMATIONS' in arrivals
 
 
-def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: Path, operator: Operator) -> None:
+def test_containers_start_and_run_the_curators_commands(tmp_path: Path, operator: Operator) -> None:
     inputs.visits(tmp_path)
     script = script_of("kubernetes.md")
     assert script.count("alias curator=") == 2
@@ -266,7 +266,7 @@ def test_containers_start_and_the_curator_types_its_commands_in_them(tmp_path: P
     assert "kubectl apply --kustomize deployments" in operator.noted
 
 
-def test_an_object_store_and_postgresql_take_the_settings_of_their_page(operator: Operator) -> None:
+def test_object_store_and_postgresql_use_the_settings_of_their_page(operator: Operator) -> None:
     """The page must set variables that the code reads; its ``dpca doctor`` runs with the settings of this test."""
     script = script_of("object-store-and-postgresql.md")
     *exports, doctor = re.findall(r"^(?:export|dpca) .*\n", script, flags=re.MULTILINE)
@@ -277,7 +277,7 @@ def test_an_object_store_and_postgresql_take_the_settings_of_their_page(operator
     assert "database" in operator.types(doctor)
 
 
-def test_a_restored_ledger_goes_on_as_its_page_says(tmp_path: Path, operator: Operator) -> None:
+def test_a_restored_ledger_continues_as_documented(tmp_path: Path, operator: Operator) -> None:
     inputs.visits(tmp_path)
     operator.types(VISITS)
     (home,) = {path.parent for path in tmp_path.rglob("dpca.sqlite")}
@@ -357,7 +357,7 @@ class Shell:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_messy_table_of_a_package_takes_three_commands_of_which_one_may_fail(
+def test_a_messy_table_is_ingested_within_three_commands(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for variable in ("DPCA_HOME", "DPCA_STATE_FOLDER"):

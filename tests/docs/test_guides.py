@@ -203,7 +203,7 @@ def test_every_page_that_shows_a_command_is_executed_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.joinpath("docs").rglob("*.md")), ids=lambda page: page.stem)
-def test_commands_stand_in_blocks_that_are_executed(page: Path) -> None:
+def test_all_commands_are_in_executed_blocks(page: Path) -> None:
     text = re.sub(r"^```sh\n.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     fenced = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert not [line for block in fenced for line in block.splitlines() if re.match(r"(\$ )?dpca ", line)]
@@ -296,7 +296,7 @@ def test_the_page_of_estimators_works_as_it_is_typed(tmp_path: Path, monkeypatch
     assert np.clip(names["same"], 1, 5) == pytest.approx(names["predicted"])
 
 
-def test_the_page_of_those_who_come_from_elsewhere_works_as_it_is_typed() -> None:
+def test_the_page_for_users_of_diffprivlib_works_as_typed() -> None:
     """Run the page for users of diffprivlib: components with and without privacy must agree.
 
     At epsilon 8 and 4,000 rows, the noise is a hundredth of the eigengaps.
@@ -387,7 +387,7 @@ def test_the_commands_work_as_they_are_typed(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_code_of_each_engine_is_whole(engine: str) -> None:
+def test_the_code_for_each_engine_is_complete(engine: str) -> None:
     code = blocks(ENGINES[engine][0])
     assert code
     for block in code:
@@ -503,13 +503,13 @@ def test_arrivals_of_a_lost_answer() -> None:
         assert found == pytest.approx(declared, abs=0.005)
 
 
-def test_an_arrival_that_is_set_again() -> None:
+def test_the_loss_factor_of_a_readmitted_record_is_the_stated_one() -> None:
     """Remove a record before tick 181 and add it again at tick 181: the page states the factor of its loss."""
     squares = YEAR.zeta_squared(180) + YEAR.zeta_squared(185)
     assert f"multiply the privacy loss by {math.sqrt(squares / YEAR.zeta_squared(365)):.2f}" in TEXT
 
 
-def test_what_is_captured_is_what_the_reproduction_expects() -> None:
+def test_the_stated_captured_variance_is_that_of_the_reproduction() -> None:
     declared = {nights: message(expected, places=3) for nights, (expected, _) in NIGHTS.items()}
     assert f"Over 32 nights, a stream captures {declared[32]} of the variance" in TEXT
     assert f"Over 128 nights, a stream captures {declared[128]} and separate releases .810" in TEXT

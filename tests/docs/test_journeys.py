@@ -26,7 +26,7 @@ def script_of(title: str) -> str:
 
 
 @pytest.mark.parametrize("title", MOST)
-def test_a_path_has_few_commands_and_none_is_to_fail(title: str) -> None:
+def test_a_short_path_has_few_commands_without_expected_failures(title: str) -> None:
     typed = re.findall(r"^(?:dpca|prefect) .*", script_of(title), flags=re.MULTILINE)
     assert len(typed) == MOST[title]
     assert not [line for line in typed if FAILS in line]
@@ -46,7 +46,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return typist
 
 
-def test_engineer_consumer_and_officer_follow_each_other(tmp_path: Path, reader: Reader) -> None:
+def test_the_paths_of_engineer_consumer_and_officer_work_in_sequence(tmp_path: Path, reader: Reader) -> None:
     made = reader.types(script_of("Data engineer"))
     assert re.search(r"^artifact +visits-map@1$", made, flags=re.MULTILINE)
     noted = (tmp_path / "noted").read_text().splitlines()

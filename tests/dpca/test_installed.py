@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("hide", [_file, _package], ids=["a file", "a package"])
 @pytest.mark.parametrize("name", OURS)
-def test_what_hides_a_package_is_named_and_loading_works_next_to_it(
+def test_a_module_that_hides_a_package_is_named_and_artifacts_still_load(
     folder: Path, name: str, hide: Callable[[Path], Path]
 ) -> None:
     place = hide(folder / name)
@@ -139,7 +139,7 @@ def test_an_object_store_without_its_client_names_the_extra(tmp_path: Path) -> N
     assert ended.stderr.splitlines()[-1].endswith("needs obstore, which is not installed; install dpca-pipeline[s3]")
 
 
-def test_rows_in_pieces_without_their_library_name_the_extra_and_whole_rows_do_not_need_it(tmp_path: Path) -> None:
+def test_reading_rows_in_pieces_names_the_missing_extra_and_whole_rows_need_none(tmp_path: Path) -> None:
     (tmp_path / "whole.csv").write_text("a,b\n1,2\n")
     (tmp_path / "pieces.csv").write_text("who,what,value\n1,0,2\n")
     program = f"{without('duckdb')}from dpca.__main__ import main; sys.exit(main())"
@@ -160,12 +160,12 @@ def test_every_package_of_the_table_is_required_by_the_extra_that_it_is_reported
         assert indirect in names, (package, extra)
 
 
-def test_a_damaged_package_of_ours_is_reported_to_be_so() -> None:
+def test_a_damaged_package_of_the_project_is_reported_as_damaged() -> None:
     error = ModuleNotFoundError("No module named 'flows.gone'", name="flows.gone")
     assert "'flows', which is damaged; install dpca-pipeline again" in str(missing_package(error, what="x"))
 
 
-def test_names_are_those_of_the_surface_and_no_other_is_there() -> None:
+def test_the_package_has_exactly_its_public_names() -> None:
     assert dir(public) == sorted(public.__all__)
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         getattr(public, "other")  # noqa: B009 - the type checker knows that it is not there

@@ -62,7 +62,7 @@ def test_a_guarantee_is_one_sentence_for_every_relation_and_unit(relation: str, 
         ("n" * LONGEST, "n" * LONGEST),
     ],
 )
-def test_the_noun_is_plain_words_of_the_name_or_unit(name: str, noun: str) -> None:
+def test_the_noun_of_a_unit_is_made_of_plain_words(name: str, noun: str) -> None:
     assert str(PrivacyUnit(name=name, rows=None)) == f"one {noun} (`{name}`)"
 
 
@@ -92,14 +92,14 @@ def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_no_unit_is_refused_in_one_line(name: Any, rows: Any) -> None:
+def test_an_invalid_unit_is_refused_in_one_line(name: Any, rows: Any) -> None:
     with pytest.raises(Invalid) as refused:
         PrivacyUnit.requested(name, rows)
     assert "\n" not in str(refused.value)
 
 
 @given(st.floats(min_value=1e-300, max_value=1e6))
-def test_a_stated_number_is_never_less_than_it_is(number: float) -> None:
+def test_stated_numbers_are_never_rounded_down(number: float) -> None:
     message = privacy_statement(epsilon=number, delta=0.0, relation="add_remove", unit=PrivacyUnit())
     declared = Decimal(message[1 : message.index(",")])
     assert Decimal(repr(number)) <= declared <= Decimal(repr(number)) * Decimal("1.00002")
@@ -120,7 +120,7 @@ def test_a_dataset_is_covered_by_the_same_ids_and_no_more_rows() -> None:
     assert PrivacyUnit().covers(PrivacyUnit())
 
 
-def test_without_a_guarantee_the_sentence_says_so() -> None:
+def test_the_sentence_of_a_release_without_guarantee_states_this() -> None:
     assert privacy_statement(epsilon=None, delta=None, relation="add_remove", unit=PrivacyUnit()) == WITHOUT_PRIVACY
     assert (
         privacy_statement(epsilon=float("inf"), delta=0.0, relation="zero_out", unit=PrivacyUnit()) == WITHOUT_PRIVACY
@@ -141,11 +141,11 @@ PRIVACY: dict[str, Any] = {"epsilon": 1.0, "delta": 0.0, "relation": "add_remove
     ],
     ids=str,
 )
-def test_facts_of_others_that_state_nothing_have_no_sentence(manifest: Any) -> None:
+def test_facts_without_a_guarantee_have_no_sentence(manifest: Any) -> None:
     assert privacy_of(manifest) is None
 
 
-def test_a_printed_formula_that_gives_less_is_stated_with_its_real_epsilon() -> None:
+def test_a_printed_formula_is_stated_with_its_true_epsilon() -> None:
     message = privacy_of({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 1.5}})
     assert message == "(1.5, 0)-differential privacy when one who (`who`) is added or removed"
     assert str(privacy_of({"privacy": PRIVACY, "plan": {"real_epsilon_at_most": 0.5}})).startswith("(1, 0)-")

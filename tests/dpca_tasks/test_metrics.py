@@ -66,7 +66,7 @@ def test_variance_and_error_are_those_of_projected_rows():
     assert error == pytest.approx(float(((ROWS - projected) ** 2).sum()))
 
 
-def test_a_moment_that_is_not_formed_gives_the_same():
+def test_metrics_of_an_unformed_moment_are_equal():
     rows = aslinearoperator(sparse.csr_array(ROWS))
     facts = {"first": VECTORS[:, 0], "values": VALUES}
     assert held_variance(rows.T @ rows, SUBSPACE) == pytest.approx(held_variance(MOMENT, SUBSPACE))
@@ -83,7 +83,7 @@ def test_the_best_directions_capture_all_and_leave_the_least_error():
     assert error == pytest.approx(VALUES[3:].sum())
 
 
-def test_what_lies_beyond_the_first_direction_is_that_of_rows_without_it():
+def test_variance_beyond_the_first_direction_is_that_of_rows_without_it():
     without = ROWS - np.outer(ROWS @ VECTORS[:, 0], VECTORS[:, 0])
     singular = np.linalg.svd(without @ SUBSPACE.T, compute_uv=False)
     got = captured_beyond_first(MOMENT, SUBSPACE, first=VECTORS[:, 0], values=VALUES)
@@ -93,7 +93,7 @@ def test_what_lies_beyond_the_first_direction_is_that_of_rows_without_it():
     assert math.isnan(captured_beyond_first(MOMENT, SUBSPACE[:1], first=VECTORS[:, 0], values=VALUES))
 
 
-def test_nothing_held_is_no_number():
+def test_the_captured_fraction_of_no_variance_is_nan():
     assert math.isnan(captured_variance(np.zeros((8, 8)), SUBSPACE))
 
 
@@ -146,7 +146,7 @@ def test_more_held_out_items_than_places_can_all_be_hits():
     assert ndcg_of(ranked, held) == pytest.approx([1.0])
 
 
-def test_an_empty_place_is_no_hit():
+def test_an_empty_position_of_a_list_is_not_a_hit():
     held = sparse.csr_array(([1.0], [4], [0, 1]), shape=(1, 5))
     assert recall_of(np.array([[-1, -1]]), held) == pytest.approx([0.0])
 
@@ -173,7 +173,7 @@ def test_components_are_matched_once_each_with_the_least_sum(found):
     assert errors.sum() == pytest.approx(least_sum(components, truth))
 
 
-def test_a_component_that_was_not_found_counts_its_length_and_has_no_weight():
+def test_a_missing_component_counts_its_length_and_has_no_weight():
     truth = np.diag([3.0, 2.0, 1.0])
     np.testing.assert_allclose(matched_errors(truth[[2, 0]], truth), [0.0, 2.0, 0.0])
     np.testing.assert_allclose(matched_weights(truth[[2, 0]], np.array([0.4, 0.6]), truth), [0.6, 0.0, 0.4])
@@ -213,7 +213,7 @@ def threads():
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
-def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
+def test_the_limit_ends_with_its_last_holder_in_any_thread():
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other, threadpool_limits(limits=2, user_api="blas"):
         for early, late in ((one, other), (other, one)):
             first, second = ExitStack(), ExitStack()
@@ -226,7 +226,7 @@ def test_the_last_holder_lifts_the_limit_whichever_thread_that_is():
             assert threads() == {2}
 
 
-def test_who_wants_another_number_waits_unless_it_holds_one_itself(monkeypatch):
+def test_a_thread_that_requests_another_limit_waits_unless_it_holds_one(monkeypatch):
     monkeypatch.setattr("dpca_tasks.threads.processors", lambda: 8)
     with ThreadPoolExecutor(1) as other, threadpool_limits(limits=1, user_api="blas"):
         with one_thread(), two_threads():
@@ -243,7 +243,7 @@ def _seen_by_two():
 
 
 @pytest.mark.parametrize("available", [1, 2, 8])
-def test_two_at_once_keep_their_order_and_hold_one_thread_each(monkeypatch, available):
+def test_two_parallel_tasks_keep_their_order_and_use_one_thread_each(monkeypatch, available):
     monkeypatch.setattr("dpca_tasks.threads.processors", lambda: available)
     inside: list[int] = []
     most: list[int] = []
@@ -262,7 +262,7 @@ def test_two_at_once_keep_their_order_and_hold_one_thread_each(monkeypatch, avai
     assert max(most) <= min(2, available)
 
 
-def test_what_one_of_two_raises_reaches_the_caller():
+def test_an_error_of_one_parallel_task_reaches_the_caller():
     with pytest.raises(ZeroDivisionError), threadpool_limits(limits=2, user_api="blas"):
         two_at_once(lambda item: 1 // item, [1, 0])
     with two_threads():
@@ -279,7 +279,7 @@ def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():
         np.testing.assert_array_equal(one, other)
 
 
-def test_no_kernel_starts_threads_of_its_own():
+def test_no_kernel_starts_threads():
     found = [
         value
         for module in pkgutil.walk_packages([str(ROOT / "dpca_tasks")], "dpca_tasks.")
@@ -351,7 +351,7 @@ def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow(
     assert doubtful.likely is None
 
 
-def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above_it():
+def test_forecasts_close_to_random_directions_are_called_noise():
     wide = Problem(n_features=3_000, clip_norm=1.0, records_at_most=8_000, spectrum="0.1,0.01,0.009")
     (advice,) = advise(wide, dataclasses.replace(TARGET, epsilon=0.1, delta=1e-6), n_components=10, only=["wishart"])
     assert advice.forecast.above_noise == 0
@@ -361,7 +361,7 @@ def test_hardly_more_than_random_directions_is_noise_where_no_component_is_above
     assert not dataclasses.replace(barely, seen=True).is_noise
 
 
-def test_a_spectrum_that_is_none_is_refused_and_not_taken_for_a_refusal_of_each_mechanism():
+def test_an_invalid_spectrum_is_refused_once_and_not_per_mechanism():
     with pytest.raises(InvalidInput, match="spectrum="):
         advise(dataclasses.replace(MANY, n_features=6), TARGET, n_components=3)
 
@@ -400,7 +400,7 @@ def test_noised_directions_keep_the_share_that_the_gap_allows(noise):
     assert kept[1] == pytest.approx(share, abs=0.06)
 
 
-def test_one_component_has_no_first_one_to_leave_out():
+def test_a_single_component_is_counted_beyond_the_first():
     (advice,) = advise(MANY, TARGET, n_components=1, only=["wishart"])
     assert advice.expected.beyond_first == advice.expected.captured
 
@@ -419,7 +419,7 @@ def test_a_budget_is_split_exactly_among_gaussian_releases():
 
 
 @pytest.mark.parametrize("wrong", [{"relation": "swap"}, {"center": "mean"}, {"spectrum": "rising"}])
-def test_words_that_are_none_are_refused(wrong):
+def test_invalid_public_facts_are_refused(wrong):
     facts = {"records_at_most": 10, "n_features": 5, "relation": "zero_out"}
     with pytest.raises(InvalidInput):
         public_problem(**{**facts, **wrong})

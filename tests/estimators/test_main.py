@@ -35,5 +35,5 @@ def test_an_exception_that_fails_nowhere_is_a_fault() -> None:
     assert not_failed([passed]) != []
 
 
-def test_what_is_copied_next_to_an_environment_is_there() -> None:
+def test_all_files_copied_next_to_an_environment_exist() -> None:
     assert [name for name in TESTS if not (ROOT / name).exists()] == []

@@ -45,7 +45,7 @@ def fault_report() -> str:
     return path.read_text()
 
 
-def test_a_malformed_file_is_set_aside_and_the_next_one_has_its_turn(
+def test_a_malformed_file_is_set_aside_and_the_next_one_is_processed(
     inbox: Path, hook: Webhook, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_budget()
@@ -80,7 +80,7 @@ def test_a_file_with_other_columns_than_the_dataset_is_set_aside(inbox: Path) ->
     assert f"there are {FEATURES + 1} features, and dataset '{DATASET}' has {FEATURES}" in fault_report()
 
 
-def test_prefect_is_reported_no_file_and_the_run_ends_with_its_decision(
+def test_prefect_stores_no_file_name_and_the_run_ends_with_its_decision(
     inbox: Path, prefect: SyncPrefectClient
 ) -> None:
     open_budget()
@@ -128,7 +128,7 @@ def test_a_schedule_finds_the_inbox_and_files_of_the_last_refresh_by_hand(
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
+def test_an_impossible_loop_is_refused_before_a_file_is_read(
     inbox: Path, requested: dict[str, Any], reason: str
 ) -> None:
     open_budget()
@@ -141,7 +141,7 @@ def test_what_a_loop_cannot_do_is_refused_before_a_file_is_touched(
     assert not list(inbox.parent.rglob("*.arrival"))
 
 
-def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
+def test_unsuitable_options_end_the_run_in_one_line_and_all_files_stay(
     inbox: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_budget()
@@ -163,7 +163,7 @@ def test_options_that_fit_no_file_end_the_run_in_one_line_and_all_files_wait_on(
         refresh_directly(str(inbox), request(), IngestOptions(population="others"), settled=0.0)
 
 
-def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_private_report(inbox: Path) -> None:
+def test_a_single_malformed_file_is_set_aside_with_one_line_in_the_private_report(inbox: Path) -> None:
     open_budget()
     (inbox / "a\nb.npy").write_bytes(b"no array")
     assert refresh(inbox)["outcome"] == "1 set aside"
@@ -171,7 +171,7 @@ def test_a_malformed_file_that_waits_alone_is_set_aside_with_one_line_of_the_pri
     assert line.count("a?b.npy") == 1
 
 
-def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_bad_files_cause_the_fixed_cost_of_a_run_once(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the loop on 40 bad files: opening the home, listing files and sending notices happen once per run."""
     open_budget()
     for number in range(40):
@@ -197,7 +197,7 @@ def test_an_inbox_of_many_bad_files_pays_once_for_the_run(inbox: Path, monkeypat
     assert len(fault_report().splitlines()) == 40
 
 
-def test_a_file_that_is_replaced_while_it_is_ingested_is_charged_once_as_what_it_is_then(
+def test_a_file_replaced_during_its_ingest_is_charged_once_with_its_new_content(
     inbox: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget()
@@ -264,9 +264,7 @@ def test_a_file_is_charged_once_however_its_inbox_is_named(
     assert states() == ["committed"]
 
 
-def test_a_file_that_may_not_be_read_waits_and_the_others_have_their_turn(
-    inbox: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_waits_and_the_others_are_processed(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_budget()
     os.utime(drop(inbox, "closed.npy", seed=1), (1, 1))
     drop(inbox, "open.npy", seed=2)
@@ -283,7 +281,7 @@ def test_a_file_that_may_not_be_read_waits_and_the_others_have_their_turn(
     assert refresh(inbox)["outcome"] == "1 promoted"
 
 
-def test_an_inbox_in_an_object_store_is_released_once_each_and_a_replaced_object_anew(
+def test_each_object_of_an_inbox_is_released_once_and_again_if_replaced(
     tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s3_server.enter(monkeypatch)

@@ -48,11 +48,11 @@ def test_the_examples_of_a_docstring_run(name: str, documented_home: Path, home:
 
 
 @pytest.mark.parametrize("name", public.__all__)
-def test_a_docstring_says_what_else_to_look_at(name: str) -> None:
+def test_a_docstring_has_a_see_also_section(name: str) -> None:
     assert "\nSee Also\n" in (inspect.getdoc(getattr(public, name)) or "")
 
 
-def test_a_plain_call_is_the_same_release_as_the_command(ready: Path, dpca: Command) -> None:
+def test_a_function_call_gives_the_same_release_as_the_command(ready: Path, dpca: Command) -> None:
     assert ready.exists()
     made = fit_subspace("people", publish="sub", **WORDS)
     assert isinstance(made, PrivateSubspace)
@@ -78,7 +78,7 @@ def test_a_call_that_is_refused_charges_nothing(ready: Path) -> None:
     assert Workspace.open().ledger.budget("people") == before
 
 
-def test_a_budget_opens_once_and_pays_for_fits(home: Path) -> None:
+def test_a_budget_is_opened_once_and_charged_by_fits(home: Path) -> None:
     assert not home.exists()
     budget = open_budget("patients", epsilon=2.0, delta=2e-6, relation="zero_out")
     rows = np.random.default_rng(0).normal(size=(500, 4))

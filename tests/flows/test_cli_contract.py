@@ -38,7 +38,7 @@ OPTIONS = {
 }
 
 
-def test_every_noun_and_verb_explains_itself(dpca: Command) -> None:
+def test_every_command_has_a_help_text(dpca: Command) -> None:
     top = dpca("--help")
     assert top.status == 0
     for noun, verbs in COMMANDS.items():
@@ -49,7 +49,7 @@ def test_every_noun_and_verb_explains_itself(dpca: Command) -> None:
 
 
 @pytest.mark.parametrize("words", sorted(OPTIONS), ids=" ".join)
-def test_every_promised_option_is_there(dpca: Command, words: tuple[str, ...]) -> None:
+def test_every_documented_option_exists(dpca: Command, words: tuple[str, ...]) -> None:
     shown = dpca(*words, "--help")
     assert shown.status == 0
     assert set(OPTIONS[words].split()) <= set(shown.out.replace(",", " ").split())
@@ -123,7 +123,9 @@ def test_a_home_that_cannot_be_written_is_named(
     assert (tmp_path / "file").read_text() == "in the way"
 
 
-def test_reading_commands_see_nothing_where_no_home_can_be(dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_commands_report_an_empty_home_where_none_can_exist(
+    dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPCA_HOME", OBSTACLES["proc"])
     assert json.loads(dpca("dataset", "list", "--json").out) == []
     assert "people" in dpca("budget", "show", "people").complaint(1)
@@ -164,7 +166,7 @@ def test_a_bad_setting_is_refused_before_anything_is_charged(
         (("--epsilon", "1", "--delta", "1e-6", "--filter", "coffee"), "filter='coffee'"),
     ],
 )
-def test_bad_terms_open_no_budget(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
+def test_invalid_terms_open_no_budget(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
     before = facts_of(ready)
     assert complaint in dpca("budget", "open", "others", *words, "--json").complaint(1)
     assert facts_of(ready) == before
@@ -185,7 +187,7 @@ def test_a_budget_is_opened_once_and_its_terms_never_change(ready: Path, dpca: C
     assert facts_of(ready) == before
 
 
-def test_budget_show_has_the_promised_fields(released: Path, dpca: Command) -> None:
+def test_budget_show_has_the_documented_fields(released: Path, dpca: Command) -> None:
     shown = json.loads(dpca("budget", "show", "people", "--json").out)
     assert {"epsilon", "delta", "relation", "filter", "spent", "remaining", "releases"} <= set(shown)
     assert (shown["spent"], shown["epsilon"]) == (pytest.approx(1.0, rel=1e-6), 2.0)
@@ -205,7 +207,7 @@ def test_a_population_without_budget_is_named_with_the_way_to_open_one(ready: Pa
         assert "population 'others' has no budget; open one with `dpca budget open others" in complaint
 
 
-def test_registry_list_and_show_have_the_promised_fields(released: Path, dpca: Command) -> None:
+def test_registry_list_and_show_have_the_documented_fields(released: Path, dpca: Command) -> None:
     (row,) = json.loads(dpca("registry", "list", "--json").out)
     assert row["artifact"] == "sub@1"
     shown = json.loads(dpca("registry", "show", "sub", "--json").out)
@@ -307,7 +309,7 @@ def test_one_flipped_byte_of_any_file_fails_every_reader(released: Path, dpca: C
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
 
 
-def test_an_unforeseen_error_is_one_line_that_quotes_nothing(
+def test_an_unexpected_error_is_one_line_that_quotes_nothing(
     ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -380,7 +382,7 @@ def test_a_command_that_shows_facts_loads_only_these_packages(words: tuple[str, 
     assert packages - set(may_load.split()) == set()
 
 
-def test_a_loaded_artifact_needs_numpy_alone(released: Path) -> None:
+def test_a_loaded_artifact_imports_numpy_alone(released: Path) -> None:
     script = "import dpca, sys; dpca.load('sub'); print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others = {name for name in packages_distributions() if name not in ("numpy", "dpca") and not name.startswith("_")}
@@ -417,7 +419,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["nothing"], 2)])
-def test_the_end_of_the_process_waits_for_all_and_takes_nothing_separate(words: list[str], status: int) -> None:
+def test_the_process_ends_after_all_threads_and_skips_destruction_of_modules(words: list[str], status: int) -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDS, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == status
     assert ended.stdout.endswith("a thread\nat exit\n")

@@ -89,7 +89,7 @@ def test_ratings_become_embeddings_with_which_a_user_predicts(user_file: Path, d
 
 
 @pytest.mark.usefixtures("films")
-def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: Command, user_file: Path) -> None:
+def test_a_non_private_reference_needs_an_explicit_option_and_voids_the_budget(dpca: Command, user_file: Path) -> None:
     words = [word for word in (*COMPLETE, "--mechanism", "als") if word not in ("--epsilon", "--delta", "8", "1e-4")]
     assert "insist with --i-know-this-is-not-private" in dpca(*words).complaint(1)
     assert "is private, and --i-know-this-is-not-private is only for als" in dpca(
@@ -154,7 +154,7 @@ def test_a_release_in_tiles_is_charged_once_and_its_record_is_whole(
     ],
 )
 @pytest.mark.usefixtures("films")
-def test_a_request_that_cannot_be_met_is_refused_before_anything_is_charged(
+def test_an_impossible_request_is_refused_before_a_charge(
     dpca: Command, home: Path, changed: dict[str, str], rule: str
 ) -> None:
     before = facts_of(home)
@@ -191,7 +191,7 @@ def test_a_file_without_ratings_is_refused_in_one_line(
     assert rule in dpca(*words, "taste", user_file).complaint(1)
 
 
-def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
+def test_a_subspace_is_refused_as_embeddings_and_a_missing_file_is_named(
     released: Path, user_file: Path, dpca: Command
 ) -> None:
     assert (released / "registry").exists()
@@ -201,9 +201,7 @@ def test_a_subspace_is_no_set_of_embeddings_and_a_missing_file_is_named(
 
 
 @pytest.mark.usefixtures("films")
-def test_embeddings_are_evaluated_for_the_curator_without_a_trace_and_for_all_at_a_charge(
-    home: Path, dpca: Command
-) -> None:
+def test_embeddings_are_evaluated_privately_at_no_charge_or_publicly_at_a_charge(home: Path, dpca: Command) -> None:
     words = [word if word != "8" else "4" for word in COMPLETE]
     assert dpca(*words).status == 0
     evaluate = ("completion", "evaluate", "taste@1", "films", "--count", "3")

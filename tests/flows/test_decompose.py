@@ -134,7 +134,7 @@ def test_without_a_declared_number_of_records_nothing_is_forecast(dpca: Command,
 
 
 @pytest.mark.usefixtures("reports")
-def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: Command) -> None:
+def test_a_non_private_reference_needs_an_explicit_option_and_voids_the_budget(dpca: Command) -> None:
     words = [word for word in TOPICS if word not in ("--epsilon", "4", "--delta", "1e-5")]
     requested = (*words, "--mechanism", "otd")
     assert "insist with --i-know-this-is-not-private" in dpca(*requested).complaint(1)
@@ -149,7 +149,7 @@ def test_a_reference_is_to_be_had_by_insisting_alone_and_voids_the_budget(dpca: 
 
 
 @pytest.mark.usefixtures("reports")
-def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
+def test_components_hidden_by_noise_are_left_out_with_a_warning(dpca: Command) -> None:
     words = [{"4": "0.02", "2": "5"}.get(word, word) for word in TOPICS]
     ended = dpca(*words)
     assert ended.status == 0, ended.err
@@ -161,7 +161,7 @@ def test_what_noise_hides_is_left_out_with_a_warning(dpca: Command) -> None:
 
 @pytest.mark.parametrize("stopped_after", [1, 2])
 @pytest.mark.usefixtures("reports")
-def test_a_release_that_was_stopped_goes_on_with_the_noise_that_it_has(
+def test_a_stopped_release_continues_with_its_stored_noise(
     dpca: Command, monkeypatch: pytest.MonkeyPatch, stopped_after: int
 ) -> None:
     """Stop a release after one or two steps and repeat it: the stored noise must be used.
@@ -211,7 +211,7 @@ def _answers() -> list[Any]:
     ids=str,
 )
 @pytest.mark.usefixtures("reports")
-def test_a_request_that_cannot_be_met_is_refused_before_anything_is_charged(
+def test_an_impossible_request_is_refused_before_a_charge(
     dpca: Command, home: Path, changed: dict[str, str], left_out: str | None, rule: str
 ) -> None:
     before = facts_of(home)

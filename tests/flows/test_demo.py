@@ -99,7 +99,7 @@ SIZE = ("--users", 300, "--items", 60, "--rank", 2, "--ratings-per-user", 20, "-
 TUNE = ("completion", "tune", *SIZE)
 
 
-def test_settings_are_ranked_by_the_error_of_made_ratings(dpca: Command) -> None:
+def test_settings_are_ranked_by_their_error_on_generated_ratings(dpca: Command) -> None:
     words = (*TUNE, "--mechanism", "one_shot", "--try", "user_ridge=0.1,30", "--try", "scaling=normalise,clip")
     rows = json.loads(dpca(*words, "--json").out)
     assert len(rows) == 4
@@ -110,7 +110,7 @@ def test_settings_are_ranked_by_the_error_of_made_ratings(dpca: Command) -> None
 
 
 @pytest.mark.parametrize("mechanism", sorted(GRIDS))
-def test_every_mechanism_has_a_grid_that_it_takes(mechanism: str) -> None:
+def test_every_mechanism_accepts_its_search_grid(mechanism: str) -> None:
     requested = Search(
         task="low-rank",
         users=120,
@@ -127,7 +127,7 @@ def test_every_mechanism_has_a_grid_that_it_takes(mechanism: str) -> None:
     assert row["settings"] == " ".join(f"{name}={values[0]}" for name, values in GRIDS[mechanism].items())
 
 
-def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
+def test_tuning_on_private_rows_is_refused_with_the_true_cost(dpca: Command) -> None:
     """Tune on private rows: refused, with the cost of twelve Gaussian releases, whose squared losses add up."""
     words = ("--try", "user_ridge=1,2,3", "--draws", 4)
     complaint = dpca("completion", "tune", "films", *SIZE, *words).complaint(1)
@@ -147,5 +147,5 @@ def test_private_rows_are_refused_with_the_real_cost(dpca: Command) -> None:
         (("--try", "user_ridge=1,2", "--draws", 150), "300 runs exceed the limit of 200"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_one_line(dpca: Command, words: tuple[object, ...], rule: str) -> None:
+def test_an_impossible_search_is_refused_in_one_line(dpca: Command, words: tuple[object, ...], rule: str) -> None:
     assert rule in dpca(*TUNE, *words).complaint(1)

@@ -43,7 +43,7 @@ def verdicts() -> dict[str, Finding]:
     return {finding.check: finding for finding in examine()}
 
 
-def test_a_sound_home_needs_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_home_has_no_finding(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     found = {row["check"]: row["verdict"] for row in json.loads(capsys.readouterr().out)}
     assert found.pop("prefect") in ("note", "ok")
@@ -69,7 +69,7 @@ def test_a_sound_home_needs_nothing(home: Path, capsys: pytest.CaptureFixture[st
         ("PREFECT_API_URL", "http://127.0.0.1:1/api", "prefect"),
     ],
 )
-def test_what_would_stop_a_run_is_named_with_what_to_do(
+def test_problems_that_would_stop_a_run_are_named_with_their_fix(
     name: str, value: str, check: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -141,7 +141,7 @@ def test_a_ledger_without_a_rehearsed_backup_is_noted(
     assert capsys.readouterr().err.startswith("dpca: ")
 
 
-def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
+def test_a_registry_that_contradicts_the_ledger_is_named(home: Path) -> None:
     ledger = Workspace.open().ledger
     open_budget(ledger)
     digest = publish(ledger)
@@ -151,7 +151,7 @@ def test_a_registry_that_tells_of_another_release_is_named(home: Path) -> None:
     assert verdicts()["registry"].verdict == "fix"
 
 
-def test_a_run_says_which_old_part_it_read_and_all_reads_everything(
+def test_a_run_states_which_older_part_it_checked_and_all_checks_everything(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "PART", 8)
@@ -169,7 +169,7 @@ def test_a_run_says_which_old_part_it_read_and_all_reads_everything(
     )
 
 
-def test_pointer_files_are_written_anew_whatever_they_look_like(home: Path) -> None:
+def test_damaged_pointer_files_of_any_form_are_rewritten(home: Path) -> None:
     ledger = Workspace.open().ledger
     open_budget(ledger)
     publish(ledger)
@@ -183,7 +183,7 @@ def test_pointer_files_are_written_anew_whatever_they_look_like(home: Path) -> N
     assert pointer.read_bytes() == sound
 
 
-def test_a_server_that_requests_another_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_refuses_the_password_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(401) as address:
         monkeypatch.setenv("PREFECT_API_URL", address)
         finding = verdicts()["prefect"]
@@ -191,7 +191,7 @@ def test_a_server_that_requests_another_password_is_named(monkeypatch: pytest.Mo
     assert "PREFECT_API_AUTH_STRING" in finding.advice
 
 
-def test_prefects_server_is_requested_under_the_authority_that_its_clients_trust(
+def test_prefects_server_is_checked_with_the_certificate_authority_of_its_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = issue(tmp_path / "tls")
@@ -310,7 +310,7 @@ def test_a_version_that_stops_schedules_is_named(monkeypatch: pytest.MonkeyPatch
     assert "sqlalchemy 2.1.0" in finding.found
 
 
-def test_a_read_only_disk_is_named_and_what_can_be_read_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_disk_is_named_and_readable_parts_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     Workspace.open()
 
     class ReadOnly:

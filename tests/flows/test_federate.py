@@ -102,7 +102,7 @@ def test_a_dry_run_loads_no_orchestrator() -> None:
 
 
 @pytest.mark.usefixtures("sites")
-def test_the_question_says_what_each_budget_has_left_now_and_after() -> None:
+def test_the_confirmation_states_each_remaining_budget_before_and_after() -> None:
     of = r"of budget '{}', with epsilon 3 left before and 2\.\d+ after"
     budgets = ", and ".join(of.format(name) for name in PEOPLE)
     assert re.fullmatch(rf"Spend epsilon 1 at delta 0\.0001 {budgets}\?", preview_sites(request()).question)
@@ -118,7 +118,7 @@ def test_a_budget_that_does_not_admit_its_part_leaves_all_others_uncharged(dpca:
 
 
 @pytest.mark.usefixtures("sites")
-def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
+def test_reservations_are_undone_if_a_later_budget_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spend the last site's budget between the quote and the charge: the reservations of the others are undone."""
@@ -140,9 +140,7 @@ def test_what_was_reserved_is_given_back_when_a_later_budget_refuses_after_all(
 
 @pytest.mark.parametrize("stage", ["compute_sites", "publish_sites", "finish_sites", "report_sites"])
 @pytest.mark.usefixtures("sites")
-def test_a_run_that_was_killed_goes_on_where_it_stopped_and_is_charged_once(
-    monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
+def test_a_killed_run_continues_and_is_charged_once(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(federate, stage, lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -154,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped_and_is_charged_once(
 
 
 @pytest.mark.usefixtures("sites")
-def test_commits_that_are_missing_are_made_by_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_commits_are_made_by_repeating_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def commit_lead(ledger, release_id, **others):
         if ledger.release(release_id).population != "north":
             raise ZeroDivisionError
@@ -184,7 +182,7 @@ REFUSED = {
 }
 
 
-def test_what_does_not_fit_is_refused_in_one_line_before_any_charge(sites: Path, dpca: Command) -> None:
+def test_incompatible_datasets_are_refused_in_one_line_before_any_charge(sites: Path, dpca: Command) -> None:
     before = facts_of(sites)
     for words, text in REFUSED.items():
         assert text in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)

@@ -77,7 +77,7 @@ def test_every_site_pays_once_for_both_rounds_and_the_artifact_names_their_relea
 
 
 @pytest.mark.usefixtures("documents")
-def test_a_run_that_was_killed_between_rounds_goes_on_with_the_first_total(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_between_rounds_continues_with_the_first_total(monkeypatch: pytest.MonkeyPatch) -> None:
     request = SitesRequest(
         datasets="north,east,south",
         method="cape_agn",
@@ -118,7 +118,7 @@ REFUSED = {
 }
 
 
-def test_what_does_not_fit_is_refused_in_one_line_before_any_charge(documents: Path, dpca: Command) -> None:
+def test_incompatible_datasets_are_refused_in_one_line_before_any_charge(documents: Path, dpca: Command) -> None:
     before = facts_of(documents)
     for words, text in REFUSED.items():
         assert text in dpca(*FIT, "--epsilon", "1", *words).complaint(1)

@@ -111,7 +111,7 @@ def test_a_dry_run_shows_noise_and_cost_and_touches_nothing(ready: Path, dpca: C
     assert facts_of(ready) == before
 
 
-def test_a_dry_run_that_would_not_fit_says_so_and_exits_3(ready: Path, dpca: Command) -> None:
+def test_a_dry_run_beyond_the_budget_reports_this_and_exits_3(ready: Path, dpca: Command) -> None:
     before = facts_of(ready)
     ending = dpca(*FIT, "--epsilon", "2.5", "--dry-run", "--json")
     assert (ending.status, json.loads(ending.out)["fits"]) == (3, False)
@@ -122,7 +122,9 @@ def test_a_dry_run_that_would_not_fit_says_so_and_exits_3(ready: Path, dpca: Com
 
 
 @pytest.mark.parametrize("epsilon", ["1.9", "1000", "1e9"])
-def test_over_budget_exits_3_and_says_what_is_left_and_requested(released: Path, dpca: Command, epsilon: str) -> None:
+def test_a_request_over_budget_exits_3_and_states_the_remaining_budget(
+    released: Path, dpca: Command, epsilon: str
+) -> None:
     before = facts_of(released)
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     complaint = dpca(*FIT, "--epsilon", epsilon, "--publish", "other", "--direct", "--yes", "--json").complaint(3)
@@ -184,7 +186,7 @@ def test_a_second_name_is_a_version_there_free_of_charge(released: Path, dpca: C
     assert len(json.loads(dpca("budget", "show", "people", "--json").out)["releases"]) == 1
 
 
-def test_what_was_released_needs_no_consent_and_no_budget_any_more(released: Path, dpca: Command) -> None:
+def test_a_repeated_release_needs_neither_consent_nor_budget(released: Path, dpca: Command) -> None:
     """Use up the budget and repeat an earlier release: it is returned without consent or charge."""
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
     rest = (*FIT, "--epsilon", left, "--publish", "rest", "--direct", "--json")
@@ -279,7 +281,7 @@ def test_a_flow_completes_and_attaches_statement_and_budget(ready: Path, prefect
     assert entry.snapshot not in everything
 
 
-def test_a_direct_run_tells_prefect_nothing(released: Path, prefect: SyncPrefectClient, dpca: Command) -> None:
+def test_a_direct_run_does_not_contact_prefect(released: Path, prefect: SyncPrefectClient, dpca: Command) -> None:
     before = [run.id for run in prefect.read_flow_runs(sort=FlowRunSort.START_TIME_DESC)]
     assert json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)["reused"]
     assert [run.id for run in prefect.read_flow_runs(sort=FlowRunSort.START_TIME_DESC)] == before
@@ -317,7 +319,7 @@ class _Odd(BaseException):
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError, OSError, SystemExit, _Odd])
-def test_no_error_of_any_type_tells_prefect_its_text(
+def test_prefect_stores_the_text_of_no_error(
     ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     def compute_release(_release: str, _address: str) -> str:
@@ -335,12 +337,12 @@ def test_no_error_of_any_type_tells_prefect_its_text(
     assert kind.__name__ not in everything
 
 
-def test_a_lost_dataset_folder_is_one_line(released: Path, dpca: Command) -> None:
+def test_a_lost_dataset_folder_is_reported_in_one_line(released: Path, dpca: Command) -> None:
     shutil.rmtree(next(released.glob("datasets/people/*")))
     dpca(*FIT, "--run-key", "again", "--epsilon", "0.5", "--direct", "--yes", "--json").complaint(1)
 
 
-def test_files_that_are_not_those_that_were_charged_are_refused_without_their_digests(
+def test_files_of_an_uncharged_snapshot_are_refused_without_their_digests(
     ready: Path, dpca: Command, rows_file: Path, tmp_path: Path
 ) -> None:
     """Put files of another snapshot under the charged one's name: they are refused, and no digest is shown.

@@ -84,7 +84,7 @@ def count(home: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("point", _few(WHERE))
-def test_a_forged_result_is_neither_believed_nor_unpickled(
+def test_a_forged_result_is_neither_used_nor_unpickled(
     ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, point: str
 ) -> None:
     mark = tmp_path / "run-by-the-reader"
@@ -112,7 +112,7 @@ def test_a_state_forged_during_a_run_changes_nothing(
 
 
 @pytest.mark.parametrize("point", _few(WHERE))
-def test_a_run_that_is_deleted_under_way_is_finished_all_the_same(
+def test_a_run_deleted_in_prefect_is_finished_nevertheless(
     ready: Path, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     with act_at(monkeypatch, point, lambda: prefect.delete_flow_run(newest_run(prefect, "fit-subspace").id)):
@@ -136,7 +136,7 @@ def state_of(prefect: SyncPrefectClient, run: UUID) -> str | None:
     return str(state.name)
 
 
-def test_a_run_made_to_run_again_and_again_is_one_release(ready: Path, prefect: SyncPrefectClient) -> None:
+def test_a_run_that_is_forced_to_run_repeatedly_is_one_release(ready: Path, prefect: SyncPrefectClient) -> None:
     run = scheduled(prefect)
     for _ in range(3):
         assert state_of(prefect, run) == "Completed"

@@ -62,7 +62,7 @@ def ending_of(source: str, name: str, **options: Any) -> str | None:
 
 @pytest.mark.parametrize("case", sorted(BAD_TEXT))
 @pytest.mark.parametrize("suffix", [".svm", ".svm.gz"])
-def test_a_bad_source_is_refused_in_one_line_and_leaves_nothing(
+def test_a_bad_source_is_refused_in_one_line_without_leftovers(
     ready: Path, dpca: Command, tmp_path: Path, case: str, suffix: str
 ) -> None:
     text, complaint = BAD_TEXT[case]
@@ -75,7 +75,7 @@ def test_a_bad_source_is_refused_in_one_line_and_leaves_nothing(
     assert facts_of(ready) == before
 
 
-def test_a_missing_or_cut_source_is_refused_and_leaves_nothing(ready: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_missing_or_truncated_source_is_refused_without_leftovers(ready: Path, dpca: Command, tmp_path: Path) -> None:
     cut, plain, zipped = tmp_path / "cut.svm.gz", tmp_path / "plain.svm.gz", tmp_path / "cut.npz"
     cut.write_bytes(gzip.compress(GOOD.encode() * 20)[:-9])
     plain.write_text(GOOD)
@@ -144,14 +144,14 @@ def test_a_dataset_name_is_a_plain_word(ready: Path, dpca: Command, rows_file: P
     assert facts_of(ready) == before
 
 
-def test_a_name_stays_with_its_population(ready: Path, dpca: Command, rows_file: Path) -> None:
+def test_a_dataset_name_keeps_its_population(ready: Path, dpca: Command, rows_file: Path) -> None:
     words = ("--name", "people", "--population", "others", "--features", FEATURES, "--direct", "--json")
     before = facts_of(ready)
     assert "belongs to population 'people' permanently" in dpca("dataset", "ingest", rows_file, *words).complaint(1)
     assert facts_of(ready) == before
 
 
-def test_the_report_has_the_promised_fields_and_show_list_verify_agree(
+def test_the_report_has_the_documented_fields_and_show_list_verify_agree(
     home: Path, dpca: Command, rows_file: Path
 ) -> None:
     words = (
@@ -224,7 +224,7 @@ def test_unknown_datasets_are_named(ready: Path, dpca: Command) -> None:
         assert "dataset 'nobody' does not exist" in dpca("dataset", verb, "nobody", "--json").complaint(1)
 
 
-def test_the_flow_ingests_and_tells_prefect_names_alone(
+def test_the_flow_ingests_and_prefect_stores_names_alone(
     home: Path, prefect: SyncPrefectClient, rows_file: Path
 ) -> None:
     report = run_ingest(str(rows_file), name="d", options=OPTIONS)
@@ -264,7 +264,9 @@ def test_files_given_to_the_flow_are_read_and_an_unknown_reference_is_refused(
     assert ending_of("@given", "given", features=FEATURES) == "Refused"
 
 
-def test_a_failed_ingest_keeps_the_source_of_the_one_before(home: Path, rows_file: Path, tmp_path: Path) -> None:
+def test_a_failed_ingest_keeps_the_stored_source_of_the_previous_ingest(
+    home: Path, rows_file: Path, tmp_path: Path
+) -> None:
     ingest_directly(str(rows_file), name="d", options=OPTIONS)
     bad = tmp_path / "bad.svm"
     bad.write_text("1 1:x\n")
@@ -276,7 +278,7 @@ def test_a_failed_ingest_keeps_the_source_of_the_one_before(home: Path, rows_fil
             find_source(home, unknown)
 
 
-def test_the_flow_of_a_bad_source_ends_as_refused_without_saying_why(
+def test_the_flow_of_a_bad_source_ends_as_refused_without_the_reason(
     home: Path, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
     source = tmp_path / "bad.svm"
@@ -305,7 +307,7 @@ def run(folder: Path, *kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("moments", [8, pytest.param(12, marks=pytest.mark.audit_only)])
-def test_an_ingest_killed_at_random_moments_is_invisible_and_the_next_is_right(tmp_path: Path, moments: int) -> None:
+def test_an_ingest_killed_at_random_moments_is_invisible_and_the_next_succeeds(tmp_path: Path, moments: int) -> None:
     """Kill ingests of text and triplets at random moments: no partial snapshot, and the next ingest succeeds.
 
     Each combination of source and action is killed two or three times.
@@ -412,7 +414,7 @@ def traces(home: Path) -> list[Path]:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_snapshot_lacks_the_individual_and_holds_all_others_as_they_were(
+def test_a_new_snapshot_lacks_the_individual_and_keeps_all_others(
     home: Path, dpca: Command, tmp_path: Path, kind: str
 ) -> None:
     before = ingest(dpca, tmp_path, kind)
@@ -452,7 +454,7 @@ def test_the_snapshot_is_that_of_a_source_without_the_individual(
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_what_remains_is_listed_with_what_to_do_and_the_older_snapshots_are_removed_by_one_command(
+def test_remaining_traces_are_listed_and_older_snapshots_are_removed_by_one_command(
     home: Path, dpca: Command, tmp_path: Path
 ) -> None:
     ingest(dpca, tmp_path, "schema_table")
@@ -475,7 +477,7 @@ def test_what_remains_is_listed_with_what_to_do_and_the_older_snapshots_are_remo
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_nothing_is_done_without_a_yes(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_an_erasure_needs_confirmation(home: Path, dpca: Command, tmp_path: Path) -> None:
     before = ingest(dpca, tmp_path, "unit_column")
     refused = dpca("dataset", "erase", "visits", "--unit", UNIT).complaint(1)
     assert "there is no terminal to confirm it" in refused
@@ -502,9 +504,7 @@ def test_a_lost_key_is_refused_with_the_next_step(home: Path, dpca: Command, tmp
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_whoever_has_the_rows_and_not_the_key_cannot_test_a_guess_of_an_id(
-    home: Path, dpca: Command, tmp_path: Path
-) -> None:
+def test_without_the_key_no_guess_of_an_id_can_be_tested(home: Path, dpca: Command, tmp_path: Path) -> None:
     found = []
     for name in ("one", "two"):
         made = dpca("dataset", "ingest", *unit_column(tmp_path), "--name", name, "--allow-shared-rows", "--direct")
@@ -524,7 +524,7 @@ class Killed(BaseException):
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("step", ["SnapshotWriter", "publish", "place.publish"])
-def test_a_killed_erasure_leaves_the_current_snapshot_and_is_done_again(
+def test_a_killed_erasure_keeps_the_current_snapshot_and_can_be_repeated(
     home: Path, dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     before = ingest(dpca, tmp_path, "schema_table")
@@ -549,7 +549,7 @@ def test_a_killed_erasure_leaves_the_current_snapshot_and_is_done_again(
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_an_ingest_in_between_is_not_undone(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_an_erasure_does_not_undo_a_concurrent_ingest(home: Path, dpca: Command, tmp_path: Path) -> None:
     ingest(dpca, tmp_path, "schema_table")
     workspace = Workspace.open()
     found = find_unit("visits", UNIT, catalog=workspace.catalog, keys=key_folder())
@@ -560,7 +560,7 @@ def test_an_ingest_in_between_is_not_undone(home: Path, dpca: Command, tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_individuals_keep_when_they_were_first_seen(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_an_erasure_keeps_first_seen_numbers_of_others(home: Path, dpca: Command, tmp_path: Path) -> None:
     first = np.array(["a", "b"])
     np.save(tmp_path / "rows.npy", ERASE_ROWS[:2])
     np.save(tmp_path / "who.npy", first)

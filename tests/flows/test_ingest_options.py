@@ -85,7 +85,7 @@ def test_rows_of_one_individual_are_one_record(dpca: Command, tmp_path: Path) ->
     assert dense(dataset) == [[1, 0], [3, 0], [2, 0]]
 
 
-def test_a_file_says_whose_row_each_is(dpca: Command, tmp_path: Path, rows_file: Path) -> None:
+def test_a_file_of_ids_assigns_rows_to_individuals(dpca: Command, tmp_path: Path, rows_file: Path) -> None:
     np.save(tmp_path / "owners.npy", np.arange(60) % 7)
     report, dataset = ingested(dpca, rows_file, "--features", 6, "--units", tmp_path / "owners.npy")
     assert (report["rows"], report["records"], report["privacy_unit"]) == (60, 7, "unit")
@@ -120,7 +120,7 @@ def test_several_files_are_one_source(dpca: Command, tmp_path: Path, named: str)
     assert dense(dataset) == [[1], [2], [3]]
 
 
-def test_bad_rows_become_empty_records_and_their_places_are_reported_to_the_owner(
+def test_bad_rows_become_empty_records_and_their_positions_are_reported_privately(
     dpca: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.svm").write_text("1 1:1\n1 1:nan\n1 9:1\n1 2:2\n")
@@ -139,7 +139,7 @@ def test_bad_rows_become_empty_records_and_their_places_are_reported_to_the_owne
     assert not notes.parent.exists()
 
 
-def test_a_format_is_named_where_the_name_does_not_tell(dpca: Command, visits: Path) -> None:
+def test_an_explicit_format_is_used_if_the_file_name_has_no_known_suffix(dpca: Command, visits: Path) -> None:
     plain = visits.rename(visits.with_name("visits"))
     words = (plain, "--feature-names", visits.with_name("items.txt"), *RATINGS)
     assert "give --format" in dpca("dataset", "ingest", *words, "--name", "d", "--direct").complaint(1)
@@ -162,7 +162,7 @@ def test_a_format_is_named_where_the_name_does_not_tell(dpca: Command, visits: P
         (("--feature-names", "none.txt"), 1, "cannot be read"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_and_leave_nothing(
+def test_inconsistent_options_are_refused_without_leftovers(
     ready: Path, dpca: Command, visits: Path, words: tuple[str, ...], status: int, complaint: str
 ) -> None:
     before, folders = facts_of(ready), sorted(ready.rglob("*"))
@@ -172,7 +172,7 @@ def test_options_that_do_not_fit_are_refused_and_leave_nothing(
     assert sorted(ready.rglob("*")) == folders
 
 
-def test_exports_are_read_by_others_and_by_us(dpca: Command, tmp_path: Path, rows_file: Path) -> None:
+def test_exports_are_read_by_other_programs_and_by_dpca(dpca: Command, tmp_path: Path, rows_file: Path) -> None:
     report, dataset = ingested(dpca, rows_file, "--features", 6)
     for format in ("npz", "svmlight", "parquet", "h5ad"):  # noqa: A001
         output = tmp_path / f"out.{format}"
@@ -187,7 +187,7 @@ def test_exports_are_read_by_others_and_by_us(dpca: Command, tmp_path: Path, row
     assert "is not one of" in dpca("dataset", "export", "d", "--format", "csv", "--output", tmp_path / "x").complaint(1)
 
 
-def test_through_prefect_units_and_bad_rows_stay_inside(
+def test_prefect_stores_neither_ids_nor_bad_rows(
     home: Path, dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
     (tmp_path / "wide.csv").write_text("who,a,b\nann-tadmor,1,0\nbob-tadmor,zz-tadmor,0\nann-tadmor,3,7\n")
@@ -201,7 +201,7 @@ def test_through_prefect_units_and_bad_rows_stay_inside(
         assert secret not in kept_by(prefect)
 
 
-def test_ids_that_look_alike_are_reported_to_the_curator_alone(
+def test_similar_ids_are_reported_to_the_curator_alone(
     dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
     (tmp_path / "wide.csv").write_text("who,a,b\n7,1,0\n07,2,0\nzenobia-palmyra,3,0\n zenobia-palmyra,4,0\nyan,5,0\n")
@@ -217,7 +217,7 @@ def test_ids_that_look_alike_are_reported_to_the_curator_alone(
     assert not any(secret in kept_by(prefect) for secret in ("differ from another", "zenobia-palmyra"))
 
 
-def test_a_lost_table_of_first_seen_ids_is_one_line_for_the_curator(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_lost_table_of_first_seen_ids_is_reported_in_one_line(home: Path, dpca: Command, tmp_path: Path) -> None:
     (tmp_path / "wide.csv").write_text("who,a\nann,1\nbob,2\n")
     words = (
         "dataset",
@@ -242,7 +242,9 @@ def test_a_lost_table_of_first_seen_ids_is_one_line_for_the_curator(home: Path, 
     assert "warning" not in dpca(*words).err
 
 
-def test_rows_of_other_people_are_refused_in_one_line_without_their_digest(dpca: Command, rows_file: Path) -> None:
+def test_rows_of_another_population_are_refused_in_one_line_without_their_digest(
+    dpca: Command, rows_file: Path
+) -> None:
     words = ("dataset", "ingest", rows_file, "--features", 6, "--direct")
     first = json.loads(dpca(*words, "--name", "people", "--json").out)
     line = dpca(*words, "--name", "others").complaint(1)

@@ -69,14 +69,14 @@ def test_every_setting_has_a_type_a_help_text_and_its_own_default() -> None:
     assert seen
 
 
-def test_no_form_offers_what_weakens_a_guarantee() -> None:
+def test_no_form_offers_settings_that_weaken_a_guarantee() -> None:
     assert not [key for parts in PARTS.values() for rules in parts.values() for key in rules if "allow" in key]
     for family, parts in PARTS.items():
         assert not parts.keys() & FAMILIES[family].references.keys()
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_a_part_that_a_form_fills_with_its_defaults_is_the_mechanism_as_it_is(family: str, name: str) -> None:
+def test_a_form_with_default_values_gives_the_default_mechanism(family: str, name: str) -> None:
     _, fixed = PROBLEMS[family]
     defaults = {key: rule.get("default") for key, rule in PARTS[family][name].items()}
     settings = text_settings({name: defaults, "another": {}, "none": None}, of=name)
@@ -96,7 +96,7 @@ def _outside(rule: Mapping[str, Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("family", "name"), ALL)
-def test_what_a_form_refuses_the_mechanism_refuses_too(family: str, name: str) -> None:
+def test_the_mechanism_refuses_everything_that_the_form_refuses(family: str, name: str) -> None:
     problem, fixed = PROBLEMS[family]
     target = PrivacyTarget(epsilon=1.0, delta=0.0 if name in ("laplace", "avn") else 1e-7)
     for key, rule in PARTS[family][name].items():
@@ -110,7 +110,7 @@ def test_what_a_form_refuses_the_mechanism_refuses_too(family: str, name: str) -
                 ).plan(problem, target)
 
 
-def test_the_part_of_another_mechanism_is_refused_unless_it_is_empty() -> None:
+def test_settings_of_another_mechanism_are_refused_unless_empty() -> None:
     requested: dict[str, Any] = {
         "dataset": "d",
         "components": 2,

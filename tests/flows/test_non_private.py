@@ -32,7 +32,7 @@ INSIST = "--i-know-this-is-not-private"
 
 
 @pytest.mark.parametrize("manner", [(), ("--dry-run",), ("--epsilon", "1", "--delta", "1e-6")], ids=len)
-def test_it_is_refused_without_insisting_and_nothing_is_charged(
+def test_the_reference_is_refused_without_its_option_and_not_charged(
     ready: Path, dpca: Command, manner: tuple[str, ...]
 ) -> None:
     before = facts_of(ready)
@@ -40,7 +40,7 @@ def test_it_is_refused_without_insisting_and_nothing_is_charged(
     assert facts_of(ready) == before
 
 
-def test_a_private_mechanism_takes_no_such_insistence(ready: Path, dpca: Command) -> None:
+def test_a_private_mechanism_refuses_the_option_for_non_private_results(ready: Path, dpca: Command) -> None:
     assert "analyze_gauss' is private" in dpca(*FIT, INSIST, "--direct", "--yes").complaint(1)
     assert "private histogram" in dpca(*REFERENCE, INSIST, "--clip-norm", "quantile:0.9").complaint(1)
 
@@ -51,7 +51,7 @@ def test_a_private_mechanism_needs_epsilon_and_delta(ready: Path, dpca: Command,
     assert missing in dpca(*FIT[:at], *FIT[at + 2 :], "--direct", "--yes").complaint(2)
 
 
-def test_it_is_marked_for_ever_and_voids_the_budget(released: Path, dpca: Command) -> None:
+def test_a_reference_result_is_marked_permanently_and_voids_the_budget(released: Path, dpca: Command) -> None:
     ending = dpca(*REFERENCE, INSIST)
     report = json.loads(ending.out)
     assert "not private" in ending.err
@@ -75,13 +75,13 @@ def test_it_is_marked_for_ever_and_voids_the_budget(released: Path, dpca: Comman
     assert "voided" in dpca(*FIT, "--epsilon", "0.01", "--direct", "--yes", "--json").complaint(3)
 
 
-def test_its_mark_cannot_be_left_out_of_a_manifest() -> None:
+def test_a_manifest_without_the_non_private_mark_is_refused() -> None:
     facts = {"mechanism": "non_private", "privacy": {"epsilon": 1.0}}
     with pytest.raises(Invalid, match="not private"):
         PrivateSubspace(components=np.eye(1, 3), manifest=facts)
 
 
-def test_a_flow_of_who_insists_says_so_and_no_form_offers_it(ready: Path, prefect: SyncPrefectClient) -> None:
+def test_a_flow_needs_an_explicit_option_that_no_form_offers(ready: Path, prefect: SyncPrefectClient) -> None:
     request = SubspaceRequest(
         dataset="people",
         components=2,
@@ -157,7 +157,7 @@ def test_a_failed_test_is_reported_in_one_line_spent_and_published_as_failed(dpc
 
 @pytest.mark.usefixtures("opened")
 @pytest.mark.parametrize("mechanism", ["smooth_sensitivity", "exponential"])
-def test_a_mean_is_bought_within_the_epsilon_requested_and_published(dpca: Command, mechanism: str) -> None:
+def test_a_private_mean_is_charged_within_the_requested_epsilon_and_published(dpca: Command, mechanism: str) -> None:
     words = (*FIT, "--mechanism", mechanism, "--center", "private", "--json")
     promised = json.loads(dpca(*words, "--dry-run").out)
     assert promised["fits"] is True
@@ -179,9 +179,7 @@ def test_a_mean_is_bought_within_the_epsilon_requested_and_published(dpca: Comma
     ],
     ids=lambda words: str(words[-1]),
 )
-def test_what_is_not_offered_is_refused_before_anything_is_charged(
-    dpca: Command, words: tuple[str, ...], text: str
-) -> None:
+def test_unsupported_requests_are_refused_before_a_charge(dpca: Command, words: tuple[str, ...], text: str) -> None:
     assert text in dpca(*FIT, "--mechanism", "smooth_sensitivity", *words, *RUN).complaint(1)
     assert Workspace.open().ledger.statement("people").spent == 0
 
@@ -233,7 +231,7 @@ def made_read_only(home: Path) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
-def test_reading_commands_need_no_room_and_no_permission_to_write(released: Path, trouble: str) -> None:
+def test_reading_commands_work_on_full_and_read_only_disks(released: Path, trouble: str) -> None:
     before = facts_of(released)
     undo = made_read_only(released) if trouble == "read-only" else (lambda: None)
     try:

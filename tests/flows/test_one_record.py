@@ -162,7 +162,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, An
 
 
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
-def test_the_loop_ends_in_public_as_without_the_record(
+def test_the_public_result_of_the_loop_does_not_depend_on_one_record(
     neighbour: str,
     calm: Callable[..., dict[str, Any]],
     hook: Webhook,
@@ -181,7 +181,7 @@ def test_the_loop_ends_in_public_as_without_the_record(
     assert f",{place}," in "\n".join(report_of(tmp_path / "home")), report_of(tmp_path / "home")
 
 
-def test_a_file_of_nobody_ends_as_a_file_of_one(
+def test_an_empty_file_ends_like_a_file_of_one_record(
     hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ends = []
@@ -193,7 +193,7 @@ def test_a_file_of_nobody_ends_as_a_file_of_one(
 
 
 @pytest.mark.parametrize(("allowed", "version"), [("0.05", None), ("0.95", 1)])
-def test_a_release_that_lost_many_records_is_held_by_a_charged_count(
+def test_a_release_with_many_rejected_records_is_withheld_by_a_charged_count(
     allowed: str, version: int | None, hook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reject half of the records: a noisy, charged count decides whether the release is withheld.
@@ -236,7 +236,7 @@ def test_an_unattended_ingest_ends_at_a_fault_of_the_file_with_one_constant_line
     assert [f"{number}.csv" in line for number, line in enumerate(report.read_text().splitlines())] == [True] * 4
 
 
-def test_a_loop_refuses_to_end_at_a_bad_row(dpca: Command, inbox: Path) -> None:
+def test_a_loop_refuses_the_option_to_stop_at_a_bad_row(dpca: Command, inbox: Path) -> None:
     assert dpca("budget", "open", "people", "--epsilon", 20, "--delta", 1e-6).status == 0
     requested = ("subspace", "refresh", inbox, "people", *REFRESH, *WIDE, "--on-error", "fail")
     assert "outcome of an unattended run is public" in dpca(*requested).complaint(1)
@@ -336,7 +336,7 @@ def public_facts(act: Callable[[np.ndarray, int], Any], second: np.ndarray, home
 
 
 @pytest.mark.parametrize("act", [fit, scheduled_fit, tick, sites, refresh])
-def test_whether_the_second_rows_are_equal_changes_no_public_fact(
+def test_public_facts_do_not_depend_on_whether_repeated_rows_are_equal(
     act: Callable[[np.ndarray, int], Any], tmp_path: Path
 ) -> None:
     same, changed = (public_facts(act, rows, tmp_path / name) for name, rows in (("same", ROWS), ("changed", CHANGED)))

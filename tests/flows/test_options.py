@@ -190,7 +190,7 @@ def test_the_command_takes_each_option_and_shows_the_same_text_and_bounds(derive
         assert parameter.max == (None if is_open else bounds.get("le"))
 
 
-def test_storage_and_stage_take_the_record_and_no_option_next_to_it() -> None:
+def test_storage_and_stage_take_the_options_as_one_record() -> None:
     for function in (ingest, ingest_source):
         parameters = inspect.signature(function).parameters
         assert parameters["options"].annotation is IngestOptions
@@ -234,7 +234,7 @@ def outside(option: OptionField) -> list[Any]:
     return values + (["another"] if option.words else [])
 
 
-def test_the_words_of_a_request_are_those_that_the_core_knows() -> None:
+def test_the_choices_of_a_request_are_those_of_the_core() -> None:
     words = {option.name: option.words for option in options_of(SubspaceRequest)}
     assert words["mechanism"] == ("auto", *sorted({**SUBSPACE.mechanisms, **SUBSPACE.references}))
     assert words["row_policy"] == typing.get_args(RowPolicy)

@@ -110,7 +110,7 @@ def during(act: Callable[[], None], *, after: float) -> threading.Thread:
 
 @pytest.mark.audit_only
 @pytest.mark.timeout(240)
-def test_a_link_that_is_cut_and_heals_changes_no_bit() -> None:
+def test_a_link_that_is_cut_and_restored_changes_no_bit() -> None:
     def body() -> None:
         with cluster() as (client, set_link):
 
@@ -174,7 +174,9 @@ def test_a_link_of_a_megabit_changes_no_bit() -> None:
 NOBODY = "tcp://127.0.0.1:1"
 
 
-def test_a_missing_cluster_costs_nothing(ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cluster_is_detected_before_a_charge(
+    ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DPCA_CLUSTER", NOBODY)
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
         complaint = dpca(*FIT, "--direct", "--yes").complaint(1)
@@ -251,7 +253,7 @@ def test_a_release_is_made_from_and_served_by_an_object_store(
             assert ACCESS_KEY.encode() not in path.read_bytes()
 
 
-def test_commands_say_in_one_line_what_is_wrong_with_a_store(
+def test_commands_report_an_unusable_store_in_one_line(
     server: Server, ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "there is no snapshot at s3://a-bucket/some/prefix" in dpca("dataset", "verify", "people").complaint(1)

@@ -62,7 +62,7 @@ def test_diagnostics_are_those_of_dense_arithmetic_and_leave_no_trace(
     assert "NOT private" in text
 
 
-def test_an_estimate_is_charged_published_and_the_same_when_requested_again(released: Path, dpca: Command) -> None:
+def test_an_estimate_is_charged_once_and_published(released: Path, dpca: Command) -> None:
     spent = Workspace.read_only().ledger.statement("people").spent
     shown = json.loads(dpca(*BUY, "--dry-run").out)
     assert (shown["evaluated"], shown["fits"], shown["epsilon"]) == ("sub@1", True, 0.5)
@@ -123,7 +123,7 @@ def test_a_centred_and_a_normalised_release_are_evaluated_on_their_own_rows(read
     assert ended.status == 0, ended.err
 
 
-def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
+def test_an_impossible_evaluation_is_refused_in_one_line_without_a_charge(
     released: Path, dpca: Command, tmp_path: Path
 ) -> None:
     before = contents(released)
@@ -154,7 +154,7 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line_and_nothing_is_charged(
     assert Workspace.read_only().ledger.statement("wide").spent == 0
 
 
-def test_an_estimate_is_no_subspace_and_what_is_not_private_gets_no_estimate(ready: Path, dpca: Command) -> None:
+def test_estimates_are_refused_as_subspaces_and_for_non_private_results(ready: Path, dpca: Command) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0, ready
     assert dpca(*BUY).status == 0
     assert "a subspace is needed" in dpca("subspace", "evaluate", "sub.evaluation", "people").complaint(1)
@@ -165,7 +165,7 @@ def test_an_estimate_is_no_subspace_and_what_is_not_private_gets_no_estimate(rea
     assert "bare@1 is not private" in refused.complaint(1)
 
 
-def test_columns_of_other_names_are_other_columns(dpca: Command, tmp_path: Path) -> None:
+def test_data_with_other_column_names_is_refused(dpca: Command, tmp_path: Path) -> None:
     for name in ("here", "there"):
         source, names = tmp_path / f"{name}.svm", tmp_path / f"{name}.txt"
         source.write_text("1 1:1 3:1\n1 2:1 3:1\n" * 10 + f"1 1:{len(name)}\n")
@@ -206,7 +206,7 @@ def test_another_number_of_components_is_free_and_exact(dpca: Command, component
     np.testing.assert_array_equal(back.components, old.components)
 
 
-def test_more_components_than_were_kept_are_refused(released: Path, dpca: Command) -> None:
+def test_more_components_than_are_stored_are_refused(released: Path, dpca: Command) -> None:
     words = ("subspace", "refit", "sub@1", "--components", "7", "--publish", "other")
     assert "contains 6 directions" in dpca(*words).complaint(1)
 
@@ -293,5 +293,5 @@ def test_an_export_centres_as_the_artifact_does_and_names_the_features(
         (("--center", "median"), "center='median' is not one of none, private; choose one of them"),
     ],
 )
-def test_what_makes_no_sense_is_refused(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
+def test_meaningless_refits_are_refused(ready: Path, dpca: Command, words: tuple[str, ...], complaint: str) -> None:
     assert complaint in dpca(*FIT, *words, "--direct", "--yes").complaint(1)

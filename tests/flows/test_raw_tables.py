@@ -118,7 +118,7 @@ def test_permuted_raw_columns_give_bit_equal_scores(releases: Path, dpca: Comman
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_missing_raw_column_is_one_line(releases: Path, dpca: Command, tmp_path: Path, name: str) -> None:
+def test_a_missing_raw_column_is_refused_in_one_line(releases: Path, dpca: Command, tmp_path: Path, name: str) -> None:
     table, output = TABLES[name], tmp_path / "scores.npy"
     source = table.write(tmp_path, without=table.needed)
     refused = dpca("transform", name, source, "--output", output).complaint(1)
@@ -180,7 +180,7 @@ def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: 
         assert "SECRET" not in Path(report["path"]).with_name(f"{report['snapshot']}.rejected.csv").read_text()
 
 
-def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_options_that_repeat_facts_of_a_schema_are_refused(home: Path, dpca: Command, tmp_path: Path) -> None:
     source, schema = BANK.write(tmp_path), BANK.write_schema(tmp_path)
     words = ("dataset", "ingest", source, "--name", "d", "--table-schema", schema, "--direct")
     for given in (("--features", 3), ("--header",), ("--unit-column", "kunde"), ("--public-items",), ("--scale", "x")):
@@ -194,7 +194,7 @@ def test_what_a_schema_states_is_not_given_twice(home: Path, dpca: Command, tmp_
     assert json.loads(dpca("dataset", "show", "d", "--json").out)["norm_at_most"] == pytest.approx(2 * 2**0.5, abs=1e-6)
 
 
-def test_through_prefect_the_schema_is_named_and_values_stay_inside(
+def test_prefect_stores_the_name_of_a_schema_and_no_values(
     home: Path, dpca: Command, prefect: SyncPrefectClient, tmp_path: Path
 ) -> None:
     words = ("--name", "d", "--table-schema", CENSUS.write_schema(tmp_path), "--json")
@@ -204,7 +204,7 @@ def test_through_prefect_the_schema_is_named_and_values_stay_inside(
         assert secret not in kept_by(prefect)
 
 
-def test_another_schema_is_refused_where_a_release_is_evaluated(releases: Path, dpca: Command, tmp_path: Path) -> None:
+def test_an_evaluation_on_another_schema_is_refused(releases: Path, dpca: Command, tmp_path: Path) -> None:
     schema = NESTED.write_schema(tmp_path)
     schema.write_text(NESTED.schema.replace("range: [0, 100]", "range: [0, 150]"))
     words = ("--name", "other", "--table-schema", schema, "--direct")
@@ -215,7 +215,7 @@ def test_another_schema_is_refused_where_a_release_is_evaluated(releases: Path, 
     assert facts_of(releases) == before
 
 
-def test_sites_of_one_schema_release_jointly_with_it_and_sites_of_unlike_ones_are_refused(
+def test_sites_with_equal_schemas_release_jointly_and_others_are_refused(
     home: Path, dpca: Command, tmp_path: Path
 ) -> None:
     source, schema = NESTED.write(tmp_path), NESTED.write_schema(tmp_path)

@@ -64,7 +64,7 @@ def test_a_file_moves_the_champion_and_a_second_run_does_nothing(inbox: Path, ho
     Workspace.open().ledger.verify()
 
 
-def test_a_release_of_noise_is_held_with_a_notice(inbox: Path, hook: Webhook) -> None:
+def test_a_release_of_noise_is_withheld_with_a_notice(inbox: Path, hook: Webhook) -> None:
     open_budget()
     drop(inbox, "monday.npy", seed=1)
     refresh(inbox)
@@ -77,7 +77,7 @@ def test_a_release_of_noise_is_held_with_a_notice(inbox: Path, hook: Webhook) ->
     assert hook.reported[-1]["artifact"] == f"{NAME}@2"
 
 
-def test_a_first_release_of_noise_is_held_too_and_the_next_is_judged_by_its_verdict_alone(inbox: Path) -> None:
+def test_a_first_release_of_noise_is_withheld_and_the_next_is_judged_by_its_verdict_alone(inbox: Path) -> None:
     open_budget()
     drop(inbox, "monday.npy", seed=1)
     refresh(inbox, epsilon=1e-4)
@@ -88,7 +88,7 @@ def test_a_first_release_of_noise_is_held_too_and_the_next_is_judged_by_its_verd
     assert champion() == 2
 
 
-def test_a_release_that_turned_away_from_the_champion_is_held(inbox: Path) -> None:
+def test_a_release_far_from_the_champion_is_withheld(inbox: Path) -> None:
     open_budget()
     drop(inbox, "monday.npy", seed=1)
     refresh(inbox)
@@ -102,7 +102,7 @@ def test_a_release_that_turned_away_from_the_champion_is_held(inbox: Path) -> No
 @pytest.mark.parametrize(
     "stage", ["take_next", "reserve_arrival", "make_reserved", "decide_release"], ids=lambda stage: stage
 )
-def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
+def test_a_killed_run_continues_and_the_arrival_is_charged_once(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     ledger = open_budget()
@@ -135,7 +135,7 @@ def test_a_run_that_died_goes_on_and_the_arrival_is_charged_once(
     assert hook.events().count("dpca.release.promoted") == 1
 
 
-def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: Path, hook: Webhook) -> None:
+def test_paced_releases_get_equal_shares_with_alerts_until_the_budget_is_spent(inbox: Path, hook: Webhook) -> None:
     ledger = open_budget(6.0)
     share = written_share(pacing_facts(ledger, DATASET, runs=4, delta=DELTA)["epsilon_each"])
     for number in range(4):
@@ -153,7 +153,7 @@ def test_paced_releases_take_equal_shares_with_alerts_until_all_are_made(inbox: 
     assert refresh(inbox, epsilon=None, releases=4)["decisions"] == []
 
 
-def test_the_question_says_what_a_file_costs_and_what_is_left_now_and_after(inbox: Path) -> None:
+def test_the_confirmation_states_cost_and_remaining_budget_of_a_file(inbox: Path) -> None:
     open_budget(8.0)
     requested = request()
     first = subject.question_of(requested, OPTIONS, releases=None)
@@ -177,7 +177,7 @@ def test_a_loop_needs_an_epsilon_or_a_number_of_releases(inbox: Path) -> None:
             refresh(inbox, epsilon=epsilon, releases=releases)
 
 
-def test_an_alert_is_reported_by_the_next_run_where_the_one_that_charged_died_before_it_reported(
+def test_an_alert_lost_with_a_killed_run_is_sent_by_the_next_run(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget(6.0)
@@ -195,7 +195,7 @@ def test_an_alert_is_reported_by_the_next_run_where_the_one_that_charged_died_be
     assert [shown["percent_left"] for shown in hook.reported if shown["event"] == "dpca.budget.low"] == [50, 20, 5]
 
 
-def test_a_refusal_that_may_pass_ends_no_arrival_and_the_next_run_publishes_it_at_no_charge(
+def test_a_temporary_refusal_keeps_the_arrival_for_the_next_run_at_no_new_charge(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget()
@@ -215,7 +215,7 @@ def test_a_refusal_that_may_pass_ends_no_arrival_and_the_next_run_publishes_it_a
     assert states() == ["committed"]
 
 
-def test_a_release_that_its_own_request_keeps_back_ends_its_arrival_once(inbox: Path, hook: Webhook) -> None:
+def test_a_release_withheld_by_its_request_ends_its_arrival_once(inbox: Path, hook: Webhook) -> None:
     open_budget()
     drop(inbox, "monday.npy", seed=1)
     assert refresh(inbox, require_share=1.0)["outcome"] == "1 kept back"
@@ -225,7 +225,7 @@ def test_a_release_that_its_own_request_keeps_back_ends_its_arrival_once(inbox: 
     assert Registry.open().names() == []
 
 
-def test_an_arrival_that_was_charged_is_finished_under_its_own_terms(
+def test_a_charged_arrival_is_finished_under_its_original_terms(
     inbox: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = open_budget()
@@ -245,7 +245,7 @@ def test_an_arrival_that_was_charged_is_finished_under_its_own_terms(
     assert f"was charged as {NAME} before" in caplog.text
 
 
-def test_a_rollback_between_a_promotion_and_the_end_of_its_arrival_stands(
+def test_a_manual_rollback_during_a_killed_run_is_kept(
     inbox: Path, hook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget()
@@ -269,9 +269,7 @@ def test_a_rollback_between_a_promotion_and_the_end_of_its_arrival_stands(
     assert hook.events().count("dpca.release.promoted") == 2
 
 
-def test_an_alias_that_moves_while_a_release_is_judged_has_it_judged_again(
-    inbox: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_is_judged_again_if_the_alias_moves_meanwhile(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     open_budget()
     for number in (1, 2):
         drop(inbox, f"{number}.npy", seed=number)
@@ -290,7 +288,7 @@ def test_an_alias_that_moves_while_a_release_is_judged_has_it_judged_again(
     assert (made["decision"], made["champion_before"]) == ("promoted", f"{NAME}@1")
 
 
-def test_the_outcome_comes_first_also_where_the_run_then_fails(inbox: Path, dpca: Command) -> None:
+def test_the_outcome_is_printed_first_even_if_the_run_then_fails(inbox: Path, dpca: Command) -> None:
     open_budget(5.0)
     for number in (1, 2):
         os.utime(drop(inbox, f"{number}.npy", seed=number), (number, number))

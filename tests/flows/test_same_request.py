@@ -79,7 +79,7 @@ def assert_overtaken_at(point: str, home: Path, monkeypatch: pytest.MonkeyPatch,
         *("artifact.staged", "artifact.written", "commit.row_committed", "commit.key_erased"),
     ],
 )
-def test_whoever_is_overtaken_returns_the_release_that_another_finished(
+def test_an_overtaken_process_returns_the_release_that_another_finished(
     ready: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     assert_overtaken_at(point, ready, monkeypatch, direct=True)
@@ -119,13 +119,11 @@ def test_each_stage_opens_the_workspace_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("prefect")
-def test_a_flow_that_is_overtaken_ends_well(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overtaken_flow_completes(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_overtaken_at("keep.file_written", ready, monkeypatch, direct=False)
 
 
-def test_a_step_that_another_answered_from_other_directions_is_taken_over(
-    ready: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_answered_by_another_process_is_used(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let another process answer one step with different directions, as on another machine: its answer is used."""
     orthonormal = vars(noisy_power)["orthonormal"]
 
@@ -156,9 +154,7 @@ def test_a_step_that_another_answered_from_other_directions_is_taken_over(
     assert (names.count("step_kept"), names.count("step_conflict"), names.count("release_reserved")) == (3, 1, 1)
 
 
-def test_an_artifact_whose_last_bits_differ_gives_way_to_the_committed_one(
-    ready: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_committed_artifact_replaces_one_with_other_last_bits(ready: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others: list[dict[str, Any]] = []
 
     def commit_another() -> None:
@@ -184,7 +180,7 @@ def _fields(made: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("refine", [None, "none"])
-def test_a_release_reads_its_artifact_back_once_and_whoever_finds_it_reads_it_again(
+def test_a_release_verifies_its_artifact_once_and_each_repetition_again(
     ready: Path, monkeypatch: pytest.MonkeyPatch, refine: str | None
 ) -> None:
     read: list[str] = []
@@ -208,7 +204,7 @@ def test_a_release_reads_its_artifact_back_once_and_whoever_finds_it_reads_it_ag
 
 
 @pytest.mark.parametrize("parts", [("dpca.sqlite",), ("dpca.sqlite", "keys", "registry")])
-def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command, parts: tuple[str, ...]) -> None:
+def test_a_restored_home_is_charged_again_for_lost_releases(ready: Path, dpca: Command, parts: tuple[str, ...]) -> None:
     shutil.copytree(ready, ready.with_name("copy"))
     made = json.loads(dpca(*FIT, "--direct", "--yes", "--json").out)
     for name in parts:
@@ -237,7 +233,7 @@ def test_what_a_restored_home_forgot_is_charged_again(ready: Path, dpca: Command
     assert other["artifact"] == "sub@2"
 
 
-def test_a_lost_ledger_is_locked_and_goes_on_once_somebody_pays(released: Path, dpca: Command) -> None:
+def test_a_lost_ledger_is_locked_until_an_operator_accepts_the_charges(released: Path, dpca: Command) -> None:
     before = Registry.open().resolve("sub@1").digest
     shutil.rmtree(released / "keys")
     for path in released.glob("dpca.sqlite*"):

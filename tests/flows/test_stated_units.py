@@ -135,7 +135,7 @@ def test_every_place_states_the_guarantee_in_one_sentence(
     assert f"<td>{budget}</td>" in site.answer("datasets.html").content.decode()
 
 
-def test_a_name_of_markup_is_text_on_every_page(dpca: Command, ingest: Any) -> None:
+def test_a_name_with_markup_is_escaped_on_every_page(dpca: Command, ingest: Any) -> None:
     name = "<img src=x onerror=alert(1)>\"'_id"
     ingest("--units", "owners.npy", "--unit-name", name)
     assert opened(dpca, "--unit", name).status == 0
@@ -159,12 +159,12 @@ def test_a_name_of_markup_is_text_on_every_page(dpca: Command, ingest: Any) -> N
     ],
     ids=str,
 )
-def test_what_is_no_unit_opens_no_budget(dpca: Command, words: tuple[str, ...]) -> None:
+def test_an_invalid_unit_opens_no_budget(dpca: Command, words: tuple[str, ...]) -> None:
     opened(dpca, *words).complaint(1)
     assert "no budget" in dpca("budget", "show", "people").complaint(1)
 
 
-def test_a_column_that_cannot_be_stated_is_named_otherwise(dpca: Command, ingest: Any) -> None:
+def test_a_unit_column_with_an_unprintable_name_needs_another_name(dpca: Command, ingest: Any) -> None:
     with pytest.raises(AssertionError, match="--unit-name"):
         ingest("--unit-column", "a`b")
     ingest("--unit-column", "a`b", "--unit-name", "patient_id")
@@ -221,7 +221,7 @@ def opened_of_warnings(rows_file: Path, dpca: Command) -> None:
 
 
 @pytest.mark.usefixtures("opened_of_warnings")
-def test_noise_is_warned_of_before_and_after_it_is_released(dpca: Command) -> None:
+def test_a_release_of_noise_warns_before_and_after(dpca: Command) -> None:
     promised = dpca(*NOISY, "--dry-run", "--json")
     (before,) = json.loads(promised.out)["warnings"]
     assert BEFORE in before

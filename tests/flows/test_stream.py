@@ -114,7 +114,7 @@ def dying_at(point: str) -> Iterator[None]:
 
 
 class TestTicks:
-    def test_publish_a_version_a_slot_for_nothing_and_state_where_it_is_from(self, opened: Path) -> None:
+    def test_each_tick_publishes_a_version_without_charge_and_states_its_origin(self, opened: Path) -> None:
         before = spent()
         first, again, second = tick("2026-11-01"), tick("2026-11-01"), tick("2026-11-02")
         assert spent() == before
@@ -137,7 +137,7 @@ class TestTicks:
             assert compare_artifacts(connection, workspace.store) == 2
 
     @pytest.mark.parametrize("point", ["tick.row_committed", "answer.row_committed"])
-    def test_cut_off_give_the_same_bits_though_more_was_ingested_since(
+    def test_interrupted_ticks_give_equal_bits_after_later_ingests(
         self, opened: Path, monkeypatch: pytest.MonkeyPatch, point: str
     ) -> None:
         other = opened.with_name("other")
@@ -154,7 +154,7 @@ class TestTicks:
             whole = tick("2026-11-02")
         assert cut["digest"] == whole["digest"]
 
-    def test_whose_answer_a_sweep_took_are_one_clear_line_and_then_have_the_same_bits(
+    def test_ticks_whose_stored_answer_was_removed_fail_in_one_line_and_repeat_with_equal_bits(
         self, opened: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = opened.with_name("other")
@@ -175,13 +175,13 @@ class TestTicks:
         with drawn_keys():
             assert tick("2026-11-01")["digest"] == again["digest"]
 
-    def test_left_by_a_crash_are_finished_by_the_next_slot(self, opened: Path) -> None:
+    def test_ticks_left_by_a_crash_are_finished_by_the_next_slot(self, opened: Path) -> None:
         with dying_at("keep.row_committed"):
             tick("2026-11-01")
         assert tick("2026-11-02")["tick"] == 2
         assert [row.version for row in Registry.open().list()] == [1, 2]
 
-    def test_with_other_data_are_refused_and_the_data_enter_with_the_next(self, opened: Path) -> None:
+    def test_an_existing_tick_refuses_newer_data_and_the_next_tick_uses_it(self, opened: Path) -> None:
         tick("2026-11-01")
         turned = np.linalg.qr(np.random.default_rng(2).normal(size=(D, D)))[0][:K]
         snapshot = ingest(opened, night=2, directions=turned, count=30_000)
@@ -191,7 +191,7 @@ class TestTicks:
         found = Registry.open().load("nightly@2", PrivateSubspace)
         assert np.linalg.norm(found.components @ turned.T) ** 2 / K > 0.95
 
-    def test_closed_or_without_their_answer_leave_the_others(self, opened: Path, dpca: Command) -> None:
+    def test_closed_ticks_and_ticks_without_answer_do_not_affect_others(self, opened: Path, dpca: Command) -> None:
         tick("2026-11-01")
         with dying_at("tick.row_committed"):
             tick("2026-11-02")
@@ -210,7 +210,7 @@ class TestTicks:
         found = Registry.open().load("nightly", PrivateSubspace)
         assert np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K > 0.95
 
-    def test_of_a_stream_with_other_columns_are_refused(self, opened: Path) -> None:
+    def test_ticks_on_data_with_other_columns_are_refused(self, opened: Path) -> None:
         np.save(opened.with_name("wide.npy"), np.ones((50, D + 1)))
         again = ["dataset", "ingest", str(opened.with_name("wide.npy")), "--name", "people", "--direct"]
         assert main(again) == 1  # every snapshot of a dataset must have the same columns
@@ -219,7 +219,7 @@ class TestTicks:
         with pytest.raises(Exception, match="columns of 'people' differ from those"):
             tick("2026-11-01")
 
-    def test_of_other_individuals_are_refused(self, opened: Path) -> None:
+    def test_ticks_on_data_with_another_unit_are_refused(self, opened: Path) -> None:
         np.save(opened.with_name("ids.npy"), np.arange(3_000) // 2)
         rows, ids = (str(opened.with_name(name)) for name in ("1.npy", "ids.npy"))
         write_rows(Path(rows), night=1)
@@ -232,7 +232,7 @@ class TestTicks:
         ):
             tick("2026-11-01")
 
-    def test_of_people_follow_who_is_removed_and_comes_back(self, opened: Path) -> None:
+    def test_ticks_count_a_removed_and_readmitted_person_correctly(self, opened: Path) -> None:
         """Remove a person on night 2 and admit the same id again on night 3."""
         nights = ((0, 1, 2, 3), (1, 2, 3), (0, 1, 2, 3, 4))
         for night, people in enumerate(nights, start=1):
@@ -256,14 +256,14 @@ class TestTicks:
         found = {block.first_seen: len(block.record_ptr) - 1 for block in map(snapshot.read, range(snapshot.n_blocks))}
         assert found == {ticks[0].number: 4, ticks[2].number: 1}
 
-    def test_of_a_removed_snapshot_are_to_be_closed(self, opened: Path) -> None:
+    def test_ticks_of_a_removed_snapshot_must_be_closed(self, opened: Path) -> None:
         with dying_at("tick.row_committed"):
             tick("2026-11-01")
         Workspace.open().catalog.remove("people", force=True)
         with pytest.raises(Exception, match=r"removed.*close the tick"):
             tick("2026-11-01")
 
-    def test_align_and_test_for_drift(self, opened: Path) -> None:
+    def test_ticks_are_aligned_and_tested_for_drift(self, opened: Path) -> None:
         reports = [tick(f"2026-11-{number:02}") for number in range(1, 9)]
         assert "drift_p" not in reports[6]
         assert 0.0 <= reports[7].get("drift_p", 0.5) <= 1.0
@@ -280,7 +280,7 @@ def _fire(_: int) -> str:
     return str(tick("2026-11-01")["digest"])
 
 
-def test_two_schedulers_that_fire_the_same_slot_give_one_tick(opened: Path) -> None:
+def test_two_schedulers_that_run_the_same_slot_give_one_tick(opened: Path) -> None:
     with get_context("fork").Pool(3) as pool:
         assert len(set(pool.map(_fire, range(3), chunksize=1))) == 1
     stream, ticks = Workspace.read_only().ledger.streams.show("nightly")
@@ -315,7 +315,7 @@ class TestCommands:
         assert (extended["ticks"], extended["spent"]) == (40, offered["spent_after"])
         assert json.loads(dpca("stream", "extend", "nightly", "--ticks", "30", "--yes", "--json").out)["ticks"] == 40
 
-    def test_instalments_add_up_to_the_whole(self, opened: Path, dpca: Command) -> None:
+    def test_instalments_add_up_to_the_total_cost(self, opened: Path, dpca: Command) -> None:
         main(["stream", "close", "nightly"])
         before = Workspace.read_only().ledger.statement("people")
         parts = ("--ticks", "20", "--instalment", "5", "--publish", "parts", "--yes", "--json")
@@ -331,9 +331,7 @@ class TestCommands:
         assert sum(squares) == pytest.approx(whole, rel=1e-12)
         assert sum(squares) >= whole
 
-    def test_a_single_tick_is_shown_with_no_price_for_more_as_its_weights_end(
-        self, opened: Path, dpca: Command
-    ) -> None:
+    def test_a_stream_of_one_tick_is_shown_without_a_price_for_extension(self, opened: Path, dpca: Command) -> None:
         report = json.loads(dpca(*OPEN, "--publish", "one", "--ticks", "1", "--yes", "--json").out)
         assert (report["ticks"], report["left"], report["extending"]) == (1, 1, [])
         charged = spent()
@@ -354,7 +352,7 @@ class TestCommands:
             (("--epsilon", "9", "--ticks", "3", "--yes"), "nothing was charged"),
         ],
     )
-    def test_a_request_that_cannot_be_is_refused_in_one_line(
+    def test_an_impossible_request_is_refused_in_one_line(
         self, opened: Path, dpca: Command, words: tuple[str, ...], text: str
     ) -> None:
         ending = dpca(*OPEN, "--publish", "other", *words)
@@ -380,7 +378,7 @@ class TestCommands:
         assert [row["stream"] for row in listed] == ["nightly", "other"]
 
 
-def test_what_a_stream_and_its_extensions_leave_of_a_budget_is_reported_once_a_level(
+def test_budget_alerts_of_a_stream_and_its_extensions_are_sent_once_per_level(
     opened_home: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "home"

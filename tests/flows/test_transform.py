@@ -69,7 +69,7 @@ def test_a_consumer_needs_the_registry_alone(
     assert [path.name for path in elsewhere.iterdir()] == ["registry"]
 
 
-def test_bad_rows_are_refused_and_an_older_output_stays(released: Path, dpca: Command, tmp_path: Path) -> None:
+def test_bad_rows_are_refused_and_an_existing_output_is_kept(released: Path, dpca: Command, tmp_path: Path) -> None:
     output = tmp_path / "scores.npy"
     output.write_bytes(b"older")
     files = {
@@ -115,7 +115,7 @@ def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "rows.npy"]
 
 
-def test_rows_of_any_name_are_projected_when_their_format_is_reported(
+def test_files_with_any_name_are_projected_if_their_format_is_stated(
     released: Path, dpca: Command, tmp_path: Path
 ) -> None:
     scores = {}
@@ -139,7 +139,7 @@ def test_help_names_the_formats(dpca: Command) -> None:
     assert all(name in shown for name in (*FORMATS, ".svm", "--format"))
 
 
-def test_a_pipe_is_no_matrix(released: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_a_matrix(released: Path, dpca: Command, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows.npy")
     words = ("--output", tmp_path / "scores.npy")
     assert "not a .npy matrix" in dpca("transform", "sub", tmp_path / "rows.npy", *words).complaint(1)
@@ -254,7 +254,7 @@ def test_permuted_columns_give_bit_equal_scores(named: Path, dpca: Command, tmp_
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "h5ad"])
-def test_a_missing_column_is_one_line_and_an_unknown_one_too_unless_dropped(
+def test_missing_and_unknown_columns_are_refused_in_one_line(
     named: Path, dpca: Command, tmp_path: Path, suffix: str
 ) -> None:
     words = ("--output", tmp_path / "scores.npy")
@@ -270,7 +270,7 @@ def test_a_missing_column_is_one_line_and_an_unknown_one_too_unless_dropped(
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_a_first_row_taken_for_names_is_not_shown(named: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_first_row_read_as_column_names_is_not_printed(named: Path, dpca: Command, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("anna,b,c,d,e,f\n1,2,3,4,5,6\n")
     refused = dpca("transform", "map", path, "--output", tmp_path / "s.npy").complaint(1)
@@ -289,7 +289,7 @@ def test_a_first_row_taken_for_names_is_not_shown(named: Path, dpca: Command, tm
     ],
     ids=["csv", "integers", "text", "anndata"],
 )
-def test_ids_stand_next_to_the_scores_in_their_order_and_type(
+def test_ids_are_written_with_the_scores_in_their_order_and_type(
     named: Path, dpca: Command, tmp_path: Path, suffix: str, ids: Any, kind: pa.DataType
 ) -> None:
     source = write(tmp_path / f"rows.{suffix}", ROWS, NAMES, ids)
@@ -319,7 +319,7 @@ def test_rows_without_ids_give_scores_alone_and_a_column_that_is_not_there_is_re
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_a_plain_zarr_matrix_goes_by_position(named: Path, dpca: Command, tmp_path: Path) -> None:
+def test_columns_of_a_plain_zarr_matrix_are_matched_by_position(named: Path, dpca: Command, tmp_path: Path) -> None:
     zarr.save_array(tmp_path / "rows.zarr", ROWS)
     straight = scores_of(dpca, write(tmp_path / "rows.h5ad", ROWS, NAMES))[0]
     assert scores_of(dpca, tmp_path / "rows.zarr")[0] == straight
@@ -367,7 +367,7 @@ def test_columns_without_names_are_shown_by_number(dpca: Command, home: Path) ->
     assert "3 0.4" in dpca("tensor", "show", "topics", "--top-words", 2).out
 
 
-def test_a_release_without_components_says_so(dpca: Command, home: Path) -> None:
+def test_a_release_without_components_reports_this(dpca: Command, home: Path) -> None:
     publish(home, components=None, weights=None)
     assert "no component is above the noise" in dpca("tensor", "show", "topics").out
     np.save(home / "rows.npy", np.ones((1, 4)))
@@ -376,7 +376,9 @@ def test_a_release_without_components_says_so(dpca: Command, home: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["npy", "svm", "csv"])
-def test_weights_of_a_file_are_those_of_its_rows(dpca: Command, home: Path, tmp_path: Path, kind: str) -> None:
+def test_component_weights_of_a_file_equal_those_of_its_rows(
+    dpca: Command, home: Path, tmp_path: Path, kind: str
+) -> None:
     made = publish(home)
     counts = np.array([[3, 1, 0, 0], [0, 0, 2, 1], [1, 0, 1, 0]])
     source, output = tmp_path / f"rows.{kind}", tmp_path / "weights.npy"
@@ -393,7 +395,7 @@ def test_weights_of_a_file_are_those_of_its_rows(dpca: Command, home: Path, tmp_
     np.testing.assert_allclose(np.load(output), made.transform(counts), rtol=0, atol=1e-12)
 
 
-def test_rows_that_are_no_documents_are_refused_and_an_older_output_stays(
+def test_rows_that_are_not_documents_are_refused_and_an_existing_output_is_kept(
     dpca: Command, home: Path, tmp_path: Path
 ) -> None:
     publish(home)
@@ -405,7 +407,7 @@ def test_rows_that_are_no_documents_are_refused_and_an_older_output_stays(
     assert output.read_bytes() == b"older"
 
 
-def test_a_subspace_is_no_set_of_components(released: Path, dpca: Command) -> None:
+def test_a_subspace_is_refused_as_tensor_components(released: Path, dpca: Command) -> None:
     publish(released)
     complaint = dpca("tensor", "show", "sub").complaint(1)
     assert "sub@1 is a subspace, but a set of tensor components is needed" in complaint

@@ -39,12 +39,12 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield facts
 
 
-def test_every_home_is_here() -> None:
+def test_a_golden_home_of_every_released_version_exists() -> None:
     kinds = {path.name.split("-")[1].split(".")[0] for path in HOMES.glob("0.1.0-*.tar.xz")}
     assert kinds == {"sqlite", "postgresql"}
 
 
-def test_budgets_versions_and_signatures_are_read_as_they_were(golden: dict[str, Any], run: Command) -> None:
+def test_budgets_versions_and_signatures_are_read_unchanged(golden: dict[str, Any], run: Command) -> None:
     assert facts_of_home() == golden
     for version in golden["versions"]:
         assert run("registry", "verify", version).status == 0

@@ -110,7 +110,7 @@ def restored(judged: Judged) -> Plan:
     return replace(quiet, faults=faults)
 
 
-def test_what_an_acceptance_charged_stands_whichever_answer_to_it_is_lost(judged: Judged, restored: Plan) -> None:
+def test_charges_of_an_acceptance_are_explained_even_if_its_answer_is_lost(judged: Judged, restored: Plan) -> None:
     history = judged(restored)[0]
     (accepted,) = (call for call in history.calls if call.what == "open" and call.act)
     within = range(accepted.start, accepted.end or 0)
@@ -122,7 +122,7 @@ def test_what_an_acceptance_charged_stands_whichever_answer_to_it_is_lost(judged
         assert (found, shown[0]) == ([], "Unavailable")
 
 
-def test_what_nobody_accepted_explains_no_charge(judged: Judged, restored: Plan) -> None:
+def test_charges_without_an_acceptance_are_not_explained(judged: Judged, restored: Plan) -> None:
     @contextmanager
     def by_nobody() -> Iterator[None]:
         def accept_it(*args: Any, reason: str, **terms: Any) -> Any:
@@ -159,7 +159,7 @@ def _explained(*requested: Charge, room: int, charged: str = "") -> bool:
     return is_explained(requested, charged=frozenset(charged), fits=lambda keys: len(keys) <= room)
 
 
-def test_answers_of_one_after_another_are_explained() -> None:
+def test_sequential_answers_are_explained() -> None:
     assert _explained(_charge(0, 1, "a", "new"), _charge(2, 3, "a", "found"), _charge(4, 5, "b", "refused"), room=1)
 
 
@@ -173,11 +173,11 @@ def test_answers_of_one_after_another_are_explained() -> None:
         pytest.param([_charge(0, 1, "a", "new"), _charge(0, 1, "a", "refused")], id="refused-though-it-stands"),
     ],
 )
-def test_answers_that_no_order_gives_are_not_explained(requested: list[Charge]) -> None:
+def test_answers_that_contradict_every_order_are_not_explained(requested: list[Charge]) -> None:
     assert not _explained(*requested, room=1)
 
 
-def test_answers_at_once_are_explained_by_either_order() -> None:
+def test_concurrent_answers_are_explained_in_either_order() -> None:
     assert _explained(_charge(0, 9, "b", "refused"), _charge(1, 8, "a", "new"), room=1)
 
 
@@ -192,7 +192,7 @@ def test_nothing_is_charged_before_it_is_requested() -> None:
     assert not _explained(_charge(0, 1, "b", "refused"), _charge(5, None, "a", None), room=1)
 
 
-def test_what_a_copy_charges_and_an_acceptance_enters_takes_room() -> None:
+def test_charges_of_a_copy_and_of_an_acceptance_use_budget() -> None:
     entered = Charge(start=0, end=3, keys=frozenset({"a"}), answer="entered")
     assert _explained(entered, _charge(4, 5, "b", "refused"), room=1)
     assert _explained(_charge(4, 5, "b", "refused"), room=1, charged="a")
@@ -212,7 +212,7 @@ def _story(seed: int) -> list[tuple[str, str]]:
     return scheduler.trace
 
 
-def test_a_seed_decides_every_turn() -> None:
+def test_a_seed_determines_the_order_of_processes() -> None:
     assert _story(1) == _story(1)
     assert _story(1) != _story(2)
 
@@ -236,7 +236,7 @@ def test_a_killed_process_runs_no_handler_and_leaves_its_locks() -> None:
     assert ran == ["unlocked"]
 
 
-def test_a_process_that_waits_goes_on_when_another_has_let_go() -> None:
+def test_a_waiting_process_continues_when_another_releases_its_lock() -> None:
     scheduler, held, order = Scheduler(seed=1, switching=1.0), [True], []
 
     def holds() -> None:
@@ -256,7 +256,7 @@ def test_a_process_that_waits_goes_on_when_another_has_let_go() -> None:
     assert order == ["holds", "wants"]
 
 
-def test_processes_that_wait_for_each_other_are_reported_from_those_that_wait() -> None:
+def test_a_deadlock_is_distinguished_from_waiting() -> None:
     scheduler = Scheduler(seed=1, switching=1.0)
 
     def waits() -> None:
@@ -278,7 +278,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "histories.md"
     ("found", "expected"),
     [({}, False), ({-3: ["the process of job 1 ended with 9"]}, False), ({-1: ["unlike"]}, False), ({7: ["x"]}, True)],
 )
-def test_a_planted_fault_is_found_by_a_history_and_not_by_a_process_that_died(
+def test_a_planted_fault_counts_as_found_by_a_violation_and_not_by_a_dead_process(
     *, found: dict[int, list[str]], expected: bool
 ) -> None:
     report = Report(histories=1, counts=Counter(), found=found)
@@ -287,7 +287,7 @@ def test_a_planted_fault_is_found_by_a_history_and_not_by_a_process_that_died(
 
 
 @pytest.mark.audit_only
-def test_a_history_is_played_again_by_the_words_of_the_page(tmp_path: Path) -> None:
+def test_a_history_is_replayed_by_the_documented_command(tmp_path: Path) -> None:
     lines = "\n".join(shell_blocks(PAGE)).splitlines()
     assert len(lines) == 2
     for line in lines:

@@ -160,7 +160,7 @@ def test_a_canary_is_found_in_a_name(tmp_path: Path) -> None:
     assert _found(tmp_path)
 
 
-def test_what_is_left_out_is_left_out_and_nothing_else_alarms(tmp_path: Path) -> None:
+def test_skipped_folders_are_not_searched_and_other_content_raises_no_alarm(tmp_path: Path) -> None:
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "rows").write_bytes(FLOATS.tobytes())
     (tmp_path / "noise").write_bytes(np.random.default_rng(7).bytes(1 << 20))
@@ -287,7 +287,7 @@ def released(home: Path, requests: tuple[Request, ...]) -> tuple[bytes, Recorded
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.audit_only)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_release_tells_which_rows_it_was_made_of(home: Path, kind: str, count: int) -> None:
+def test_no_release_reveals_its_rows(home: Path, kind: str, count: int) -> None:
     left, recorded = released(home, KINDS[kind])
     check(left, recorded, KINDS[kind][0].dataset, found=[], count=count)
 
@@ -297,15 +297,13 @@ def test_no_release_tells_which_rows_it_was_made_of(home: Path, kind: str, count
     ("kind", "tile"),
     [*((kind, joint_sum.TILE) for kind in MORE), *((f"completion {name}", 2) for name in completion.MECHANISMS)],
 )
-def test_no_mechanism_tells_which_rows_it_was_run_on(
-    home: Path, kind: str, tile: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_mechanism_reveals_its_rows(home: Path, kind: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint_sum, "TILE", tile)
     left, recorded = released(home, MORE[kind])
     check(left, recorded, MORE[kind][0].dataset, found=[])
 
 
-def test_no_tick_of_a_stream_tells_which_rows_came(home: Path) -> None:
+def test_no_tick_of_a_stream_reveals_its_rows(home: Path) -> None:
     terms = {**SUBSPACE, "population": "people", "ticks": 4, "publish": "nightly"}
     open_stream(StreamRequest(**terms))
     with recording() as recorded:
@@ -324,7 +322,7 @@ def test_no_tick_of_a_stream_tells_which_rows_came(home: Path) -> None:
         ),
     ],
 )
-def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -> None:
+def test_no_share_of_a_site_reveals_its_rows(home: Path, method: str) -> None:
     model: dict[str, Any] = {"model": "mixture"} if method in sites.TENSOR_METHODS else {}
     request = SitesRequest(
         **TERMS, **model, datasets="north,south", method=method, components=2, clip_norm=CLIP_NORM, publish="joint"
@@ -338,7 +336,7 @@ def test_no_share_of_a_site_tells_which_rows_it_holds(home: Path, method: str) -
     ("kind", "count"),
     [("kept matrix", FEW), *(pytest.param(kind, MANY, marks=pytest.mark.audit_only) for kind in KINDS)],
 )
-def test_the_attack_finds_the_true_rows_where_a_step_is_named_by_its_plain_digest(
+def test_the_attack_finds_the_true_rows_from_a_plain_digest_of_a_step(
     home: Path, kind: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plant a leak of plain step digests: the attacker must find exactly one candidate, the true rows."""

@@ -146,7 +146,7 @@ def _alarms(folder: Path, canaries: Canaries, *, without: frozenset[str] = froze
     return [f"{place}: {what}" for place, piece in pieces for what in canaries.found_in(piece)]
 
 
-def test_the_story_went_as_reported(left: Leftovers) -> None:
+def test_the_scenario_had_the_expected_exit_codes(left: Leftovers) -> None:
     well = {"ingest", "budget", "fit", "fit-again"}
     assert left.endings == {label: int(label not in well) for label in left.endings}
     assert "line 242: the value of '8:oops' is not a number" in left.printed("ingest-malformed", "err")
@@ -159,7 +159,7 @@ def test_the_story_went_as_reported(left: Leftovers) -> None:
     assert len([*(left.folder / "dask").iterdir()]) == 3, "and one fit broke in the command's own process"
 
 
-def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Leftovers) -> None:
+def test_prefect_stored_runs_and_logs_that_can_be_searched(left: Leftovers) -> None:
     connection = sqlite3.connect(left.folder / "prefect" / "prefect.db")
     states = {name for (name,) in connection.execute("SELECT state_name FROM flow_run")}
     keys = {key for (key,) in connection.execute("SELECT key FROM artifact")}
@@ -170,7 +170,7 @@ def test_prefect_kept_what_it_should_so_there_was_something_to_search(left: Left
     assert logs > 0
 
 
-def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
+def test_no_exact_value_is_left_anywhere(left: Leftovers, canaries: Canaries) -> None:
     """Search home, Prefect, temporary and scratch files, output and schedulers: no canary may occur.
 
     Sources and datasets are excluded.
@@ -183,11 +183,11 @@ def test_nothing_unnoised_is_left_anywhere(left: Leftovers, canaries: Canaries) 
     assert [alarm for alarm in printed if not alarm.startswith("ingest-quoted.err: ")] == []
 
 
-def test_the_search_finds_the_same_run_where_it_is_not_hidden(left: Leftovers, canaries: Canaries) -> None:
+def test_the_search_finds_canaries_in_the_source_files(left: Leftovers, canaries: Canaries) -> None:
     assert any(alarm.startswith("good.svm: ") for alarm in _alarms(left.folder, canaries, without=_ALL_BUT_SOURCES))
 
 
-def test_the_content_digest_and_the_snapshot_stay_inside(left: Leftovers) -> None:
+def test_content_digest_and_snapshot_id_are_not_published(left: Leftovers) -> None:
     ingested = json.loads(left.printed("ingest", "out"))
     for secret in (ingested["content_digest"], ingested["snapshot"]):
         for place in ("prefect", "home/registry", "output", "dask"):
@@ -197,7 +197,7 @@ def test_the_content_digest_and_the_snapshot_stay_inside(left: Leftovers) -> Non
             assert secret not in path.read_text()
 
 
-def test_what_runs_the_story_prints_nothing_itself(left: Leftovers) -> None:
+def test_the_scenario_program_prints_nothing(left: Leftovers) -> None:
     assert (left.folder / "output" / "out").read_bytes() == b""
 
 

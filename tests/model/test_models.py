@@ -44,7 +44,7 @@ def test_every_fault_of_a_model_is_planted_and_no_other(module: Module) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=by_name)
-def test_what_must_hold_is_defined_and_all_that_is_defined_is_checked(module: Module) -> None:
+def test_all_properties_of_a_model_are_defined_and_checked(module: Module) -> None:
     _, _, last = TEXTS[module.name].partition("-" * 77)
     defined = set(re.findall(r"^(\w+)(?:\(\w+\))? ==", last, re.M)) - {"Truth"}
     assert defined == {*module.holds, *module.follows, *module.ends[0]}
@@ -69,20 +69,20 @@ def test_a_fault_of_two_requests_at_once_is_found_within_few_states() -> None:
     assert "SearchUnlocked" in verdict.trace
 
 
-def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SystemExit, match=r"^make model needs Java 11 or newer, .* try again\.$"):
         check.run("releases", "")
 
 
-def test_a_fault_that_no_module_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--fault", "typo"], ["--only", "sites", "--fault", "clock"]):
         with pytest.raises(SystemExit, match="2"):
             check.main(words)
         assert f"--fault {words[-1]} is planted in none of these modules; choose one of" in capsys.readouterr().err
 
 
-def test_what_is_no_verdict_is_not_taken_for_one() -> None:
+def test_output_without_a_verdict_is_an_error() -> None:
     for message in ("", "Error: Parsing or semantic analysis failed.\nFinished in 01s"):
         with pytest.raises(SystemExit, match="could not check releases"):
             read(message, module="releases")

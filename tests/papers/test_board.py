@@ -86,7 +86,7 @@ def test_a_board_states_every_cell_and_writes_a_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nearby")
-def test_cells_that_are_kept_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_cells_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "cells.jsonl"
     first = board.reproduce(peers=Path("python"), epsilon=[1.0], runs=1, cells=kept)
     monkeypatch.setattr(Nearby, "call", None)
@@ -95,21 +95,21 @@ def test_cells_that_are_kept_are_not_run_again(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("nearby")
-def test_without_their_interpreter_the_libraries_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_without_an_interpreter_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = board.reproduce(epsilon=[1.0], runs=1)
     assert "OpenDP" not in {cell["method"] for cell in made["cells"]}
     assert "--peers" in made["left_out"][0]
 
 
-def test_what_each_really_gives_is_bounded_from_the_side_that_is_known() -> None:
+def test_the_true_epsilon_of_each_method_is_bounded_from_the_known_side() -> None:
     for each in CONTESTANTS:
         bound, true = true_epsilon(each, epsilon=1.0, n_components=10, n_features=123, n_records=32_561)
         assert bound == ("at least" if each.group == "library" else "at most")
         assert true > 1.5 if each.group == "library" else true <= 1.0
 
 
-def test_the_command_says_what_it_leaves_out(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_lists_omitted_methods(papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ending = papers("board", "--dataset", "mnist", "--data", "none", "--page", "board.md")
     assert ending.status == 0
@@ -157,7 +157,7 @@ def test_noise_has_the_std_that_its_zcdp_needs() -> None:
     assert np.std(found[upper]) == pytest.approx(gamma**2 * least, rel=0.025)
 
 
-def test_rows_are_cut_off_where_the_noise_is_scaled_to() -> None:
+def test_rows_are_clipped_to_the_norm_of_the_noise() -> None:
     """Run with negligible noise: rows must be clipped to the norm to which the noise is scaled."""
     long = sparse.csr_array(np.repeat([[1.0, 0.0]], 10, axis=0))
     found = covariances._noisy(long, rho=1e12, cut=0.5, rng=np.random.default_rng(3))
@@ -167,14 +167,14 @@ def test_rows_are_cut_off_where_the_noise_is_scaled_to() -> None:
     assert covariances._step(far, rho=1e12, rng=np.random.default_rng(4))[0][0, 0] == pytest.approx(gamma**2, rel=1e-3)
 
 
-def test_adaptive_cov_spends_what_is_requested() -> None:
+def test_adaptive_cov_spends_the_requested_budget() -> None:
     rho = covariances.adaptive_rho(epsilon=1.0, delta=1e-6)
     both = events.composed(events.gaussian(1 / math.sqrt(2 * 0.875 * rho)), events.approximate(math.sqrt(rho) / 2, 0.0))
     found = epsilon_bracket(both, delta=1e-6, within=0.01)
     assert 0.95 < found.lower <= found.upper <= 1.0
 
 
-def test_amin_et_al_book_twice_what_a_vector_costs() -> None:
+def test_amin_et_al_charge_twice_the_cost_of_a_vector() -> None:
     assert covariances.amin_epsilon(n_components=1, epsilon=1.0) == pytest.approx(0.75)
     assert covariances.amin_epsilon(n_components=9, epsilon=1.0) == pytest.approx(0.55)
 
@@ -196,7 +196,7 @@ serve({"rows": lambda request: rows_of(request["rows"]).toarray(), "wrong": lamb
 """
 
 
-def test_a_child_answers_refuses_is_ended_and_starts_again(tmp_path: Path) -> None:
+def test_a_child_answers_refuses_is_stopped_and_restarts(tmp_path: Path) -> None:
     rows = str(tmp_path / "rows.npz")
     sparse.save_npz(rows, sparse.csr_array(np.eye(2, 3)))
     with Child([sys.executable, "-c", METHODS]) as child:

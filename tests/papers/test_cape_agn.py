@@ -70,7 +70,7 @@ def test_records_are_of_the_papers_models(maker: Maker) -> None:
         assert np.mean(np.sum(records**2, axis=1)) == pytest.approx(squares, rel=0.02)
 
 
-def test_topics_are_the_means_of_a_mixture_with_negative_entries_cut() -> None:
+def test_topics_are_the_means_of_a_mixture_with_negative_entries_set_to_zero() -> None:
     topics, means = (maker.components(draw=2) for maker in SMALL)
     cut = np.maximum(means, 0.0)
     np.testing.assert_allclose(topics, cut / cut.sum(axis=1, keepdims=True))
@@ -101,7 +101,7 @@ def test_sums_are_those_of_the_products_queries_but_for_the_rounding_of_each_rec
 
 
 @pytest.mark.parametrize("maker", SMALL, ids=IDS)
-def test_every_arm_finds_components_where_there_is_hardly_any_noise_and_local_none_where_there_is_much(
+def test_every_method_finds_components_under_little_noise_and_local_fails_under_much(
     maker: Maker,
 ) -> None:
     sites, truth = sites_of(maker, maker.records(40_000, draw=0), draw=0), maker.components(draw=0)
@@ -154,7 +154,7 @@ def test_errors_and_weights_are_drawn_against_epsilon_records_and_delta() -> Non
     }
 
 
-def test_expected_errors_stand_for_every_model_at_every_epsilon() -> None:
+def test_expected_errors_exist_for_every_model_and_epsilon() -> None:
     assert sorted([*MOST, *MOST_OVER_NON_PRIVATE]) == sorted(maker.name for maker in MAKERS)
     assert {len(most) for most in (*MOST.values(), *MOST_OVER_NON_PRIVATE.values())} == {len(EPSILONS)}
     assert set(STORED) == {maker.name for maker in MAKERS}
@@ -180,7 +180,7 @@ def test_the_rows_have_the_papers_variances() -> None:
     assert (variances[50:] <= 0.5).all()
 
 
-def test_sites_are_cut_in_order_and_their_sums_add_up() -> None:
+def test_sites_get_consecutive_rows_and_their_sums_add_up() -> None:
     rows = CAPE_PCA_SMALL.draw(100, seed=0)
     sites = Sites(rows, [10, 30, 20])
     assert [source.n_records for source in sites.sources] == [10, 30, 20]
@@ -213,7 +213,7 @@ def test_a_secure_sum_sends_hardly_more_than_the_integers() -> None:
     assert 5 * words * 8 < sent < 1.1 * 5 * words * 8
 
 
-def test_every_arm_finds_the_directions_where_there_is_hardly_any_noise_and_local_none_where_there_is_much() -> None:
+def test_every_method_finds_directions_under_little_noise_and_local_fails_under_much() -> None:
     sites = Sites(CAPE_PCA_SMALL.draw(2_000, seed=0), [100] * 20)
     clear, dim = (PrivacyTarget(epsilon=epsilon, delta=0.01, allow_large_delta=True) for epsilon in (1e3, 0.1))
     assert min(energy(arm, sites, clear) for arm in CAPE_PCA_ARMS) > 0.99
@@ -226,7 +226,7 @@ def test_weights_by_size_gain_nothing_and_equal_weights_lose() -> None:
     assert equal_weights_ratio(sizes, [1 / 3] * 3, size=50_000) == pytest.approx(12.7, rel=0.05)
 
 
-def test_images_are_centred_by_those_that_are_public(tmp_path: Path) -> None:
+def test_images_are_centered_by_public_images(tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     for name, level in (("train", 200), ("t10k", 50)):
@@ -262,7 +262,7 @@ def test_the_command_prints_at_least_ten_checks_and_draws_every_sweep(
     assert set(found["tables"]) == set(cape_pca.TITLES)
 
 
-def test_expected_energies_stand_at_every_epsilon() -> None:
+def test_expected_energies_exist_for_every_epsilon() -> None:
     assert {len(floors) for floors in AT_LEAST.values()} == {len(CAPE_PCA_EPSILONS)}
     assert tuple(CAPE_PCA_STORED["epsilon"]) == CAPE_PCA_EPSILONS
 
@@ -311,7 +311,7 @@ def test_fetched_files_are_where_the_scans_are_read() -> None:
     ],
     ids=["constant", "not a number", "empty", "text", "other regions"],
 )
-def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, more: dict[str, Any], shown: str) -> None:
+def test_a_file_that_is_not_a_scan_is_refused(tmp_path: Path, more: dict[str, Any], shown: str) -> None:
     write_scan(tmp_path, "10")
     write_scan(tmp_path, "20", **more)
     with pytest.raises(BadSource, match=shown):
@@ -326,13 +326,13 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path, content: bytes) -> 
 
 
 @pytest.mark.parametrize("epsilon", FMRI_EPSILONS)
-def test_noise_of_a_person_is_that_of_a_time_point_times_their_number(epsilon: float) -> None:
+def test_noise_for_a_person_is_that_for_a_time_point_times_the_number_of_points(epsilon: float) -> None:
     of_person = gaussian_noise_multiplier(epsilon=epsilon, delta=DELTA)
     of_point = gaussian_noise_multiplier(epsilon=person_epsilon(epsilon, records=1_200), delta=DELTA)
     assert of_point / of_person == pytest.approx(1_200, rel=1e-3)
 
 
-def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -> None:
+def test_too_few_sites_are_reported_if_a_method_is_worse_than_one_subject_without_privacy() -> None:
     rows: list[dict[str, Any]] = [
         {"sweep": sweep, "value": epsilon, "sites": 7, "arm": arm, "share": share}
         for sweep in (POINT, PERSON)
@@ -347,7 +347,7 @@ def test_sites_are_too_few_where_an_arm_is_below_one_subject_without_privacy() -
     assert text.startswith("7 sites are too few for conv at epsilon of a time point 0.5 (0.50), 1 (0.50): one subject")
 
 
-def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
+def test_the_command_states_the_privacy_unit_and_where_sites_are_too_few(
     papers: Papers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Run the command on three short scans: results are far from those for seven scans, so the status is a failure."""
@@ -377,12 +377,12 @@ def test_the_command_says_what_is_protected_and_where_sites_are_too_few(
     assert "not a person" in (tmp_path / "out" / "sweeps.md").read_text(encoding="utf8")
 
 
-def test_without_scans_one_line_says_how_to_get_them(papers: Papers, tmp_path: Path) -> None:
+def test_missing_scans_are_reported_in_one_line(papers: Papers, tmp_path: Path) -> None:
     ending = papers("fmri", "--data", tmp_path)
     assert ending.status == 0
     assert ending.err.count("fetch them with make data") == 1
     assert "True" not in ending.out
 
 
-def test_expected_shares_stand_at_every_epsilon() -> None:
+def test_expected_fractions_exist_for_every_epsilon() -> None:
     assert {len(floors) for floors in FLOORS.values()} == {len(FMRI_EPSILONS)}

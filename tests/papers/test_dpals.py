@@ -70,7 +70,7 @@ def test_recall_of_held_out_popularity_is_one_and_of_rated_items_nothing(few: Sp
     assert 0.0 <= recall(popularity(few), few, users=100) <= 1.0
 
 
-def test_a_run_shows_its_rounds_and_comes_again_from_its_seed(few: SplitRatings) -> None:
+def test_a_run_reports_its_rounds_and_is_determined_by_its_seed(few: SplitRatings) -> None:
     dpals_arm = arm("dpals", rounds=3, offsets=False, sampling="uniform")
     rounds: list[Matrix] = []
     requested = Trial(rank=2, per_user=60, epsilon=5.0)
@@ -129,7 +129,7 @@ def test_the_command_makes_every_check_and_table(
 
 
 @pytest.mark.parametrize("command", ["dpals", "dpals-films"])
-def test_a_share_of_nothing_is_refused_in_one_line(papers: Papers, command: str) -> None:
+def test_a_fraction_without_users_is_refused_in_one_line(papers: Papers, command: str) -> None:
     ending = papers(command, "--share", "0")
     assert ending.status == 1
     assert "share=0.0 must be in (0, 1]" in ending.err
@@ -172,7 +172,7 @@ def test_a_sample_keeps_at_most_the_limit_and_the_least_rated_films(
     assert np.flatnonzero(popularity(some)).tolist() == np.sort(np.argsort(-counts, kind="stable")[:6]).tolist()
 
 
-def test_with_taste_users_choose_what_they_rate_highly() -> None:
+def test_users_with_taste_choose_items_that_they_rate_highly() -> None:
     plain, tasty = (skewed(n_users=400, n_items=60, seed=4, taste=taste) for taste in (0.0, 3.0))
     assert tasty.train.data.mean() > plain.train.data.mean() + 0.2
 
@@ -190,7 +190,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("size", LINES)
-def test_the_published_lines_are_read(tmp_path: Path, size: str) -> None:
+def test_rating_lines_of_the_published_format_are_read(tmp_path: Path, size: str) -> None:
     form = FORMATS[size]
     (tmp_path / form.file).write_text(LINES[size])
     if form.companion is not None:

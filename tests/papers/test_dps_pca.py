@@ -78,7 +78,7 @@ def test_rows_have_norm_one_and_the_stated_directions() -> None:
     assert subspace_distance(np.eye(60)[-2:], truth.T) == pytest.approx(np.sqrt(2))
 
 
-def test_every_case_has_a_name_of_its_own_and_there_are_at_least_eight_checks() -> None:
+def test_every_case_has_a_distinct_name_and_there_are_at_least_eight_checks() -> None:
     names = {case.name(PAPER) for case in CASES}
     assert len(names) == len(CASES) >= 8
     assert "n=50000 epsilon=0.5 delta=1e-06" in names
@@ -92,7 +92,7 @@ def test_a_case_is_compared_with_its_bound_from_above_or_both_ways() -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_kept_rows_give_every_arm_the_components_that_other_rows_give(draw: Draw, arm: Arm) -> None:
+def test_kept_rows_give_every_method_the_same_components(draw: Draw, arm: Arm) -> None:
     mechanism, rows = arm.build(SMALL), draw.rows
     plan = mechanism.plan(draw.problem, PrivacyTarget(epsilon=2.0, delta=0.1, allow_large_delta=True))
     keys = {"event": plan.event, "relation": "replace_one", "key": bytes(32)}
@@ -101,7 +101,7 @@ def test_kept_rows_give_every_arm_the_components_that_other_rows_give(draw: Draw
     np.testing.assert_array_equal(kept.components, read.components)
 
 
-def test_a_kept_moment_stays_exact_after_noise_was_added_to_what_it_gave() -> None:
+def test_a_kept_moment_stays_exact_after_noise_is_added_to_its_copies() -> None:
     rows = KeptRows(source=ArrayBlocks(np.eye(3)))
     query = SecondMoment(n_features=3, clip_norm=1.0, relation="replace_one", bits=5)
     rows.sum(query, keep=False)[:] += 7
@@ -160,7 +160,7 @@ def test_rounds_are_compared_for_every_epsilon_and_arm(draw: Draw) -> None:
     assert not held["Figure 3a: last distance under printed noise over ours, least over epsilon, at least"]
 
 
-def test_distances_at_each_number_of_features_stand_next_to_those_without_privacy(
+def test_distances_are_listed_with_those_without_privacy_for_each_number_of_features(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dps_pca, "FIGURE_4B_FEATURES", (40,))
@@ -180,7 +180,7 @@ def test_a_noisy_step_finds_the_directions_that_a_covariance_has() -> None:
     assert subspace_distance(directions.T, np.eye(5)[:2]) < 1e-6
 
 
-def test_times_are_taken_of_every_method_and_of_forming_the_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_of_every_method_and_of_forming_the_covariance_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dps_times, "FEATURES", (20, 30))
     rows = list(table_1(500))
     assert len(rows) == 2 * 9

@@ -40,7 +40,7 @@ def test_a_check_holds_within_its_tolerance_and_never_of_nan(check: Check, *, ho
     assert check["holds"] is holds
 
 
-def test_a_check_of_one_side_says_so_by_its_name() -> None:
+def test_a_one_sided_check_has_the_side_in_its_name() -> None:
     assert at_least("share", 0.5, got=0.6)["name"] == "share, at least"
     assert at_most("share", 0.5, got=0.6)["name"] == "share, at most"
     assert near("share", 0.5, 0.1, got=0.6)["name"] == "share"
@@ -62,7 +62,7 @@ def test_a_report_holds_the_checks_and_the_rest() -> None:
 
 
 @pytest.mark.parametrize(("got", "status"), [(2.0, 0), (0.0, 1)])
-def test_the_exit_code_says_whether_all_checks_hold(
+def test_the_exit_code_states_whether_all_checks_hold(
     got: float, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(typer.Exit) as ending:
@@ -80,7 +80,7 @@ def test_a_run_that_is_too_small_is_not_judged(capsys: pytest.CaptureFixture[str
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["holds", "judged", "True"]
 
 
-def test_a_table_says_on_stderr_what_was_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_lists_omitted_parts_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
         print_report(made(got=2.0), as_json=False)
     printed = capsys.readouterr()
@@ -115,7 +115,7 @@ def test_a_check_that_fails_sets_the_exit_code(papers: Papers, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("words", [("nothing",), ("mechanisms", "--runs", "0"), ("mechanisms", "--direct")])
-def test_a_wrong_word_is_a_usage_error(papers: Papers, words: tuple[str, ...]) -> None:
+def test_an_unknown_option_is_a_usage_error(papers: Papers, words: tuple[str, ...]) -> None:
     assert papers(*words).status == 2
 
 

@@ -99,7 +99,7 @@ def test_a_smaller_loss_is_reported_by_a_paired_test() -> None:
     assert less_lost((of_split + 1.0).tolist(), less.tolist()) > 0.99
 
 
-def test_printed_bounds_are_computed_with_what_is_true_of_them() -> None:
+def test_printed_bounds_are_computed_with_true_epsilons_and_noise() -> None:
     values = [0.3, 0.07, 0.05, 0.01, *([0.001] * 100)]
     found = {row["algorithm"]: row for row in shang.bounds(500, 104, 3, values)}
     assert list(found) == ["analyze_gauss", "wishart", "local_gaussian", "dp_spca", "dp_vrpca"]
@@ -109,7 +109,7 @@ def test_printed_bounds_are_computed_with_what_is_true_of_them() -> None:
     assert found["wishart"]["true epsilon"] == np.inf
 
 
-def test_shapes_are_compared_with_those_printed(text: LabelledRows) -> None:
+def test_shapes_are_compared_with_the_printed_ones(text: LabelledRows) -> None:
     assert not list(shang.check_shapes(text))
     checks = list(shang.check_shapes(a9a()))
     assert len(checks) == 3
@@ -159,13 +159,13 @@ def test_the_commands_of_the_page_shang_md_run(papers: Papers, tmp_path: Path, m
     assert (tmp_path / "shang" / "table3.csv").is_file()
 
 
-def test_a_data_set_that_is_not_here_is_refused(papers: Papers, tmp_path: Path) -> None:
+def test_a_missing_data_set_is_refused(papers: Papers, tmp_path: Path) -> None:
     ending = papers("shang", "--dataset", "MNIST", "--data", tmp_path)
     assert (ending.status, ending.out) == (1, "")
     assert ending.err.strip() == "papers: dataset=MNIST is not available; use one of a9a, text, images."
 
 
-def test_what_is_left_out_says_how_to_add_it(tmp_path: Path) -> None:
+def test_omitted_parts_state_how_to_add_them(tmp_path: Path) -> None:
     found, left_out = shang._loaders(tmp_path, None, None, 100, 100)
     assert list(found) == ["a9a", "text", "images"]
     assert [each.split()[0].rstrip(":") for each in left_out] == ["MNIST", "CIFAR-10", "real-sim"]
@@ -184,7 +184,7 @@ def test_every_mechanism_has_an_arm_and_names_are_unique() -> None:
     assert len({arm.name for arm in ARMS}) == len(ARMS)
 
 
-def test_what_the_product_refuses_alone_is_printed(rows: Rows) -> None:
+def test_mechanisms_that_the_product_refuses_exist_only_with_printed_noise(rows: Rows) -> None:
     for arm in ARMS:
         if arm.calibration == "printed":
             product = dataclasses.replace(arm, calibration="paper")
@@ -193,14 +193,14 @@ def test_what_the_product_refuses_alone_is_printed(rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("arm", [ANALYZE_GAUSS, REFINED, GAUSSIAN, MOD_SULQ], ids=lambda arm: arm.name)
-def test_an_arm_of_a_seed_is_the_same_each_time_and_another_of_another(arm: Arm, rows: Rows) -> None:
+def test_a_seed_determines_the_result_of_a_method(arm: Arm, rows: Rows) -> None:
     first, again, other = (arm.run(rows, n_components=2, epsilon=0.9, delta=1e-4, seed=(seed,)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-6
     np.testing.assert_allclose(first @ first.T, np.eye(2), atol=1e-9)
 
 
-def test_tight_noise_is_what_was_requested_and_printed_noise_is_what_it_is(rows: Rows) -> None:
+def test_tight_noise_has_the_requested_epsilon_and_printed_noise_its_true_one(rows: Rows) -> None:
     wishart = Arm(mechanism="wishart", calibration="printed")
     tight, gaussian, none = (
         arm.true_epsilon(rows, n_components=2, epsilon=0.1, delta=1e-3) for arm in (ANALYZE_GAUSS, GAUSSIAN, wishart)
@@ -235,7 +235,7 @@ def test_printed_algorithms_find_strong_directions(mechanism: str, rows: Rows) -
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("reduced", [False, True])
-def test_printed_steps_climb_but_not_far(reduced: bool, rows: Rows) -> None:  # noqa: FBT001
+def test_printed_steps_capture_more_variance_but_only_slightly(reduced: bool, rows: Rows) -> None:  # noqa: FBT001
     """Run printed steps without noise: the captured variance must grow, but only a little.
 
     Each step adds ``x x^T`` divided by 2n or n, so the growth is at most e^(share of the variance), and twice that for
@@ -251,7 +251,7 @@ def test_printed_steps_climb_but_not_far(reduced: bool, rows: Rows) -> None:  # 
     assert all(1.0 < gain < np.exp(2 * 500 / 900) + 0.1 for gain in gains)
 
 
-def test_noise_that_was_printed_enters_the_steps(rows: Rows) -> None:
+def test_printed_noise_enters_the_steps(rows: Rows) -> None:
     still, _ = ascend(rows.matrix, 2, noise_std=0.0, rng=np.random.default_rng(0))
     shaken, _ = ascend(rows.matrix, 2, noise_std=50.0, rng=np.random.default_rng(0))
     assert np.linalg.norm(still @ shaken.T) ** 2 < 1.9

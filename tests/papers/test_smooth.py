@@ -98,7 +98,7 @@ def test_signals_have_the_components_that_they_state(name: str, n_components: in
     assert abs(spectrum[n_components]) < 1e-8
 
 
-def test_the_command_checks_what_is_there_and_names_the_rest(
+def test_the_command_checks_available_data_and_names_missing_data(
     papers: Papers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run the command on one cell of the table, because the whole table takes minutes."""
@@ -186,7 +186,7 @@ def test_buffers_are_those_of_their_weights() -> None:
 SHEET = (0.308, 0.069, 0.051, 0.042, 0.022, 0.020, 0.017, 0.0166, 0.0161, 0.0147, 0.0147)
 
 
-def test_the_synthetic_matrix_is_like_that_of_the_sheet() -> None:
+def test_the_synthetic_matrix_has_the_published_properties() -> None:
     rows = a9a_like()
     assert rows.shape == (RECORDS, FEATURES)
     np.testing.assert_allclose(rows.multiply(rows).sum(axis=1), 1.0)
@@ -204,7 +204,7 @@ def test_the_command_prints_checks_that_hold(papers: Papers) -> None:
     assert checks[-2]["tolerance"] == pytest.approx(0.25 * (1 - 0.793))
 
 
-def test_every_case_has_a_name_of_its_own() -> None:
+def test_every_case_has_a_distinct_name() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 

@@ -258,7 +258,7 @@ def test_several_files_are_one_source(tmp_path: Path, rows: sp.csr_array, take: 
         assert take(files[::-1], **declared).content_digest != whole.content_digest
 
 
-def test_format_says_what_a_name_does_not(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
+def test_an_explicit_format_is_used_for_an_unknown_file_name(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
     write_npz(tmp_path / "x.npz", rows)
     write_wide_csv(tmp_path / "rows.txt", rows)
     found = take(tmp_path / "rows.txt", format="csv", features=WIDTH)
@@ -285,14 +285,14 @@ def test_symmetric_and_pattern_matrices_are_those_of_scipy(tmp_path: Path, take:
         assert take(path).content_digest == take(tmp_path / "x.npz").content_digest
 
 
-def test_scikit_learn_and_we_write_the_same_rows(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
+def test_svmlight_rows_equal_those_of_scikit_learn(tmp_path: Path, rows: sp.csr_array, take: Take) -> None:
     whole = sp.csr_array((rows != 0).astype(np.float64))
     dump_svmlight_file(whole, np.zeros(500), str(tmp_path / "x.svm"), zero_based=False)
     write_npz(tmp_path / "x.npz", whole)
     assert take(tmp_path / "x.svm", features=WIDTH).content_digest == take(tmp_path / "x.npz").content_digest
 
 
-def test_row_groups_of_parquet_are_not_held_once_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_of_parquet_are_released_after_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "BATCH_VALUES", 1 << 13)
     groups, source, numbers = 16, tmp_path / "rows.parquet", np.random.default_rng(1)
     with pq.ParquetWriter(source, pa.schema([("a", pa.float64())]), use_dictionary=False) as writer:
@@ -315,7 +315,7 @@ def read(path: Path, *, rejects: Rejects | None = None, **declared: Any) -> int:
     return sum(rows - (0 if rejected is None else int(rejected.sum())) for rows, rejected in flags)
 
 
-def test_a_small_member_that_declares_much_is_not_believed(tmp_path: Path) -> None:
+def test_a_small_archive_member_that_declares_a_large_array_is_refused(tmp_path: Path) -> None:
     sp.save_npz(tmp_path / "x.npz", sp.csr_array(np.eye(3)))
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (10**13,)})
@@ -329,7 +329,7 @@ def test_a_small_member_that_declares_much_is_not_believed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("descriptor", ["{'descr': '<f8', 'fortran_order': False, 'shape': (\0)}", "{" + "(" * 300])
-def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) -> None:
+def test_a_header_that_is_not_a_python_literal_is_refused(tmp_path: Path, descriptor: str) -> None:
     text = descriptor.ljust(502) + "\n"
     (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(80))
     with pytest.raises(BadSource, match=r"not a readable \.npy"):
@@ -347,13 +347,13 @@ def test_a_header_that_is_no_python_is_refused(tmp_path: Path, descriptor: str) 
         (b",".join([b"c"] * 70_000) + b"\n", "70000 columns, more than"),
     ],
 )
-def test_delimited_text_that_would_be_read_otherwise_is_refused(tmp_path: Path, text: bytes, reason: str) -> None:
+def test_ambiguous_delimited_text_is_refused(tmp_path: Path, text: bytes, reason: str) -> None:
     (tmp_path / "x.csv").write_bytes(text)
     with pytest.raises(BadSource, match=reason):
         read(tmp_path / "x.csv", n_features=2)
 
 
-def test_a_quote_that_is_not_closed_takes_one_line_with_it_unattended(tmp_path: Path) -> None:
+def test_an_unclosed_quote_rejects_one_line_in_an_unattended_ingest(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('a,b\n1,2\n\n3,"4\n5,6\n7,8,9\n"1","2"\n')
     rejects = Quarantine()
     rejects.open(tmp_path / "notes")
@@ -362,7 +362,7 @@ def test_a_quote_that_is_not_closed_takes_one_line_with_it_unattended(tmp_path: 
     assert [line.split(",")[2] for line in (tmp_path / "notes").read_text().splitlines()[1:]] == ["4", "6"]
 
 
-def test_a_shape_that_no_file_of_its_size_honestly_has_is_refused(tmp_path: Path) -> None:
+def test_an_implausible_shape_for_the_file_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.mtx").write_text("%%MatrixMarket matrix coordinate real general\n1000000000 3 1\n1 1 1\n")
     zarr.create_array(tmp_path / "dense.zarr", shape=(10**12, 7), chunks=(8, 7), dtype="f8")
     group = zarr.create_group(tmp_path / "sparse.zarr", attributes={"shape": [10**12, 7]})
@@ -373,7 +373,7 @@ def test_a_shape_that_no_file_of_its_size_honestly_has_is_refused(tmp_path: Path
             read(tmp_path / name)
 
 
-def test_pieces_that_fill_memory_are_refused(tmp_path: Path) -> None:
+def test_pieces_that_exceed_memory_are_refused(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "x.zarr", shape=(10, 7), chunks=(8, 7), dtype="f8")[:] = 1.0
     described = json.loads((tmp_path / "x.zarr/zarr.json").read_text())
     described["chunk_grid"]["configuration"]["chunk_shape"] = [1 << 30, 7]
@@ -404,7 +404,7 @@ def test_a_table_may_hold_one_bad_cell_among_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2), pa.binary_view()], ids=str)
 @pytest.mark.parametrize("column", ["column", "value"])
 @pytest.mark.parametrize("is_tolerant", [False, True])
-def test_columns_of_bytes_hold_no_numbers(tmp_path: Path, kind: pa.DataType, column: str, *, is_tolerant: bool) -> None:
+def test_columns_of_bytes_are_refused(tmp_path: Path, kind: pa.DataType, column: str, *, is_tolerant: bool) -> None:
     """Read a column of byte strings: it is refused, even if the bytes could be parsed as numbers.
 
     Arrow parses bytes as numbers where it can, and otherwise raises an internal error.

@@ -128,7 +128,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     @invariant()
-    def both_tell_the_same(self) -> None:
+    def ledger_and_model_agree(self) -> None:
         live = set()
         for population in POPULATIONS:
             statement = self.ledger.statement(population)
@@ -145,7 +145,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.verify()
 
 
-def test_the_ledger_does_what_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_agrees_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DPCA_HOME", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
         monkeypatch.setenv(name, "")
     run_state_machine_as_test(LedgerMachine, settings=settings(max_examples=12, stateful_step_count=20))
@@ -182,7 +182,7 @@ def budget_for_ten(ledger: Ledger) -> None:
     ledger.open_budget("people", epsilon=get_epsilon_gaussian(TEN / 10.5**0.5, 1e-6), delta=1e-6)
 
 
-def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, environment: dict[str, str]) -> None:
+def test_exactly_10_of_64_concurrent_requests_fit(processes: Contenders, environment: dict[str, str]) -> None:
     ledger = Workspace.open().ledger
     budget_for_ten(ledger)
     outcomes = sum(processes.race(partial(ledger_concurrency_reserve, one_key=False), environment, TEN), Counter[str]())
@@ -197,7 +197,7 @@ def test_of_64_requests_from_8_processes_exactly_10_fit(processes: Contenders, e
     assert ledger.verify() == 2 + 10 + len(LEVELS), "the ledger, the budget, the releases, and one alert a level"
 
 
-def test_one_run_key_is_one_release_whoever_asks(processes: Contenders, environment: dict[str, str]) -> None:
+def test_one_run_key_is_one_release_for_all_processes(processes: Contenders, environment: dict[str, str]) -> None:
     ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     outcomes = sum(processes.race(partial(ledger_concurrency_reserve, one_key=True), environment, ONE), Counter[str]())

@@ -122,7 +122,7 @@ def _cases(table: Mapping[str, list[Any]]) -> list[Any]:
     ]
 
 
-def test_required_fields_come_first_and_a_made_default_may_be_left_out_as_none() -> None:
+def test_required_fields_come_first_and_none_means_a_generated_default() -> None:
     options = options_of(Walk)
     assert [option.name for option in options] == ["where", "name", "steps", "notes"]
     assert [option.is_required for option in options] == [True, True, False, False]
@@ -176,7 +176,7 @@ def test_a_refusal_states_what_was_found_the_rule_and_what_to_do(name: str, valu
 
 
 @given(value=st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.booleans() | st.text() | st.none())
-def test_no_value_changes_on_its_way_into_a_record(value: Any) -> None:
+def test_no_value_is_converted_by_a_record(value: Any) -> None:
     for option in options_of(Mixed):
         try:
             found = getattr(Mixed(**{option.name: value}), option.name)
@@ -189,7 +189,7 @@ def test_the_path_of_a_file_is_its_text() -> None:
     assert Mixed(file=Path("a") / "b.txt") == Mixed(file=str(Path("a") / "b.txt"))  # type: ignore[arg-type]
 
 
-def test_none_is_a_default_left_out_and_a_value_where_the_type_has_it() -> None:
+def test_none_means_the_default_unless_the_type_includes_none() -> None:
     left_out: dict[str, Any] = dict.fromkeys(TAKEN)
     assert Mixed(**left_out) == Mixed()
     assert Walk(where=None, name="a", steps=None, notes=None) == Walk(where=None, name="a")  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_none_is_a_default_left_out_and_a_value_where_the_type_has_it() -> None:
         Walk(where="x", name=None)  # type: ignore[arg-type]
 
 
-def test_names_that_a_record_lacks_or_needs_are_mistakes_of_a_program() -> None:
+def test_unknown_and_missing_fields_are_programming_errors() -> None:
     with pytest.raises(TypeError, match=r"Walk: .*pace"):
         Walk(where="x", name="a", pace=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Walk: .*name"):
@@ -218,7 +218,7 @@ def test_a_record_never_changes_and_its_changed_copies_are_checked() -> None:
     assert copy.deepcopy(walk) == pickle.loads(pickle.dumps(walk)) == Walk(**dataclasses.asdict(walk)) == walk
 
 
-def test_the_default_of_a_record_is_made_anew() -> None:
+def test_a_default_is_generated_for_each_record() -> None:
     assert Walk(where="x", name="a").notes is not Walk(where="x", name="a").notes
 
 

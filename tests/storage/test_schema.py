@@ -214,7 +214,7 @@ def test_bad_rows_end_the_ingest_or_make_their_records_empty(catalog: Catalog, t
         ("spam", {"file": "x.svm.zst", "features": 2}, "not Zstandard"),
     ],
 )
-def test_what_is_no_table_is_refused_in_one_line(
+def test_a_file_that_is_not_a_table_is_refused_in_one_line(
     catalog: Catalog, take: Take, text: str, declared: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises((BadSource, Invalid), match=complaint) as caught:
@@ -238,7 +238,7 @@ HEADERLESS = "7,1,2\n7,3,4\n8,5,6\n"
 
 
 @pytest.mark.parametrize("text", [HEADERLESS, "alice,1,2\n", "0,1,2\n7,3,4\n", "1e5,-.5,3.\n", "id,2019,2020\n1,2,3\n"])
-def test_a_first_line_of_numbers_is_refused_until_the_user_says_what_it_is(take: Take, text: str) -> None:
+def test_an_ambiguous_first_line_of_numbers_is_refused_without_an_option(take: Take, text: str) -> None:
     with pytest.raises(BadSource, match=r"x\.csv: the first line has numbers .* --no-header .* --header"):
         take(text, features=3)
 
@@ -264,7 +264,7 @@ def test_a_table_without_a_header_keeps_its_first_row(take: Take, tmp_path: Path
     "declared",
     [{"unit_column": "who"}, {"columns": {"row": "who", "column": "1", "value": "2"}}, {"feature_names": ""}],
 )
-def test_numbers_are_names_where_what_was_declared_shows_it(
+def test_numbers_are_column_names_if_the_declarations_require_it(
     take: Take, tmp_path: Path, declared: dict[str, Any]
 ) -> None:
     (tmp_path / "names").write_text("who\n1\n2")
@@ -273,7 +273,7 @@ def test_numbers_are_names_where_what_was_declared_shows_it(
 
 
 @pytest.mark.parametrize("file", ["rows", "rows.txt", "rows.gz", "rows.dat.gz", "rows.xlsx"])
-def test_a_name_that_tells_no_format_is_refused_until_the_format_is_reported(take: Take, file: str) -> None:
+def test_a_file_name_without_known_suffix_is_refused_without_an_explicit_format(take: Take, file: str) -> None:
     with pytest.raises(BadSource, match=r"has no known format; .* give --format with one of svmlight"):
         take("1 1:2\n", file, features=3)
     if not file.endswith(".gz"):

@@ -40,7 +40,7 @@ def datasets(ledger: Ledger) -> set[str]:
 
 
 @pytest.mark.parametrize("population", [None, "others"], ids=["by its name", "stated"])
-def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledger, population: str | None) -> None:
+def test_rows_of_another_population_require_an_explicit_option(ledger: Ledger, population: str | None) -> None:
     first = add(ledger, "visits", "people")
     with pytest.raises(Conflict, match=r"'visits' of population 'people'.*--allow-shared-rows") as refused:
         add(ledger, "copy", population)
@@ -51,7 +51,7 @@ def test_rows_that_other_people_hold_are_refused_unless_insisted_on(ledger: Ledg
     assert ledger.verify() > 0
 
 
-def test_the_journal_does_not_tell_whether_rows_that_were_allowed_are_shared(ledger: Ledger) -> None:
+def test_the_journal_does_not_reveal_whether_allowed_rows_are_shared(ledger: Ledger) -> None:
     """Allow rows that another population has, and rows that it has not: the journal must state the same for both.
 
     The hash of the entry is exported, so a difference could be found by guessing.
@@ -67,14 +67,14 @@ def test_the_journal_does_not_tell_whether_rows_that_were_allowed_are_shared(led
     assert details[1].keys() == details[2].keys()
 
 
-def test_the_same_people_may_hold_them_again_and_under_other_names(sqlite_ledger: Ledger) -> None:
+def test_the_same_population_may_ingest_rows_again_under_other_names(sqlite_ledger: Ledger) -> None:
     add(sqlite_ledger, "visits", "people")
     add(sqlite_ledger, "visits", "people")
     add(sqlite_ledger, "copy", "people")
     add(sqlite_ledger, "others", text=ROWS + "1 3:1\n")
 
 
-def test_however_the_rows_came(sqlite_ledger: Ledger) -> None:
+def test_known_rows_are_recognized_in_any_form(sqlite_ledger: Ledger) -> None:
     """Ingest known rows in other blocks, as another text, or equal to an old snapshot: they must be recognized."""
     add(sqlite_ledger, "visits", "people")
     add(sqlite_ledger, "visits", "people", text="1 1:7\n")
@@ -83,7 +83,7 @@ def test_however_the_rows_came(sqlite_ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("state", ["reserved", "abandoned", None])
-def test_a_removed_snapshot_counts_where_its_people_were_charged(sqlite_ledger: Ledger, state: str | None) -> None:
+def test_a_removed_snapshot_is_compared_if_its_population_was_charged(sqlite_ledger: Ledger, state: str | None) -> None:
     snapshot = add(sqlite_ledger, "visits", "people")
     if state is not None:
         open_budget(sqlite_ledger)
@@ -144,7 +144,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("first", "then"), [*pairwise([*KINDS, *KINDS][: len(KINDS) + 1])], ids=str)
-def test_ids_that_come_or_go_or_bound_rows_make_no_other_people(
+def test_adding_or_removing_ids_does_not_hide_known_rows(
     sqlite_ledger: Ledger, tmp_path: Path, first: str, then: str
 ) -> None:
     give(sqlite_ledger, tmp_path, "people", **KINDS[first])
@@ -193,7 +193,7 @@ def owned(ledger: Ledger, ids: list[str] | list[int], tmp_path: Path) -> IngestR
     ],
     ids=str,
 )
-def test_ids_that_look_alike_are_counted_and_stay_separate(
+def test_similar_ids_are_counted_and_kept_separate(
     sqlite_ledger: Ledger, tmp_path: Path, ids: list[str] | list[int], alike: int
 ) -> None:
     report = owned(sqlite_ledger, ids, tmp_path)

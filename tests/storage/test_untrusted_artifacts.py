@@ -58,7 +58,7 @@ def load_in_child(home: Path, *, mebibytes: int = 512) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
 
 
-def test_every_change_of_manifest_arrays_or_pointer_is_a_good_load_or_one_line(tmp_path: Path) -> None:
+def test_every_changed_file_loads_correctly_or_fails_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "tests.storage.hostile", str(tmp_path), str(SEED), str(INPUTS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_every_change_of_manifest_arrays_or_pointer_is_a_good_load_or_one_line(t
 
 @pytest.mark.parametrize("checksum", ["with", "without"])
 @pytest.mark.parametrize("digest", ["../../secret", "", "0" * 63, "A" * 64, "0" * 63 + "\u0660", "/etc", "."])
-def test_a_pointer_to_anything_but_a_digest_is_corrupt_and_reads_nothing(
+def test_a_pointer_without_a_digest_is_corrupt_and_reads_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, checksum: str
 ) -> None:
     publish(tmp_path)
@@ -83,7 +83,7 @@ def test_a_pointer_to_anything_but_a_digest_is_corrupt_and_reads_nothing(
         Registry.open(tmp_path).load("news")
 
 
-def test_an_array_that_declares_more_than_it_holds_is_corrupt(tmp_path: Path) -> None:
+def test_an_array_shorter_than_declared_is_corrupt(tmp_path: Path) -> None:
     files = read_tree(publish(tmp_path / "sound"))
     for number, (key, value) in enumerate(
         [
@@ -107,7 +107,7 @@ def test_an_array_that_declares_more_than_it_holds_is_corrupt(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("where", ["pointer", "manifest.json", "more"])
-def test_a_pipe_is_corrupt_and_nobody_waits_for_it(tmp_path: Path, where: str) -> None:
+def test_a_pipe_is_corrupt_and_is_not_waited_for(tmp_path: Path, where: str) -> None:
     folder = publish(tmp_path)
     path = tmp_path / Pointer.path("news") if where == "pointer" else folder / where
     path.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def test_a_pipe_is_corrupt_and_nobody_waits_for_it(tmp_path: Path, where: str) -
 
 
 @pytest.mark.parametrize("where", ["pointer", "manifest.json"])
-def test_a_file_that_is_all_hole_is_refused_before_it_is_read(tmp_path: Path, where: str) -> None:
+def test_a_large_sparse_file_is_refused_before_it_is_read(tmp_path: Path, where: str) -> None:
     folder = publish(tmp_path)
     path = tmp_path / Pointer.path("news") if where == "pointer" else folder / where
     path.touch()
@@ -126,7 +126,7 @@ def test_a_file_that_is_all_hole_is_refused_before_it_is_read(tmp_path: Path, wh
     assert f"of at most {1 << 24} bytes" in ended if where == "pointer" else str(1 << 42)[:8] in ended
 
 
-def test_what_does_not_fit_into_memory_ends_in_one_line(tmp_path: Path) -> None:
+def test_an_artifact_larger_than_memory_is_refused_in_one_line(tmp_path: Path) -> None:
     folder = publish(tmp_path)
     os.truncate(folder / "manifest.json", 1 << 30)
     assert load_in_child(tmp_path, mebibytes=128).startswith("Unavailable artifact")
@@ -156,7 +156,7 @@ def test_one_flipped_bit_in_a_pointer_is_found(tmp_path: Path) -> None:
     assert Registry.open(tmp_path).resolve("news@champion").digest == digests[2]
 
 
-def test_a_pointer_is_read_with_its_own_checksum_alone(tmp_path: Path) -> None:
+def test_a_pointer_is_read_only_with_a_matching_checksum(tmp_path: Path) -> None:
     publish(tmp_path)
     path = tmp_path / Pointer.path("news")
     content = json.loads(path.read_bytes())
@@ -169,7 +169,9 @@ def test_a_pointer_is_read_with_its_own_checksum_alone(tmp_path: Path) -> None:
         Registry.open(tmp_path).load("news")
 
 
-def test_an_object_store_is_believed_no_more_than_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifacts_in_an_object_store_are_verified_like_those_in_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sound = publish(tmp_path / "sound")
     described = json.loads((sound / COMPONENTS).read_bytes()) | {"shape": [20_000, 20_000]}
     lying = publish(tmp_path / "lying", read_tree(sound) | {COMPONENTS: json.dumps(described).encode()})

@@ -107,9 +107,7 @@ def files_of(folder: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 class TestOpening:
-    def test_reads_no_pointer_file_and_lists_each_folder_once_however_many_names_there_are(
-        self, opened: Workspace
-    ) -> None:
+    def test_opening_lists_each_folder_once_and_reads_no_pointer_file(self, opened: Workspace) -> None:
         statements = []
         for count in (2, 40):
             name_often(opened, [f"name-{number}" for number in range(count)])
@@ -123,7 +121,7 @@ class TestOpening:
         assert statements[0] == statements[1]
         assert max(statements[0]) <= 25
 
-    def test_writes_the_pointer_files_that_a_crash_left_and_reads_no_other(self, opened: Workspace) -> None:
+    def test_opening_writes_pointer_files_missing_after_a_crash_and_reads_no_other(self, opened: Workspace) -> None:
         name_often(opened, ["shown", "moved"])
         name_often(opened, ["left"], written=False)
         with opened.ledger.transaction() as connection:
@@ -138,7 +136,7 @@ class TestOpening:
         assert store_calls(counts) == {"tags": 2}
 
     @pytest.mark.parametrize("point", ["record.committed", "pointer.signed", "pointer.written", "pointer.row_written"])
-    def test_finishes_what_a_crash_at_a_point_of_publishing_left(
+    def test_opening_finishes_a_publication_that_crashed(
         self, opened: Workspace, point: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name_often(opened, ["news", "other"])
@@ -158,7 +156,7 @@ class TestOpening:
             Workspace.open()
         assert store_calls(counts) == {"tags": 2}
 
-    def test_writes_a_pointer_file_anew_that_is_lost_or_changed(self, opened: Workspace) -> None:
+    def test_opening_rewrites_a_lost_or_changed_pointer_file(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         sound = {name: opened.store.read(Pointer.path(name)) for name in ("news", "other")}
         opened.store.remove("registry/names", marker="news.json")
@@ -168,7 +166,7 @@ class TestOpening:
             name: stored.payload for name, stored in sound.items()
         }
 
-    def test_of_a_restored_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
+    def test_opening_a_restored_home_reads_every_pointer_file_once(self, opened: Workspace) -> None:
         name_often(opened, ["news", "other"])
         with opened.ledger.engine.begin() as connection:
             # as after restoring a backup, which does not contain this table
@@ -183,7 +181,7 @@ class TestOpening:
 
 
 class TestReadOnly:
-    def test_sees_what_open_sees(self, opened: Workspace) -> None:
+    def test_a_read_only_workspace_has_the_same_facts(self, opened: Workspace) -> None:
         name_often(opened, ["news"])
         reading = Workspace.read_only()
         assert reading.ledger.id == opened.ledger.id
@@ -191,25 +189,25 @@ class TestReadOnly:
         assert reading.registry.list() == opened.registry.list()
         assert list(reading.catalog.entries()) == []
 
-    def test_waits_for_no_writer(self, budget: Ledger) -> None:
+    def test_a_read_only_workspace_does_not_wait_for_a_writer(self, budget: Ledger) -> None:
         with budget.transaction() as connection:  # on SQLite, this transaction has the only lock
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("LOCK TABLE ledger, pointer IN EXCLUSIVE MODE")
             reading = Workspace.read_only()
             assert reading.ledger.statement(POPULATION).spent == 0
 
-    def test_cannot_write(self, sqlite_budget: Ledger) -> None:
+    def test_a_read_only_workspace_cannot_write(self, sqlite_budget: Ledger) -> None:
         reading = Workspace.read_only()
         with transaction(reading.ledger.engine) as seen, pytest.raises(sa.exc.OperationalError, match="readonly"):
             seen.execute(tables.alias.insert().values(name="n", alias="a", version=1))
 
-    def test_leaves_every_file_as_it_is(self, sqlite_budget: Ledger, home: Path) -> None:
+    def test_a_read_only_workspace_changes_no_file(self, sqlite_budget: Ledger, home: Path) -> None:
         name_often(Workspace.open(), ["news"], written=False)
         before = files_of(home)
         assert Workspace.read_only().registry.names() == []
         assert files_of(home) == before
 
-    def test_is_empty_where_there_is_no_home_and_makes_none(self, home: Path, tmp_path: Path) -> None:
+    def test_a_read_only_workspace_without_home_is_empty_and_creates_none(self, home: Path, tmp_path: Path) -> None:
         home.rmdir()
         workspace = Workspace.read_only()
         assert not workspace.catalog.entries()
@@ -218,7 +216,9 @@ class TestReadOnly:
             workspace.ledger.statement(POPULATION)
         assert not home.exists()
 
-    def test_refuses_a_registry_without_its_database(self, sqlite_budget: Ledger, home: Path) -> None:
+    def test_a_read_only_workspace_refuses_a_registry_without_its_database(
+        self, sqlite_budget: Ledger, home: Path
+    ) -> None:
         name_often(Workspace.open(), ["news"])
         (home / "dpca.sqlite").unlink()
         with pytest.raises(Refused, match="of one ledger together"):
@@ -256,7 +256,7 @@ def test_a_subspace_without_further_directions_can_be_made_smaller_only():
         plain.refit(3, parent="p")
 
 
-def test_directions_without_eigenvalues_have_no_other_number():
+def test_directions_without_eigenvalues_cannot_be_refitted():
     alone = subspace(eigenvalues=None, spectrum=None, further=None)
     assert alone.explained_variance_ratio is None
     with pytest.raises(Invalid, match="so they have no order"):
@@ -269,7 +269,7 @@ def test_ratios_are_those_that_the_release_assessed():
     assert subspace().explained_variance_ratio is None
 
 
-def test_a_mean_is_taken_off_and_put_back():
+def test_a_mean_is_subtracted_and_added_back():
     centred = subspace(mean=MEAN)
     rows = np.random.default_rng(1).standard_normal((3, 5))
     scores = centred.transform(rows)
@@ -287,7 +287,7 @@ def test_a_mean_is_taken_off_and_put_back():
         {"mean": np.zeros(4)},
     ],
 )
-def test_parts_that_do_not_fit_are_refused(changes):
+def test_inconsistent_parts_of_a_subspace_are_refused(changes):
     with pytest.raises(Invalid):
         subspace(**changes)
 
@@ -317,7 +317,7 @@ def test_a_restored_ledger_is_refused_until_it_is_accepted(restored: Ledger) -> 
     assert Workspace.open().ledger.verify() == len(event_names(accepted))
 
 
-def test_what_may_have_begun_after_the_copy_cannot_be_abandoned(restored: Ledger) -> None:
+def test_releases_possibly_begun_after_the_copy_cannot_be_abandoned(restored: Ledger) -> None:
     accepted = Workspace.open(accept_restored="the disk died").ledger
     (release,) = accepted.statement(POPULATION).releases
     with pytest.raises(Refused, match="is noising"):
@@ -325,7 +325,7 @@ def test_what_may_have_begun_after_the_copy_cannot_be_abandoned(restored: Ledger
     accepted.begin(release.id).keep(0, ANSWER)
 
 
-def test_a_step_that_was_answered_is_missed_in_a_restored_ledger(sqlite_budget: Ledger) -> None:
+def test_a_restored_ledger_detects_a_missing_step_answer(sqlite_budget: Ledger) -> None:
     begun = begin(sqlite_budget)
     file = sqlite_budget.home / "dpca.sqlite"
     shutil.copy(file, file.with_suffix(".copy"))
@@ -370,9 +370,7 @@ def test_a_tampered_journal_is_found(budget: Ledger) -> None:
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 3])
-def test_a_process_under_way_stops_once_the_database_is_put_back_beneath_it(
-    sqlite_budget: Ledger, earlier: int
-) -> None:
+def test_a_running_process_stops_after_its_database_is_restored(sqlite_budget: Ledger, earlier: int) -> None:
     file = sqlite_budget.home / "dpca.sqlite"
     shutil.copy(file, file.with_suffix(".copy"))
     for number in range(earlier):
@@ -389,7 +387,7 @@ def test_a_process_under_way_stops_once_the_database_is_put_back_beneath_it(
     assert {row.run_key for row in accepted.statement(POPULATION).releases} == noted
 
 
-def test_what_began_by_accepting_is_charged_after_the_next_restore_too(sqlite_budget: Ledger) -> None:
+def test_releases_begun_by_an_acceptance_are_charged_after_the_next_restore(sqlite_budget: Ledger) -> None:
     home, copies = sqlite_budget.home, [sqlite_budget.home / name for name in ("none.copy", "reserved.copy")]
     shutil.copy(home / "dpca.sqlite", copies[0])
     waiting = reserve(sqlite_budget, "waiting")

@@ -39,7 +39,7 @@ def worlds(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], Wo
 
 
 @pytest.mark.parametrize("job", [name for name, job in JOBS.items() if job.quick])
-def test_a_few_neighbours_show_the_same(worlds: Callable[[str], Worlds], job: str) -> None:
+def test_public_outputs_are_equal_for_a_few_neighbors(worlds: Callable[[str], Worlds], job: str) -> None:
     both = worlds(job)
     found = {neighbour: both.compare(neighbour) for neighbour in JOBS[job].quick}
     assert {neighbour: shown for neighbour, shown in found.items() if shown} == {}
@@ -47,7 +47,7 @@ def test_a_few_neighbours_show_the_same(worlds: Callable[[str], Worlds], job: st
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("job", JOBS)
-def test_all_neighbours_show_the_same(
+def test_public_outputs_are_equal_for_all_neighbors(
     worlds: Callable[[str], Worlds], job: str, record_property: Callable[[str, object], None]
 ) -> None:
     both = worlds(job)
@@ -60,13 +60,13 @@ def test_all_neighbours_show_the_same(
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("job", JOBS)
-def test_the_same_data_show_the_same(worlds: Callable[[str], Worlds], job: str) -> None:
+def test_public_outputs_are_equal_for_equal_data(worlds: Callable[[str], Worlds], job: str) -> None:
     assert worlds(job).compare(None) == []
 
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("leak", LEAKS)
-def test_a_planted_leak_is_found_and_shows_nothing_on_equal_data(tmp_path: Path, leak: str) -> None:
+def test_a_planted_leak_is_found_with_a_neighbor_and_not_with_equal_data(tmp_path: Path, leak: str) -> None:
     both = Worlds(job=QUICK, folder=tmp_path, planted=leak)
     assert both.compare(None) == []
     found = both.compare("added")

@@ -43,13 +43,13 @@ def test_declared_facts_become_texts_and_the_rest_is_left_out() -> None:
     }
 
 
-def test_what_has_no_guarantee_says_so() -> None:
+def test_an_artifact_without_guarantee_states_this() -> None:
     facts = {"mechanism": "non_private", "privacy": {"private": False}}
     reference = PrivateSubspace(components=np.eye(1, 2), manifest=facts)
     assert lineage_tags(reference, reference="x@1", digest="ab")["dpca.private"] == "no"
 
 
-def test_a_release_of_an_encoded_table_says_what_its_input_is() -> None:
+def test_a_release_of_an_encoded_table_states_its_input() -> None:
     facts = {"feature_names": ["age", "sex=f", "sex=m"], "encoder": ENCODER}
     encoded = PrivateSubspace(components=np.eye(1, 3), manifest=facts)
     tags = lineage_tags(encoded, reference="x@1", digest="ab")
@@ -190,7 +190,7 @@ def test_equal_subspaces_give_equal_bytes() -> None:
     assert one == other
 
 
-def test_what_no_file_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_subspaces_that_a_file_cannot_represent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpca.artifacts.exports._MOST_BYTES", 8 * 4)
     with pytest.raises(Invalid, match="does not fit into an ONNX file; export npz"):
         onnx_model(PrivateSubspace(components=np.eye(1, 2), manifest={}), {})
@@ -218,7 +218,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
 @pytest.mark.parametrize("case", ["around zero", "around a mean"])
-def test_it_is_a_fitted_pca_of_the_same_scores(written: list[Any], case: str) -> None:
+def test_the_exported_pca_is_fitted_and_gives_equal_scores(written: list[Any], case: str) -> None:
     subspace = subspaces()[case]
     assert scikit_model(subspace, {"dpca.artifact": "news@1"}) == b"a file"
     (pca,) = written
@@ -229,7 +229,7 @@ def test_it_is_a_fitted_pca_of_the_same_scores(written: list[Any], case: str) ->
     assert pca.dpca_lineage_ == {"dpca.artifact": "news@1"}
 
 
-def test_without_skops_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_skops_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skops", None)
     with pytest.raises(
         NotInstalled, match=r"needs skops, which is not installed; install dpca-pipeline\[sklearn\]$"

@@ -40,7 +40,7 @@ from tests.dpca.artifacts.test_subspace import SUBSPACE, make_subspace
 
 
 class TestFiles:
-    def test_what_was_written_is_read(self, tmp_path: Path) -> None:
+    def test_a_written_artifact_is_read_back_unchanged(self, tmp_path: Path) -> None:
         digest = write_artifact(SUBSPACE, home=tmp_path)
         read = read_artifact(LocalPlace(tmp_path), digest)
         for name in ("components", "eigenvalues", "spectrum"):
@@ -53,7 +53,9 @@ class TestFiles:
         n_released=st.integers(0, 9),
     )
     @settings(max_examples=15, deadline=None)
-    def test_every_shape_comes_back(self, seed: int, shape: tuple[int, int], n_released: int) -> None:
+    def test_arrays_of_every_shape_are_read_back_unchanged(
+        self, seed: int, shape: tuple[int, int], n_released: int
+    ) -> None:
         whole = make_subspace(seed=seed, n_components=shape[0], n_features=shape[1])
         subspace = PrivateSubspace(
             components=whole.components,
@@ -71,20 +73,22 @@ class TestFiles:
         else:
             np.testing.assert_array_equal(read.spectrum, subspace.spectrum)
 
-    def test_directions_without_eigenvalues_come_back_so(self, tmp_path: Path) -> None:
+    def test_directions_without_eigenvalues_are_read_back_without_them(self, tmp_path: Path) -> None:
         alone = PrivateSubspace(components=np.eye(2, 3), manifest={})
         read = read_artifact(LocalPlace(tmp_path), write_artifact(alone, home=tmp_path))
         np.testing.assert_array_equal(read.components, alone.components)
         assert read.eigenvalues is read.spectrum is read.explained_variance_ratio is None
 
-    def test_large_components_come_back_from_many_chunks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_components_of_many_chunks_are_read_back_unchanged(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("dpca.artifacts.files._CHUNK_VALUES", 14)
         digest = write_artifact(SUBSPACE, home=tmp_path)
         chunks = tmp_path / "registry" / "artifacts" / digest / "subspace.zarr" / "components" / "c"
         assert sorted(path.name for path in chunks.iterdir()) == ["0", "1"]
         np.testing.assert_array_equal(read_artifact(LocalPlace(tmp_path), digest).components, SUBSPACE.components)
 
-    def test_equal_input_has_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
+    def test_equal_input_gives_equal_bytes_in_another_process_at_another_time(self, tmp_path: Path) -> None:
         program = (
             "import sys, pathlib, zarr\n"
             "from tests.dpca.artifacts.test_subspace import make_subspace\n"
@@ -124,7 +128,7 @@ class TestFiles:
         with pytest.raises(Corrupt):
             write_artifact(SUBSPACE, home=tmp_path)
 
-    def test_a_disk_that_changes_what_was_written_publishes_nothing(
+    def test_bytes_that_the_disk_changed_are_not_published(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("dpca.artifacts.files.read_tree", lambda root: read_tree(root) | {"manifest.json": b"{}"})
@@ -132,7 +136,7 @@ class TestFiles:
             write_artifact(SUBSPACE, home=tmp_path)
         assert [path.name for path in tmp_path.rglob("*")] == ["staging"]
 
-    def test_what_was_published_otherwise_than_it_was_written_is_refused_and_not_remembered(
+    def test_files_changed_during_publication_are_refused_and_not_cached(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         damaged: list[Path] = []
@@ -149,7 +153,7 @@ class TestFiles:
             with pytest.raises(Corrupt):
                 known_artifact(LocalPlace(tmp_path), damaged[0].parent.name)
 
-    def test_an_artifact_is_remembered_until_the_end_in_its_own_place(self, tmp_path: Path) -> None:
+    def test_verified_artifacts_are_cached_per_place_until_the_end_of_the_process(self, tmp_path: Path) -> None:
         place, other = LocalPlace(tmp_path), LocalPlace(tmp_path / "other")
         with remembered_artifacts():
             digest = write_artifact(SUBSPACE, home=tmp_path)
@@ -194,7 +198,7 @@ class TestFiles:
         assert len(digests) == 1
 
     @pytest.mark.parametrize("stranger", [{"format": 2}, {"kind": "orthogonal_tensor"}])
-    def test_another_format_is_named(
+    def test_an_unknown_format_version_is_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stranger: dict[str, Any]
     ) -> None:
         (name, value) = next(iter(stranger.items()))
@@ -271,7 +275,9 @@ class TestDamage:
         with pytest.raises(Unavailable, match="Permission denied"):
             read_artifact(LocalPlace(published[0]), published[1])
 
-    def test_a_missing_artifact_is_corrupt_not_unknown(self, published: tuple[Path, str], tmp_path: Path) -> None:
+    def test_a_missing_artifact_is_reported_as_corrupt_and_not_as_unknown(
+        self, published: tuple[Path, str], tmp_path: Path
+    ) -> None:
         shutil.copytree(published[0], tmp_path, dirs_exist_ok=True)
         shutil.rmtree(tmp_path / "registry" / "artifacts" / published[1])
         with pytest.raises(Corrupt, match="cannot be read"):

@@ -95,7 +95,7 @@ class TestTransform:
     def test_no_rows_give_no_scores(self, rows: Any) -> None:
         assert SUBSPACE.transform(rows).shape == (0, 3)
 
-    def test_rows_of_the_subspace_come_back(self) -> None:
+    def test_rows_in_the_subspace_are_reconstructed_exactly(self) -> None:
         scores = np.random.default_rng(3).normal(size=(4, 3))
         for given_scores in (scores, sparse.csr_array(scores)):
             rows = SUBSPACE.inverse_transform(given_scores)
@@ -162,7 +162,7 @@ class TestSubspace:
         components[0] = 7.0
         np.testing.assert_array_equal(subspace.components, np.eye(2, 3))
 
-    def test_the_manifest_tells_shape_and_format(self) -> None:
+    def test_the_manifest_states_shape_and_format(self) -> None:
         derived = {"format": 1, "kind": "private_subspace", "n_components": 3, "n_features": 7}
         assert SUBSPACE.manifest == {**MANIFEST, **derived}
         assert (SUBSPACE.n_components, SUBSPACE.n_features) == (3, 7)
@@ -188,7 +188,7 @@ class TestSubspace:
             ({"manifest": {"feature_names": ["a"]}}, "1 feature names"),
         ],
     )
-    def test_what_is_no_subspace_is_refused(self, changes: dict[str, Any], found: str) -> None:
+    def test_invalid_components_are_refused(self, changes: dict[str, Any], found: str) -> None:
         sound: dict[str, Any] = {"components": np.eye(2, 3), "eigenvalues": [2.0, 1.0], "manifest": {}}
         PrivateSubspace(**sound)
         with pytest.raises(Invalid, match=found):
@@ -295,7 +295,7 @@ def test_a_column_of_another_kind_is_named_and_its_values_are_not() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_what_matches_columns_imports_none_of_the_libraries_of_tables() -> None:
+def test_matching_columns_imports_no_data_frame_library() -> None:
     code = (
         "import sys, dpca.artifacts.columns; "
         "print([name for name in ('pandas', 'polars', 'pyarrow', 'duckdb', 'numba', 'scipy', 'anndata', 'pydantic') "
@@ -345,7 +345,7 @@ def subspace() -> PrivateSubspace:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 class TestPipelines:
-    def test_a_pipeline_fits_what_comes_after_and_leaves_the_release(self, subspace: PrivateSubspace) -> None:
+    def test_a_pipeline_fits_later_steps_and_leaves_the_release_unchanged(self, subspace: PrivateSubspace) -> None:
         before = {name: values.copy() for name, values in subspace.arrays().items()}
         pipeline = make_pipeline(subspace, LogisticRegression()).fit(FITTED_TRANSFORMER_ROWS, LABELS)
         assert pipeline[0] is subspace
@@ -365,7 +365,7 @@ class TestPipelines:
         assert search.best_estimator_["map"].components is subspace.components
         assert search.predict(FITTED_TRANSFORMER_ROWS).shape == (40,)
 
-    def test_it_stands_next_to_others(self, subspace: PrivateSubspace) -> None:
+    def test_a_subspace_works_in_a_union_of_transformers(self, subspace: PrivateSubspace) -> None:
         union = FeatureUnion([("one", subspace), ("two", clone(subspace))])
         assert union.fit_transform(FITTED_TRANSFORMER_ROWS).shape == (40, 4)
         assert list(union.get_feature_names_out())[:2] == [f"one__{name}" for name in OUT]
@@ -383,7 +383,7 @@ class TestPipelines:
         np.testing.assert_allclose(model[0].transform(table)[:, 0], table["age"] / 100)
         assert columns.fit(table).get_feature_names_out().tolist() == [f"map__{name}" for name in OUT]
 
-    def test_it_is_fitted_and_a_clone_is_too(self, subspace: PrivateSubspace) -> None:
+    def test_a_subspace_and_its_clone_are_fitted(self, subspace: PrivateSubspace) -> None:
         twin = clone(subspace)
         check_is_fitted(twin)
         assert twin is not subspace
@@ -410,7 +410,7 @@ class TestPipelines:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 class TestNotes:
-    def test_others_may_leave_private_notes_and_change_nothing_else(self, subspace: PrivateSubspace) -> None:
+    def test_only_private_attributes_can_be_set(self, subspace: PrivateSubspace) -> None:
         subspace._note = 1  # type: ignore[attr-defined]
         assert not hasattr(clone(subspace), "_note")
         del subspace._note  # type: ignore[attr-defined]
@@ -430,7 +430,7 @@ class TestNames:
         with pytest.raises(Invalid, match="feature_names_in_"):
             subspace.get_feature_names_out([*FITTED_TRANSFORMER_NAMES[1:], "other"])
 
-    def test_without_names_there_is_no_attribute(self) -> None:
+    def test_without_names_the_attribute_for_names_is_missing(self) -> None:
         assert not hasattr(make_subspace_of_fitted_transformer(named=False), "feature_names_in_")
         assert make_subspace_of_fitted_transformer(named=False).get_feature_names_out(["x"]).tolist() == OUT
 
@@ -463,14 +463,14 @@ class TestContainers:
         assert (schema, orient) == (OUT, "row")
         np.testing.assert_array_equal(scores, plain)
 
-    def test_the_object_wins_over_the_setting_of_all(self, subspace: PrivateSubspace) -> None:
+    def test_the_container_of_one_object_overrides_the_global_setting(self, subspace: PrivateSubspace) -> None:
         with sklearn.config_context(transform_output="pandas"):
             assert isinstance(subspace.transform(FITTED_TRANSFORMER_ROWS), pd.DataFrame)
             assert isinstance(subspace.set_output(transform=None).transform(FITTED_TRANSFORMER_ROWS), pd.DataFrame)
             assert isinstance(subspace.set_output(transform="default").transform(FITTED_TRANSFORMER_ROWS), np.ndarray)
         assert isinstance(subspace.transform(FITTED_TRANSFORMER_ROWS), np.ndarray)
 
-    def test_a_clone_has_its_own_and_a_pickle_none(self, subspace: PrivateSubspace) -> None:
+    def test_a_clone_keeps_the_container_and_a_pickle_does_not(self, subspace: PrivateSubspace) -> None:
         twin = clone(subspace.set_output(transform="pandas"))
         assert isinstance(twin.transform(FITTED_TRANSFORMER_ROWS), pd.DataFrame)
         twin.set_output(transform="default")
@@ -481,7 +481,7 @@ class TestContainers:
         with pytest.raises(Invalid, match="'arrow' is unknown"):
             subspace.set_output(transform="arrow")
 
-    def test_annotated_data_go_by_name_and_keep_theirs(self, subspace: PrivateSubspace) -> None:
+    def test_columns_of_annotated_data_are_matched_by_name(self, subspace: PrivateSubspace) -> None:
         data = anndata.AnnData(FRAME)[:, FITTED_TRANSFORMER_NAMES[::-1]].copy()
         np.testing.assert_allclose(
             subspace.transform(data), subspace.transform(FITTED_TRANSFORMER_ROWS), rtol=0, atol=1e-12
@@ -491,7 +491,7 @@ class TestContainers:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_none_of_it_imports_scikit_learn() -> None:
+def test_a_subspace_is_used_without_importing_scikit_learn() -> None:
     program = (
         "import sys, numpy as np\n"
         "from dpca.artifacts.subspace import PrivateSubspace\n"
@@ -530,7 +530,7 @@ EXCEPTIONS = {
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 @pytest.mark.filterwarnings("ignore")
-def test_scikit_learns_own_checks_pass_but_for_those_that_are_listed_with_their_reason() -> None:
+def test_scikit_learns_checks_pass_except_for_listed_exceptions() -> None:
     """Run scikit-learn's checks of an estimator on a subspace: only the listed exceptions may fail.
 
     Skipped checks do not count as failed, for example the array API check where SciPy's array API is off.

@@ -80,7 +80,7 @@ def test_without_a_variance_all_weight_is_on_the_nearest_centre_and_there_is_no_
         centres.score(points)
 
 
-def test_long_documents_and_distant_points_have_weights_that_are_numbers():
+def test_long_documents_and_distant_points_have_finite_weights():
     long = np.array([[10**6, 10**6, 0, 0, 0], [0, 0, 10**9, 0, 10**9], [0, 0, 0, 0, 0]])
     weights = topics().transform(long)
     np.testing.assert_allclose(weights, [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.3, 0.2]], atol=1e-12)
@@ -119,7 +119,7 @@ def test_a_copy_and_a_stored_one_are_equal_and_read_only(tmp_path):
     assert "NOT PRIVATE" in repr(mixture(manifest={"mechanism": "als", "privacy": {"private": False}}))
 
 
-def test_a_release_without_any_component_is_stored_and_says_so(tmp_path):
+def test_a_release_without_components_is_stored_and_its_headline_states_this(tmp_path):
     digest = write_artifact(
         topics(components=None, weights=None, eigenvalues=[-1.0], manifest={"outcome": {"components_found": 0}}),
         home=tmp_path,
@@ -142,7 +142,7 @@ def test_a_release_without_any_component_is_stored_and_says_so(tmp_path):
         ([[1e200, 0, 0, 0, 0]], "beyond 1e"),
     ],
 )
-def test_rows_that_are_no_documents_are_refused(rows, rule):
+def test_rows_that_are_not_word_counts_are_refused(rows, rule):
     with pytest.raises(Invalid, match=rule):
         topics().transform(rows)
 
@@ -176,7 +176,7 @@ def test_a_mean_of_no_rows_is_refused():
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_what_is_no_release_is_refused(wrong):
+def test_an_invalid_release_is_refused(wrong):
     with pytest.raises(Invalid):
         topics(**wrong)
     with pytest.raises(Invalid):
@@ -213,7 +213,7 @@ def made(**changes):
 
 
 @pytest.mark.parametrize("unobserved", [None, 0.4])
-def test_a_user_folds_in_as_in_training(unobserved):
+def test_a_new_user_is_solved_as_in_training(unobserved):
     rng = np.random.default_rng(1)
     ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
     query, embeddings = statistics("add_remove", clip="weight", user_norm=50.0), made()
@@ -231,7 +231,7 @@ def test_a_user_folds_in_as_in_training(unobserved):
         assert 1.0 <= own <= 5.0
 
 
-def test_a_user_descends_as_in_training():
+def test_a_new_user_is_fitted_by_descent_as_in_training():
     """Fit users to two directions by descent, as the next round of training does: the factors must be equal."""
     rng = np.random.default_rng(1)
     ratings = rng.uniform(-1, 7, (20, ITEMS)) * (rng.random((20, ITEMS)) < 0.7)
@@ -277,7 +277,7 @@ def test_offsets_alone_predict():
     assert embeddings.rank == 0
 
 
-def test_a_copy_is_equal_and_read_only_and_says_what_the_guarantee_covers():
+def test_a_copy_is_equal_and_read_only_and_states_what_the_guarantee_covers():
     embeddings = made(counts=np.arange(1.0, ITEMS + 1))
     for other in (copy.deepcopy(embeddings), pickle.loads(pickle.dumps(embeddings))):
         assert (other.factors == embeddings.factors).all()
@@ -299,7 +299,7 @@ def test_a_copy_is_equal_and_read_only_and_says_what_the_guarantee_covers():
         ([0.5], [1.0], "each rating needs an item"),
     ],
 )
-def test_ratings_that_are_none_are_refused(items, ratings, rule):
+def test_invalid_ratings_are_refused(items, ratings, rule):
     with pytest.raises(Invalid, match=rule):
         made().predict(items, ratings)
 
@@ -331,7 +331,7 @@ def test_an_unknown_item_is_refused_by_its_id():
         {"manifest": {"user_step": STEP, "users": 7}},
     ],
 )
-def test_what_is_no_release_is_refused_of_embeddings(wrong):
+def test_invalid_embeddings_are_refused(wrong):
     with pytest.raises(Invalid):
         made(**wrong)
 
@@ -351,7 +351,7 @@ def test_an_estimate_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         found.sums[0] = 0.0
 
 
-def test_what_is_no_public_fact_or_no_number_is_refused() -> None:
+def test_private_facts_and_invalid_numbers_are_refused() -> None:
     with pytest.raises(Invalid, match="only public facts"):
         PrivateEstimate(sums=np.ones(3), manifest={**FACTS, "n_records": 60})
     with pytest.raises(Invalid, match="finite"):

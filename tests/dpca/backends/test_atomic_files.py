@@ -81,7 +81,7 @@ def test_a_file_is_synced_before_and_its_folder_after_the_rename(
     assert rest == [("rename", "note"), ("sync", tmp_path.name)]
 
 
-def test_a_file_is_replaced_whole_and_leaves_nothing_next_to_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_completely_without_leftovers(tmp_path: Path) -> None:
     path = tmp_path / "note"
     write_atomically(path, b"a long first content")
     write_atomically(path, b"second")
@@ -154,7 +154,7 @@ def test_a_folder_is_synced_bottom_up_before_it_moves(tmp_path: Path, effects: l
 
 
 @pytest.mark.parametrize("occupant", ["folder", "file"])
-def test_a_folder_never_replaces_what_stands_at_its_address(tmp_path: Path, occupant: str) -> None:
+def test_a_folder_never_replaces_existing_content(tmp_path: Path, occupant: str) -> None:
     staged, address = tmp_path / "staged", tmp_path / "address"
     grow(staged, {"a": b"new"})
     if occupant == "folder":
@@ -166,7 +166,7 @@ def test_a_folder_never_replaces_what_stands_at_its_address(tmp_path: Path, occu
     assert read_tree(staged) == {"a": b"new"}
 
 
-def test_moving_to_a_missing_shelf_is_an_error(tmp_path: Path) -> None:
+def test_moving_to_a_missing_parent_folder_is_an_error(tmp_path: Path) -> None:
     grow(tmp_path / "staged", {"a": b""})
     with pytest.raises(FileNotFoundError):
         move_folder(tmp_path / "staged", tmp_path / "missing" / "address")
@@ -181,7 +181,7 @@ def test_new_parents_are_synced_into_their_parents(tmp_path: Path, effects: list
 
 
 @pytest.mark.parametrize("before", ["mkdir", "chmod"])
-def test_a_folder_removed_while_it_is_made_is_made_again(
+def test_a_folder_that_is_removed_during_creation_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     shelf, path = tmp_path / "shelf", tmp_path / "shelf" / "x"
@@ -201,7 +201,7 @@ def test_a_folder_removed_while_it_is_made_is_made_again(
 
 
 @pytest.mark.parametrize("path", ["/proc/none/folder", "/dev/fd/none"])
-def test_where_no_folder_can_be_made_trying_ends(path: str) -> None:
+def test_creating_an_impossible_folder_ends_with_an_error(path: str) -> None:
     with pytest.raises(OSError, match="none"):
         make_folder(Path(path))
 
@@ -269,7 +269,7 @@ def modes(root: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.usefixtures("home")
-def test_files_folders_and_database_are_their_owners_alone_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+def test_files_folders_and_database_are_private_for_any_umask(umask: int, tmp_path: Path) -> None:
     assert umask != 0o077
     Workspace.open().ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     staged = tmp_path / "home" / "staging" / "one"
@@ -284,7 +284,7 @@ def test_files_folders_and_database_are_their_owners_alone_whatever_the_umask(um
 
 
 @pytest.mark.usefixtures("home")
-def test_a_whole_job_leaves_nothing_that_others_can_open(tmp_path: Path, home: Path) -> None:
+def test_a_complete_job_leaves_no_file_that_others_can_open(tmp_path: Path, home: Path) -> None:
     source = tmp_path / "people.svm"
     source.write_text("1 1:1 2:0.5\n" * 40)
     before = os.umask(0)
@@ -323,7 +323,7 @@ def test_a_home_that_others_can_enter_is_refused_with_the_command_that_closes_it
 
 
 @pytest.mark.usefixtures("home")
-def test_who_insists_may_share_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explicit_setting_permits_a_shared_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.mkdir()
     home.chmod(0o755)
     monkeypatch.setenv("DPCA_ALLOW_SHARED_HOME", "no")
@@ -371,7 +371,7 @@ def test_links_are_followed(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_home_of_somebody_else_is_refused(home: Path) -> None:
+def test_a_home_of_another_user_is_refused(home: Path) -> None:
     home.mkdir(mode=0o700)
     os.chown(home, 65_534, 65_534)
     with pytest.raises(Refused, match=f"belongs to user 65534; run `chown 0 {home}`"):

@@ -53,7 +53,7 @@ def test_a_file_is_read_as_it_was_written(place: Place) -> None:
     assert place.names("a/b") == ["c.json"]
 
 
-def test_nothing_stands_in_an_empty_place(place: Place) -> None:
+def test_an_empty_place_has_no_files(place: Place) -> None:
     assert place.names("a") == []
     assert not place.holds("a", marker="mark")
     for read in (place.read, place.read_folder):
@@ -63,7 +63,7 @@ def test_nothing_stands_in_an_empty_place(place: Place) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_published_folder_is_whole_and_read_back(place: Place, tmp_path: Path) -> None:
+def test_a_published_folder_is_complete_and_read_back(place: Place, tmp_path: Path) -> None:
     assert place.publish(stage(tmp_path / "staged", FILES), "shelf/x", marker="mark")
     assert place.holds("shelf/x", marker="mark")
     assert place.read_folder("shelf/x") == FILES
@@ -72,13 +72,13 @@ def test_a_published_folder_is_whole_and_read_back(place: Place, tmp_path: Path)
     assert place.read("shelf/x/inner/leaf").payload == b"22"
 
 
-def test_what_stands_is_never_published_over(place: Place, tmp_path: Path) -> None:
+def test_existing_content_is_never_overwritten(place: Place, tmp_path: Path) -> None:
     assert place.publish(stage(tmp_path / "one", FILES), "x", marker="mark")
     assert not place.publish(stage(tmp_path / "two", {"mark": b"other", "more": b""}), "x", marker="mark")
     assert place.read_folder("x") == FILES
 
 
-def test_of_equal_publishers_one_wins(place: Place, tmp_path: Path) -> None:
+def test_one_of_several_concurrent_publishers_wins(place: Place, tmp_path: Path) -> None:
     staged = [stage(tmp_path / str(number), FILES) for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
         won = list(pool.map(lambda folder: place.publish(folder, "shelf/x", marker="mark"), staged))
@@ -130,7 +130,7 @@ def test_a_folder_may_be_swept_up_while_it_is_removed(tmp_path: Path) -> None:
             sweeper.result()
 
 
-def test_what_a_killed_remover_hid_is_removed(tmp_path: Path) -> None:
+def test_a_folder_hidden_by_a_killed_removal_is_removed(tmp_path: Path) -> None:
     stage(tmp_path / "shelf" / ".x.removed", FILES)
     LocalPlace(tmp_path).remove("shelf/x", marker="mark")
     assert LocalPlace(tmp_path).names("shelf") == []
@@ -161,7 +161,7 @@ def test_an_address_and_a_pickle_open_the_same_place(place: Place) -> None:
     assert copy.read("a").payload == b"1"
 
 
-def test_a_file_is_only_written_over_what_was_read(objects: Place) -> None:
+def test_a_file_is_overwritten_only_if_unchanged_since_it_was_read(objects: Place) -> None:
     assert objects.write("a", b"1", over=None)
     first = objects.read("a")
     assert not objects.write("a", b"2", over=None)
@@ -171,7 +171,7 @@ def test_a_file_is_only_written_over_what_was_read(objects: Place) -> None:
     assert not objects.write("lost", b"3", over=Stored(b"2", first.tag))
 
 
-def test_hidden_notes_of_the_writer_stay_out_of_an_object_store(objects: Place, tmp_path: Path) -> None:
+def test_hidden_files_of_the_writer_are_not_copied_to_an_object_store(objects: Place, tmp_path: Path) -> None:
     objects.publish(stage(tmp_path / "staged", {**FILES, ".notes": b"local"}), "x", marker="mark")
     assert objects.read_folder("x") == FILES
 
@@ -189,7 +189,7 @@ def test_no_credential_is_pickled_or_shown(objects: Place) -> None:
         *("s3://key:secret@bucket/x", "s3://bucket/x?key=secret", "http://bucket/x", "S3://bucket", "file:///x"),
     ],
 )
-def test_what_is_no_url_of_a_store_is_refused_and_not_repeated(url: str) -> None:
+def test_an_invalid_store_url_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(Invalid, match="s3://bucket/prefix") as caught:
         open_place(url)
     assert "secret" not in str(caught.value)

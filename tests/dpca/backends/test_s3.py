@@ -168,7 +168,7 @@ class TestPointers:
         assert sorted(found) == list(range(1, 13))
         assert set(found.values()) == set(DIGESTS.values())
 
-    def test_what_another_writes_after_the_read_is_not_written_over_unseen(
+    def test_a_concurrent_write_after_the_read_is_not_overwritten(
         self, engine: sa.Engine, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish(engine, "news", RELEASES[0])
@@ -179,7 +179,7 @@ class TestPointers:
         rebuild(engine, place)
         assert Registry.open().resolve("news").version == 2
 
-    def test_one_who_always_writes_first_is_named(
+    def test_endless_concurrent_writes_are_reported(
         self, engine: sa.Engine, place: Place, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish(engine, "news", RELEASES[0])
@@ -222,7 +222,7 @@ class TestConsumers:
         assert "without a pinned root key" in done.stderr
         assert not home.exists()
 
-    def test_who_reads_a_folder_imports_no_client(self, tmp_path: Path) -> None:
+    def test_reading_a_folder_imports_no_client(self, tmp_path: Path) -> None:
         digest = write_artifact(SUBSPACE, home=tmp_path)
         program = (
             "import sys\n"
@@ -233,7 +233,7 @@ class TestConsumers:
         )
         assert run(program, str(tmp_path), digest).stdout == "False\n"
 
-    def test_an_unknown_name_is_answered_with_what_exists(self, engine: sa.Engine, place: Place) -> None:
+    def test_an_unknown_name_is_answered_with_the_existing_names(self, engine: sa.Engine, place: Place) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, place)
         with pytest.raises(NotFound, match=r"'mews' does not exist in s3://.*/registry, which has news"):
@@ -275,7 +275,7 @@ def staged(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("where", ["values/c/1", MARKER, ""])
 @pytest.mark.parametrize("lie", ["lost_write", "torn_write", "error_after", "doubled", "late", "stale_list"])
-def test_what_was_published_while_a_store_recovers_is_whole(
+def test_content_published_during_a_recovery_of_the_store_is_complete(
     liar: LyingStore, place_of_lying_store: Place, staged: Path, lie: str, where: str
 ) -> None:
     with liar.lying(lie, where=where, times=1):
@@ -284,7 +284,7 @@ def test_what_was_published_while_a_store_recovers_is_whole(
 
 
 @pytest.mark.parametrize("lie", ["lost_write", "torn_write", "error_after"])
-def test_what_a_store_does_not_keep_is_not_published(
+def test_content_that_the_store_loses_is_not_reported_as_published(
     liar: LyingStore, place_of_lying_store: Place, staged: Path, lie: str
 ) -> None:
     with liar.lying(lie, where="values/c/1"), pytest.raises(Unavailable) as caught:
@@ -295,18 +295,14 @@ def test_what_a_store_does_not_keep_is_not_published(
     assert place_of_lying_store.read_folder(FOLDER) == FILES
 
 
-def test_a_listing_that_never_catches_up_is_not_believed(
-    liar: LyingStore, place_of_lying_store: Place, staged: Path
-) -> None:
+def test_a_permanently_stale_listing_is_refused(liar: LyingStore, place_of_lying_store: Place, staged: Path) -> None:
     with liar.lying("stale_list"):
         assert place_of_lying_store.publish(staged, FOLDER, marker=MARKER)
         assert liar.lies_sent
     assert place_of_lying_store.read_folder(FOLDER) == FILES
 
 
-def test_a_file_that_was_lost_since_is_put_back_by_the_next_publisher(
-    place_of_lying_store: Place, staged: Path
-) -> None:
+def test_a_lost_file_is_restored_by_the_next_publisher(place_of_lying_store: Place, staged: Path) -> None:
     place_of_lying_store.publish(staged, FOLDER, marker=MARKER)
     place_of_lying_store.remove(f"{FOLDER}/values/c", marker="1")
     assert place_of_lying_store.names(f"{FOLDER}/values/c") == []
@@ -314,7 +310,7 @@ def test_a_file_that_was_lost_since_is_put_back_by_the_next_publisher(
     assert place_of_lying_store.read_folder(FOLDER) == FILES
 
 
-def test_a_removal_that_is_not_done_is_noticed_and_can_be_repeated(
+def test_an_unexecuted_removal_is_reported_and_can_be_repeated(
     liar: LyingStore, place_of_lying_store: Place, tmp_path: Path
 ) -> None:
     with catalog_in(tmp_path, place_of_lying_store) as catalog:
@@ -334,7 +330,7 @@ def test_a_removal_that_is_not_done_is_noticed_and_can_be_repeated(
 @pytest.mark.parametrize(
     "lie", ["swapped", "truncated", *(pytest.param(lie, marks=pytest.mark.audit_only) for lie in ("cut", "slow"))]
 )
-def test_rows_that_are_not_those_of_a_block_are_not_read(
+def test_rows_of_another_block_are_refused(
     liar: LyingStore, place_of_lying_store: Place, tmp_path: Path, lie: str
 ) -> None:
     local = write(
@@ -352,7 +348,7 @@ def test_rows_that_are_not_those_of_a_block_are_not_read(
     assert (dataset.read(1).values == local.read(1).values).all()
 
 
-def test_extents_of_other_blocks_are_not_read(liar: LyingStore, place_of_lying_store: Place, tmp_path: Path) -> None:
+def test_extents_of_another_block_are_refused(liar: LyingStore, place_of_lying_store: Place, tmp_path: Path) -> None:
     place_of_lying_store.publish(
         Path(write(tmp_path / "local", single_rows(40), block_nnz=60).address), "x", marker="zarr.json"
     )
@@ -371,6 +367,6 @@ def test_a_small_file_is_written_until_it_reads_back(liar: LyingStore, place_of_
     assert "\n" not in str(caught.value)
 
 
-def test_every_lie_has_a_kind_of_request() -> None:
+def test_every_lie_applies_to_a_kind_of_request() -> None:
     kinds = {kind for of, _ in LIES.values() for kind in of.split()}
     assert kinds == {"read", "write", "list", "delete"}

@@ -99,7 +99,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 class TestReading:
     @pytest.mark.parametrize("name", KINDS)
-    def test_every_kind_with_all_its_arrays_is_the_one_of_the_folder(
+    def test_artifacts_of_every_kind_equal_those_read_from_the_folder(
         self, server: WebServer, home: Path, name: str
     ) -> None:
         far, near = (Registry.open(address) for address in (f"{server.url}/registry", home))
@@ -107,7 +107,7 @@ class TestReading:
         for array, values in near.load(name).arrays().items():
             np.testing.assert_array_equal(getattr(far.load(name), array), values)
 
-    def test_it_is_read_by_get_alone_and_each_file_once(self, server: WebServer) -> None:
+    def test_each_file_is_read_once_and_with_get_requests_only(self, server: WebServer) -> None:
         Registry.open(f"{server.url}/registry").load("full")
         assert {method for method, _ in server.requested} == {"GET"}
         assert len(set(server.requested)) == len(server.requested)
@@ -137,7 +137,7 @@ class TestReading:
         with pytest.raises(Corrupt, match="has digest"):
             Registry.open(server.url).verify("full")
 
-    def test_who_reads_a_folder_imports_no_client(self, home: Path) -> None:
+    def test_reading_a_folder_imports_no_client(self, home: Path) -> None:
         program = (
             "import sys\n"
             "from dpca.registry.reader import Registry\n"
@@ -235,7 +235,7 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("path", "answer", "error", "shown"), FAILURES, ids=[f"{number}" for number in range(len(FAILURES))]
     )
-    def test_each_is_one_line_that_says_what_to_do(
+    def test_each_failure_is_one_line_with_the_action_to_take(
         self,
         server: WebServer,
         monkeypatch: pytest.MonkeyPatch,
@@ -250,7 +250,7 @@ class TestFailures:
             Registry.open(f"{server.url}/registry").load("full")
         assert "\n" not in str(caught.value)
 
-    def test_a_failure_that_passes_is_tried_again(self, server: WebServer) -> None:
+    def test_a_temporary_failure_is_retried(self, server: WebServer) -> None:
         left = [status(503), cut_short]
 
         def at_last(request: BaseHTTPRequestHandler, content: bytes) -> None:
@@ -260,24 +260,24 @@ class TestFailures:
         assert Registry.open(server.url).resolve("full").version == 1
         assert len(server.requested) == 3
 
-    def test_a_server_that_is_not_there_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_server_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(web, "_PAUSES", ())
         with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1/registry/names/full\.json cannot be reached"):
             Registry.open("http://127.0.0.1:1/registry").load("full")
 
-    def test_a_later_kind_says_to_upgrade(self, server: WebServer, home: Path) -> None:
+    def test_an_artifact_of_a_later_kind_suggests_an_upgrade(self, server: WebServer, home: Path) -> None:
         publish_files(home, "later", {"manifest.json": canonical_json({"format": 1, "kind": "hologram"})})
         with pytest.raises(Invalid, match=r"kind hologram.*upgrade"):
             Registry.open(server.url).load("later")
 
     @pytest.mark.parametrize("manifest", [b"[]", b"{", b"{}", canonical_json({"kind": ["private_subspace"]})])
-    def test_what_is_no_artifact_is_reported(self, server: WebServer, home: Path, manifest: bytes) -> None:
+    def test_files_that_are_not_an_artifact_are_reported(self, server: WebServer, home: Path, manifest: bytes) -> None:
         publish_files(home, "odd", {"manifest.json": manifest})
         with pytest.raises(Corrupt, match="is not valid") as caught:
             Registry.open(server.url).load("odd")
         assert "\n" not in str(caught.value)
 
-    def test_a_description_of_too_many_chunks_requests_none(self, server: WebServer, home: Path) -> None:
+    def test_no_chunk_is_requested_if_an_array_declares_too_many(self, server: WebServer, home: Path) -> None:
         source = LocalPlace(home).read_folder(f"registry/artifacts/{Registry.open(home).resolve('full').digest}")
         described = source[f"subspace.zarr/{COMPONENTS}"].replace(b"4", b"9" * 12)
         publish_files(home, "huge", source | {f"subspace.zarr/{COMPONENTS}": described})
@@ -294,7 +294,7 @@ def ending(registry: Registry) -> str:
     return "loaded"
 
 
-def test_artifacts_that_another_person_made_load_as_from_a_folder_or_are_refused_in_one_line(
+def test_forged_artifacts_load_as_from_a_folder_or_are_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "_PAUSES", ())
@@ -329,23 +329,23 @@ class TestUse:
             *("http://host.example/registry", "http://10.0.0.1/registry", "http://localhost.example/registry"),
         ],
     )
-    def test_what_is_no_url_of_a_registry_is_refused_and_not_repeated(self, url: str) -> None:
+    def test_an_invalid_registry_url_is_refused_without_quoting_it(self, url: str) -> None:
         with pytest.raises(Invalid, match="must be https://host/path/registry") as caught:
             Registry.open(url)
         assert "secret" not in str(caught.value)
 
-    def test_nothing_but_a_registry_is_opened_there(self) -> None:
+    def test_only_a_registry_can_be_opened_at_a_url(self) -> None:
         with pytest.raises(Invalid, match="s3://bucket/prefix"):
             open_place("https://host/datasets")
 
-    def test_nothing_is_listed(self, server: WebServer) -> None:
+    def test_a_web_registry_cannot_be_listed(self, server: WebServer) -> None:
         registry = Registry.open(server.url)
         for use in (registry.names, registry.list):
             with pytest.raises(Invalid, match=r"cannot be listed.*give the name of an artifact"):
                 use()
         assert not server.requested
 
-    def test_nothing_is_written(self, server: WebServer, tmp_path: Path) -> None:
+    def test_a_web_registry_is_read_only(self, server: WebServer, tmp_path: Path) -> None:
         place = WebPlace(server.url)
         for use in (
             lambda: place.write("registry/x", b"", over=None),

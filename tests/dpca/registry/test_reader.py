@@ -67,7 +67,7 @@ class TestReferences:
         assert Reference.parse(f"{name}@sha256:{digest}") == Reference(name=name, digest=digest)
 
     @given(name=NAMES)
-    def test_the_latest_needs_no_word(self, name: str) -> None:
+    def test_a_name_alone_means_the_latest_version(self, name: str) -> None:
         assert Reference.parse(name) == Reference.parse(f"{name}@latest") == Reference(name=name)
 
     @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ class TestReferences:
             *("news@sha256:", "news@sha256:abc", "news@sha256:" + "A" * 64),
         ],
     )
-    def test_anything_else_is_refused_in_one_line(self, text: str) -> None:
+    def test_other_references_are_refused_in_one_line(self, text: str) -> None:
         with pytest.raises(Invalid, match="name@3, name@alias") as caught:
             Reference.parse(text)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("alias", ["latest", "3", "3a", "", "Champion", "a b", "a/b", "sha256:0"])
-    def test_aliases_that_could_be_taken_for_something_else_are_refused(self, alias: str) -> None:
+    def test_ambiguous_aliases_are_refused(self, alias: str) -> None:
         with pytest.raises(Invalid, match="alias"):
             check_alias(alias)
 
@@ -101,7 +101,7 @@ class TestPointers:
         aliases=st.dictionaries(st.sampled_from(["champion", "also"]), st.integers(1, 3)),
         marked=st.booleans(),
     )
-    def test_what_is_written_in_parts_is_canonical_json(
+    def test_json_written_in_parts_is_canonical(
         self, *, numbered: dict[int, int], aliases: dict[str, int], marked: bool
     ) -> None:
         versions = {version: f"{digest:064x}" for version, digest in numbered.items()}
@@ -163,7 +163,9 @@ class TestResolve:
             ("other@sha256:" + "0" * 64, "no version of digest 0000"),
         ],
     )
-    def test_what_is_unknown_is_answered_with_what_exists(self, home: Path, reference: str, reported: str) -> None:
+    def test_an_unknown_reference_is_answered_with_the_existing_ones(
+        self, home: Path, reference: str, reported: str
+    ) -> None:
         registry = Registry.open(home)
         for use in (registry.resolve, registry.load, registry.show, registry.verify):
             with pytest.raises(NotFound, match=reported) as caught:
@@ -208,7 +210,7 @@ class TestResolve:
             with pytest.raises(Corrupt, match="damaged"):
                 Registry.open(tmp_path).resolve("news")
 
-    def test_a_pointer_that_cannot_be_read_is_not_called_unknown(self, tmp_path: Path) -> None:
+    def test_an_unreadable_pointer_is_not_reported_as_unknown(self, tmp_path: Path) -> None:
         (tmp_path / Pointer.path("news")).mkdir(parents=True)
         with pytest.raises(Unavailable, match=r"news\.json cannot be read"):
             Registry.open(tmp_path).load("news")
@@ -258,7 +260,7 @@ class TestLoad:
             registry.load("news@1")
         assert registry.verify("news@2").digest == digests[1][1]
 
-    def test_an_artifact_put_in_place_of_another_is_found(
+    def test_an_artifact_exchanged_for_another_is_detected(
         self, digests: tuple[Path, list[str]], tmp_path: Path
     ) -> None:
         shutil.copytree(digests[0] / "registry", tmp_path / "registry")
@@ -268,7 +270,7 @@ class TestLoad:
         with pytest.raises(Corrupt, match="has digest"):
             Registry.open(tmp_path).load("news@1")
 
-    def test_consumers_import_little(self, home: Path) -> None:
+    def test_consumers_import_few_packages(self, home: Path) -> None:
         program = (
             "import sys\n"
             "from dpca.registry.reader import Registry\n"
@@ -311,7 +313,7 @@ class TestShow:
         }
         assert shown == reported
 
-    def test_facts_that_were_not_declared_are_none(self, tmp_path: Path) -> None:
+    def test_undeclared_facts_are_none(self, tmp_path: Path) -> None:
         bare = PrivateSubspace(components=np.eye(1, 2), manifest={})
         point(tmp_path, "bare", {1: write_artifact(bare, home=tmp_path)}, {})
         shown = Registry.open(tmp_path).show("bare")
@@ -380,7 +382,7 @@ class TestExport:
             ("", "npz", "a file"),
         ],
     )
-    def test_what_cannot_be_written_is_refused(
+    def test_unsupported_export_formats_are_refused(
         self, home: Path, tmp_path: Path, output: str, form: str, reported: str
     ) -> None:
         with pytest.raises(Invalid, match=reported):

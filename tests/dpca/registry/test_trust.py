@@ -83,7 +83,7 @@ def memory(made: Publication) -> InMemory:
 
 class TestEveryBit:
     @pytest.mark.parametrize("kind", ["pointer", "signed pointer", "root", "signature", "manifest"])
-    def test_that_is_flipped_is_refused_in_one_line(self, memory: InMemory, made: Publication, kind: str) -> None:
+    def test_flipped_bit_is_refused_in_one_line(self, memory: InMemory, made: Publication, kind: str) -> None:
         digest = made.versions[1]
         path = {
             "pointer": PLAIN,
@@ -125,7 +125,7 @@ class Forgetful:
 
 
 class TestForgeries:
-    def test_an_epsilon_with_recomputed_digests_and_a_pointer_made_anew_is_refused(self, made: Publication) -> None:
+    def test_a_forged_epsilon_with_recomputed_digests_is_refused(self, made: Publication) -> None:
         registry = consumer(made)
         assert registry.load(NAME).manifest["privacy"]["epsilon"] == 1.0
         folder = f"registry/artifacts/{made.versions[1]}"
@@ -163,7 +163,7 @@ class TestForgeries:
         put_back(made.place, {PLAIN: Pointer(name=NAME, versions=exchanged, aliases={}).encode()})
         assert "differs from the signed one" in refusal(registry)
 
-    def test_the_pointer_of_another_name_is_refused_in_the_place_of_one(self, made: Publication) -> None:
+    def test_the_pointer_of_another_name_is_refused(self, made: Publication) -> None:
         made.publish(name="other", epsilon=2.0)
         registry = consumer(made)
         put_back(
@@ -177,7 +177,7 @@ class TestForgeries:
 
     @pytest.mark.parametrize("field", ["now", "before", "expires"])
     @pytest.mark.parametrize("junk", [3, True, 1.5, [], {"a": 1}], ids=str)
-    def test_a_strangers_pointer_of_another_form_is_refused_in_one_line(
+    def test_a_malformed_pointer_of_an_unknown_publisher_is_refused_in_one_line(
         self, made: Publication, field: str, junk: object
     ) -> None:
         message = json.loads(made.place.read(SIGNED).payload)["signed"] | {field: junk}
@@ -192,7 +192,7 @@ class TestForgeries:
         assert registry.load("map-north@2").manifest["privacy"]["epsilon"] == 2.0
         assert "may not publish 'other'" in refusal(registry, "other")
 
-    def test_an_artifact_signed_by_nobody_or_by_a_stranger_is_refused(self, made: Publication) -> None:
+    def test_an_artifact_without_a_signature_of_a_valid_key_is_refused(self, made: Publication) -> None:
         path = signature_path(made.versions[1])
         put_back(made.place, {path: sign({"artifact": made.versions[1]}, role="artifact", keys=[key_of(9)])})
         assert "not a publisher's key" in refusal(consumer(made))
@@ -220,10 +220,10 @@ class TestForgeries:
 
 
 class TestExpiry:
-    def test_is_off_by_default(self, made: Publication) -> None:
+    def test_expiry_is_off_by_default(self, made: Publication) -> None:
         assert json.loads(made.place.read(SIGNED).payload)["signed"]["expires"] is None
 
-    def test_a_pointer_past_its_time_is_refused(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_expired_pointer_is_refused(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
         made.signer = Signer(keys=made.signer.keys, days=1)
         made.point()
         assert consumer(made).resolve(NAME).version == 1
@@ -258,7 +258,7 @@ def elsewhere(
         yield made, f"{web.url}/registry"
 
 
-def test_over_a_network_the_same_is_refused(elsewhere: tuple[Publication, str]) -> None:
+def test_forgeries_are_refused_over_a_network_too(elsewhere: tuple[Publication, str]) -> None:
     made, address = elsewhere
     before = files(made.place, SIGNED_FOLDER, "registry/names")
     made.publish(epsilon=2.0)
@@ -306,20 +306,20 @@ class TestRollBack:
         assert "back" in done.stdout
         assert done.stderr == ""
 
-    def test_an_older_root_put_back_is_not_believed(self, made: Publication) -> None:
+    def test_a_restored_older_root_is_refused(self, made: Publication) -> None:
         update_root(made.place, [ROOT_KEY], revoke=[made.publisher])
         assert "was revoked" in refusal(consumer(made))
         (made.home / Root.path(2)).unlink()
         assert "was revoked in version 2" in refusal(consumer(made))
 
-    def test_something_else_under_a_number_that_was_seen_is_refused(self, made: Publication) -> None:
+    def test_other_content_under_a_known_version_number_is_refused(self, made: Publication) -> None:
         consumer(made).resolve(NAME)
         found = SignedPointer.decode(NAME, made.place.read(REMEMBERED_SIGNED).payload)
         other = replace(found, pointer=replace(found.pointer, aliases={"champion": 1}))
         put_back(made.place, {REMEMBERED_SIGNED: other.sign(made.signer.key(made.place))})
         assert "differs from the pointer with number 1" in refusal(consumer(made))
 
-    def test_a_publisher_between_two_files_locks_nobody_out(self, made: Publication) -> None:
+    def test_consumers_can_read_while_a_publisher_writes(self, made: Publication) -> None:
         registry = consumer(made)
         registry.resolve(NAME)
         made.publish(epsilon=2.0, plain=False)
@@ -327,7 +327,7 @@ class TestRollBack:
         made.point()
         assert registry.resolve(NAME).version == 2
 
-    def test_a_publisher_goes_on_above_what_consumers_saw(self, made: Publication) -> None:
+    def test_a_restored_publisher_continues_above_the_versions_that_consumers_saw(self, made: Publication) -> None:
         for _ in range(5):
             made.point()
         consumer(made).resolve(NAME)
@@ -359,7 +359,7 @@ class TestRollBack:
         assert remembered is not None
         assert (remembered.number, remembered.complete) == (numbered(made.place), True)
 
-    def test_without_a_state_folder_it_is_reported_once_and_the_rest_is_checked(
+    def test_a_missing_state_folder_is_reported_once_and_signatures_are_checked(
         self, made: Publication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "file").touch()
@@ -375,7 +375,7 @@ class TestRollBack:
 
 
 class TestPins:
-    def test_are_found_again_for_the_same_address(self, made: Publication) -> None:
+    def test_pins_are_found_again_for_the_same_address(self, made: Publication) -> None:
         pin(made.place.address, [PINNED], replace=False)
         assert pinned(made.place.address) == (PINNED,)
         registry = Registry.open(made.home)
@@ -386,7 +386,7 @@ class TestPins:
         pin(made.place.address, ["0" * 64], replace=True)
         assert "has no root signed" in refusal(Registry.open(made.home))
 
-    def test_are_those_of_every_spelling_of_an_address(self, made: Publication, tmp_path: Path) -> None:
+    def test_pins_apply_to_every_spelling_of_an_address(self, made: Publication, tmp_path: Path) -> None:
         pin(made.place.address, [PINNED], replace=False)
         (tmp_path / "link").symlink_to(made.home)
         for spelled in (tmp_path / "link", made.home.parent / "x" / ".." / made.home.name, f"/{made.home}"):
@@ -405,7 +405,9 @@ class TestPins:
         with pytest.raises(Corrupt, match="is damaged"):
             consumer(made).resolve(NAME)
 
-    def test_are_required_where_it_is_requested(self, made: Publication, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pins_are_required_if_a_setting_requests_them(
+        self, made: Publication, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with pytest.raises(Refused, match="no root key is pinned"):
             Registry.open(made.home, require_signature=True)
         monkeypatch.setenv("DPCA_REQUIRE_SIGNATURE", "true")
@@ -414,7 +416,7 @@ class TestPins:
         assert Registry.open(made.home, require_signature=False).load(NAME).n_components == 2
         assert consumer(made).load(NAME).n_components == 2
 
-    def test_without_one_a_registry_loads_with_one_line_of_warning(
+    def test_a_registry_without_a_pin_loads_with_one_line_of_warning(
         self, made: Publication, caplog: pytest.LogCaptureFixture
     ) -> None:
         for _ in range(2):
@@ -432,7 +434,7 @@ class TestPins:
             Registry.open(made.home).load(NAME)
         assert caplog.records == []
 
-    def test_that_are_damaged_are_no_pins(self, made: Publication, state: Path) -> None:
+    def test_damaged_pins_are_refused(self, made: Publication, state: Path) -> None:
         pin(made.place.address, [PINNED], replace=False)
         path = next((state / "registries").glob("*.json"))
         path.write_bytes(b"[]")

@@ -440,7 +440,7 @@ def test_a_text_has_one_canonical_text(text: str, word: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
-def test_a_code_is_no_number_and_a_number_is_no_code() -> None:
+def test_codes_are_not_numbers_and_numbers_are_not_codes() -> None:
     codes = {"name": "x", "kind": "categorical", "values": ["007", "7"], "others": "zero"}
     encoder = Encoder.of({"columns": [codes]})
     assert encoder.transform(pa.table({"x": ["007", "7", "7.0"]})).tolist() == [[1, 0], [0, 1], [0, 1]]
@@ -461,7 +461,7 @@ def test_a_date_without_its_leading_zero_is_refused_and_not_guessed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
-def test_what_has_no_canonical_text_is_one_line() -> None:
+def test_a_value_without_canonical_text_is_refused_in_one_line() -> None:
     encoder = Encoder.of({"columns": [{"name": "x", "kind": "numeric", "range": [0, 9]}]})
     for column in (
         pd.period_range("2020", periods=2, freq="M"),
@@ -506,7 +506,7 @@ def test_numbers_of_every_type_are_cast_exactly(cells: pa.Array) -> None:
 
 @pytest.mark.parametrize("kind", CELLS_KINDS, ids=str)
 @pytest.mark.parametrize("cells", OTHERS, ids=lambda cells: str(cells.type))
-def test_cells_that_are_no_numbers_are_refused(cells: pa.Array, kind: pa.DataType) -> None:
+def test_cells_that_are_not_numbers_are_refused(cells: pa.Array, kind: pa.DataType) -> None:
     with pytest.raises(BadSource, match=r"a column holds .*; it must be \w+; convert it"):
         cast_cells(cells, kind)
 

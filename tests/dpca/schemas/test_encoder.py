@@ -41,13 +41,13 @@ def test_numbers_of_every_type_are_scaled_to_the_range(kind: pa.DataType) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,5", "nan", "inf", "1 2", "--1", "0x1", "1e", "1_0", "٣", "1e999"])
-def test_text_that_is_no_finite_number_is_refused_without_being_shown(text: str) -> None:
+def test_text_that_is_not_a_finite_number_is_refused_without_quoting_it(text: str) -> None:
     with pytest.raises(Invalid, match=r"^row 1, column 'x', has a (value that is not a finite|missing)") as caught:
         encoded(NUMERIC, pa.array(["1", text]))
     assert "1,5" not in str(caught.value)
 
 
-def test_a_decimal_comma_is_a_comma_and_no_point() -> None:
+def test_with_a_decimal_comma_a_point_is_refused() -> None:
     text = {"text": {"decimal": ",", "delimiter": ";"}}
     assert encoded(NUMERIC, pa.array(["2,5", "-1e1", " 5 ", "1,"]), **text) == [[0.25], [0], [0.5], [0.1]]
     for wrong in ("2.5", "1.000,5", "1,0,0"):
@@ -132,7 +132,7 @@ def test_dates_of_every_type_are_days_of_the_range(cells: pa.Array) -> None:
 
 
 @pytest.mark.parametrize("text", ["31.02.2020", "2020-1-32", "x", "01/02/2020", "2020-01-01T00:00"])
-def test_text_that_is_no_date_of_the_formats_is_refused(text: str) -> None:
+def test_text_that_is_not_a_date_in_the_formats_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="row 0, column 'x', has a value that no declared format reads as a date"):
         encoded(DATES, pa.array([text]))
 
@@ -151,7 +151,7 @@ def test_lists_of_every_type_are_vectors(kind: pa.DataType) -> None:
     assert encoded({**VECTOR, "missing": "category"}, cells[1:]) == [[0, 0, 1], [0, 1, 0]]
 
 
-def test_a_vector_of_another_length_or_with_a_hole_is_refused() -> None:
+def test_a_vector_of_another_length_or_with_a_missing_entry_is_refused() -> None:
     for cells, rule in (
         ([[1.0, 2.0, 3.0]], "has a list whose length differs"),
         ([[]], "has a list whose length differs"),
@@ -167,7 +167,7 @@ def test_a_vector_of_another_length_or_with_a_hole_is_refused() -> None:
 
 
 @pytest.mark.parametrize("norm", [1e-300, 1.0, 1e300])
-def test_a_vector_whose_square_is_no_float_is_brought_to_the_norm_too(norm: float) -> None:
+def test_a_vector_whose_squared_norm_overflows_is_clipped_too(norm: float) -> None:
     rows = encoded({"kind": "vector", "length": 2, "norm": norm}, pa.array([[1.7e308, -1.7e308], [0.0, -1.7e308]]))
     np.testing.assert_allclose(rows, [[0.5**0.5, -(0.5**0.5)], [0.0, -1.0]], rtol=1e-12)
 
@@ -185,7 +185,7 @@ def test_a_vector_whose_square_is_no_float_is_brought_to_the_norm_too(norm: floa
         ({"kind": "categorical", "values": ["a"], "others": "zero"}, pa.array([[1]])),
     ],
 )
-def test_a_column_of_another_type_is_one_line(column: dict[str, Any], cells: pa.Array) -> None:
+def test_a_column_of_another_type_is_refused_in_one_line(column: dict[str, Any], cells: pa.Array) -> None:
     with pytest.raises(Invalid, match=r"^column 'x': it holds [^\n]*; convert it"):
         encoded(column, cells)
     with pytest.raises(BadSource, match=r"^column 'x': it holds"):
@@ -199,7 +199,7 @@ CELLS = st.one_of(st.none(), st.floats(), st.integers(-(2**70), 2**70), st.text(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(CELLS, min_size=1, max_size=8), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_no_encoded_row_is_longer_than_the_public_bound_and_rows_stand_alone(
+def test_encoded_rows_are_within_the_public_bound_and_independent_of_other_rows(
     cells: list[str | None], low: float, width: float
 ) -> None:
     columns = [
@@ -249,7 +249,7 @@ def test_frames_of_pandas_give_the_same_bits() -> None:
         one.transform(pd.concat([frame, frame], axis=1))
 
 
-def test_what_encodes_needs_neither_database_nor_scheduler_nor_compiler() -> None:
+def test_the_encoder_needs_neither_database_nor_scheduler_nor_compiler() -> None:
     code = """
 import json, sys
 from dpca.artifacts.subspace import PrivateSubspace
@@ -282,7 +282,7 @@ def test_without_its_libraries_raw_rows_are_refused_in_one_line_and_arrays_are_n
         subspace.transform(pd.DataFrame({"a": [1]}))
 
 
-def test_an_encoder_that_is_none_is_one_line() -> None:
+def test_an_invalid_encoder_is_refused_in_one_line() -> None:
     for facts in ({}, {"columns": "x"}, {"version": 2, "columns": []}, {"columns": [{"kind": "later", "name": "x"}]}):
         with pytest.raises(Invalid, match=r"^the encoder of this release is not a schema of this version: [^\n]+$"):
             Encoder.of(facts)

@@ -76,7 +76,7 @@ def test_a_stored_index_is_left_out_of_parquet(tmp_path: Path, kind: str) -> Non
     assert [name for name, _ in found] == ["a", "b"]
 
 
-def test_a_stored_index_is_what_a_declaration_names_it(tmp_path: Path) -> None:
+def test_a_declaration_names_the_stored_index(tmp_path: Path) -> None:
     ROWS.rename_axis("who").to_parquet(path := tmp_path / "x.parquet")
     assert read(path, unit_column="who") == (["a", "b"], [11, 12, 13])
     schema = Schema.parse({"columns": [*COLUMNS, {"name": "who", "kind": "id"}]})
@@ -140,7 +140,7 @@ def test_a_column_that_resembles_an_index_is_refused_until_it_is_declared(tmp_pa
         assert read(path, schema=schema) == (["a", "b"], None)
 
 
-def test_a_trailing_delimiter_makes_no_feature(tmp_path: Path) -> None:
+def test_a_trailing_delimiter_adds_no_feature(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b,\n1,4,\n2,5,\n3,6,\n")
     with pytest.raises(BadSource, match="column 3 has no name"):
         read(tmp_path / "x.csv", n_features=3)
@@ -172,7 +172,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("kind", FRAMES)
 @pytest.mark.parametrize("index", [kind for kind in INDEXED if kind != "dates"])
-def test_the_index_of_a_frame_in_memory_is_no_feature(kind: str, index: str) -> None:
+def test_the_index_of_a_frame_in_memory_is_not_a_feature(kind: str, index: str) -> None:
     rows = FRAMES[kind](INDEXED[index])
     assert rows_by_name(rows, names=("a", "b"), noun="release").tolist() == ROWS.to_numpy().tolist()
     assert rows_by_name(rows, names=None, noun="release").shape == (3, 2)
@@ -181,7 +181,7 @@ def test_the_index_of_a_frame_in_memory_is_no_feature(kind: str, index: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["no name", "a name", "from set_index", "a range"])
-def test_an_estimator_learns_no_index(kind: str) -> None:
+def test_an_estimator_does_not_use_the_index(kind: str) -> None:
     table = pa.Table.from_pandas(INDEXED[kind])
     fitted = PrivatePCA(1, epsilon=8.0, delta=1e-6, clip_norm=9.0, budget=InMemoryBudget()).fit(table)
     assert fitted.feature_names_in_.tolist() == ["a", "b"]
@@ -211,7 +211,7 @@ NAMES = st.lists(st.text(max_size=5), unique=True, min_size=1, max_size=12)
 
 
 @given(NAMES, st.randoms(use_true_random=False))
-def test_any_order_is_found(names: list[str], random: object) -> None:
+def test_columns_in_any_order_are_matched(names: list[str], random: object) -> None:
     permuted = list(names)
     random.shuffle(permuted)  # type: ignore[attr-defined]
     order = match_names(permuted, names, noun="release")
@@ -219,7 +219,7 @@ def test_any_order_is_found(names: list[str], random: object) -> None:
 
 
 @given(NAMES, st.data())
-def test_one_missing_column_is_named_and_what_is_there_is_not(names: list[str], data: st.DataObject) -> None:
+def test_a_missing_column_is_named_and_existing_columns_are_not(names: list[str], data: st.DataObject) -> None:
     missing = data.draw(st.sampled_from(names))
     found = [name for name in names if name != missing] + ["SECRET cell of a first row"]
     with pytest.raises(Invalid) as caught:
@@ -228,7 +228,7 @@ def test_one_missing_column_is_named_and_what_is_there_is_not(names: list[str], 
     assert "SECRET" not in str(caught.value)
 
 
-def test_columns_that_nobody_wants_are_refused_or_left_out() -> None:
+def test_undeclared_columns_are_refused_or_left_out() -> None:
     with pytest.raises(Invalid, match=r"^column 'x' and 1 more are not among the 2 of this release; drop"):
         match_names(["b", "x", "a", "y"], ["a", "b"], noun="release")
     order = match_names(["b", "x", "a", "y"], ["a", "b"], noun="release", drop_others=True)
@@ -236,7 +236,7 @@ def test_columns_that_nobody_wants_are_refused_or_left_out() -> None:
     assert order.tolist() == [2, 0]
 
 
-def test_names_that_occur_twice_go_by_position_or_not_at_all() -> None:
+def test_duplicate_names_are_matched_by_position_or_refused() -> None:
     assert match_names(["a", "a", "b"], ["a", "a", "b"], noun="release") is None
     for found, wanted in ((["a", "b", "a"], ["a", "a", "b"]), (["b", "a", "a"], ["a", "b"])):
         with pytest.raises(Invalid, match="occurs twice"):
@@ -314,7 +314,7 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_is_refused_in_one_line(loss: str, reader: str) -> None:
+def test_a_lossy_conversion_is_refused_in_one_line(loss: str, reader: str) -> None:
     rows, message = LOSSES[loss]
     with pytest.raises(Invalid, match=message) as caught:
         READERS[reader](rows)
@@ -325,7 +325,7 @@ def test_a_loss_is_refused_in_one_line(loss: str, reader: str) -> None:
 @pytest.mark.parametrize(
     "rows", [MASKED, list(MASKED), da.from_array(MASKED, chunks=(2, 3))], ids=["array", "list", "Dask"]
 )
-def test_a_mask_is_missing_data(rows: Any) -> None:
+def test_masked_values_are_missing_values(rows: Any) -> None:
     for reader in ("PrivatePCA", "subspace", "subspace with names"):
         with pytest.raises(Invalid, match="masked values, which are missing data"):
             READERS[reader](rows)
@@ -344,7 +344,7 @@ def test_an_array_without_masked_values_is_the_array() -> None:
 
 
 @pytest.mark.parametrize("fill", [0.0, 1.0])
-def test_sparse_frames_are_the_dense_ones_and_ambiguous_ratings_are_refused(fill: float) -> None:
+def test_sparse_frames_equal_dense_frames_and_ambiguous_ratings_are_refused(fill: float) -> None:
     dense = frame(np.array([fill, fill, 2, fill, 3, fill]))
     one = dense.assign(b=pd.arrays.SparseArray(dense["b"], fill_value=fill))
     every = pd.DataFrame({name: pd.arrays.SparseArray(dense[name], fill_value=fill) for name in PLAIN_ROWS_NAMES})
@@ -360,7 +360,7 @@ def test_sparse_frames_are_the_dense_ones_and_ambiguous_ratings_are_refused(fill
             assert (READERS["PrivateMatrixFactorization"](rows) == dense.to_numpy()).all()
 
 
-def test_nullable_numbers_keep_their_values_and_their_absence() -> None:
+def test_nullable_numbers_keep_values_and_missing_values() -> None:
     whole = frame(pd.array([1, 2, 3, 4, 5, 6], dtype="Int64"))
     absent = frame(pd.array([1, None, 3, 4, 5, 6], dtype="Int64"))
     for reader in READERS:
@@ -373,7 +373,7 @@ def test_nullable_numbers_keep_their_values_and_their_absence() -> None:
     )
 
 
-def test_objects_that_are_no_numbers_are_one_line() -> None:
+def test_objects_that_are_not_numbers_are_refused_in_one_line() -> None:
     rows = frame(pd.Series([dt.date(2020, 1, 1)] * 6, dtype=object))
     for reader in READERS:
         with pytest.raises((TypeError, ValueError), match=r"^[^\n]*(not|become) numbers[^\n]*$|text or objects"):

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_stated_facts_give_the_same_schema(name: str) -> None:
+def test_a_complete_statement_of_a_schema_gives_the_same_schema(name: str) -> None:
     schema = Schema.parse(yaml.safe_load(TABLES[name].schema))
     facts = json.loads(json.dumps(schema.facts()))
     assert Schema.parse(facts) == schema
@@ -113,7 +113,7 @@ def test_a_bad_schema_is_one_line_with_place_and_rule(tmp_path: Path, text: str)
     assert len(message) < 600
 
 
-def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused_in_one_line(tmp_path: Path) -> None:
     for make, rule in (
         (lambda path: None, "cannot be read (No such file"),
         (lambda path: path.mkdir(), "cannot be read (Is a directory"),
@@ -134,7 +134,7 @@ def test_powers_of_ten_are_numbers(tmp_path: Path) -> None:
     assert read_schema(tmp_path / "s.yaml").norm_at_most == 2.5e6
 
 
-def test_a_name_or_value_that_is_a_number_is_its_digits() -> None:
+def test_a_numeric_name_or_value_is_read_as_its_digits() -> None:
     column: dict[str, Any] = {"name": 2019, "kind": "categorical", "values": [1, "b"], "others": "zero"}
     assert Schema.parse({"columns": [column]}).feature_names == ("2019=1", "2019=b")
 
@@ -253,7 +253,7 @@ def test_rows_of_one_individual_are_one_record_by_every_path(take: Take, tmp_pat
 
 
 @pytest.mark.parametrize("triplets", [False, True])
-def test_files_of_other_types_hold_the_same_people(take: Take, tmp_path: Path, *, triplets: bool) -> None:
+def test_files_of_other_types_contain_the_same_individuals(take: Take, tmp_path: Path, *, triplets: bool) -> None:
     given: dict[str, Any] = {"features": 6, "columns": {"row": "who", "column": "column", "value": "a"}}
     given = given if triplets else {"features": 1, "unit_column": "who"}
     one = take(text(tmp_path / "x.csv", WHOLE, triplets=triplets), **given)
@@ -337,7 +337,7 @@ def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
     ],
     ids=lambda ids: str(ids.type),
 )
-def test_what_is_no_id_is_refused_with_its_column(tmp_path: Path, ids: pa.Array) -> None:
+def test_invalid_ids_are_refused_with_their_column(tmp_path: Path, ids: pa.Array) -> None:
     columns(tmp_path / "x.parquet", ids)
     for given in ({"n_features": 1, "unit_column": "who"}, {"schema": SCHEMA}):
         with pytest.raises(BadSource, match=r"column 'who': ids are stored as .*; ids must be whole numbers or text"):
@@ -345,7 +345,7 @@ def test_what_is_no_id_is_refused_with_its_column(tmp_path: Path, ids: pa.Array)
 
 
 @pytest.mark.parametrize("ids", [np.array([True, False]), np.array([1, 2], "M8[s]"), np.array([1j, 2]), np.eye(2)])
-def test_a_file_of_what_is_no_id_is_refused(take: Take, tmp_path: Path, ids: Any) -> None:
+def test_a_file_of_invalid_ids_is_refused(take: Take, tmp_path: Path, ids: Any) -> None:
     np.save(tmp_path / "rows.npy", np.eye(2))
     np.save(tmp_path / "owners.npy", ids)
     with pytest.raises(Invalid, match="must be whole numbers or text, one for each row"):
@@ -360,7 +360,7 @@ def test_rows_by_position_and_by_id_are_not_combined(take: Take, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("decimal", "wanted"), [(".", ["7", "7,0", "07"]), (",", ["7.0", "7", "07"])])
-def test_the_mark_of_decimals_is_that_of_the_schema(decimal: str, wanted: list[str]) -> None:
+def test_the_decimal_mark_is_that_of_the_schema(decimal: str, wanted: list[str]) -> None:
     assert id_cells(pa.array(["7.0", "7,0", "07"]), decimal=decimal).to_pylist() == wanted
 
 

@@ -167,7 +167,7 @@ def test_a_budget_and_its_noise_never_change(
 
 
 @pytest.mark.parametrize(("multiplier", "delta", "releases", "least"), EPSILONS)
-def test_what_releases_amount_to_never_changes(multiplier: float, delta: float, releases: int, least: float) -> None:
+def test_totals_of_releases_never_change(multiplier: float, delta: float, releases: int, least: float) -> None:
     assert smallest_epsilon(units_of(multiplier, releases), delta) == least
     declared = gaussian_epsilon(noise_multiplier=multiplier, delta=delta, releases=releases)
     assert least * (1 - 1e-12) <= declared <= least * (1 + 1e-11)
@@ -200,7 +200,7 @@ def test_privacy_is_the_integral_that_defines_it() -> None:
     assert not is_private(units, epsilon=epsilon, delta=float(lost) * (1 - 1e-12))
 
 
-def test_the_edges() -> None:
+def test_boundary_cases_of_a_guarantee_are_exact() -> None:
     assert largest_units(1.0, 0.0) == 0
     assert smallest_epsilon(0, 1e-6) == 0
     assert smallest_epsilon(0, 0.0) == 0
@@ -311,7 +311,7 @@ def test_sampled_steps_take_the_least_noise_that_their_loss_distribution_allows(
     assert epsilon(multiplier) <= 1.0 < epsilon(multiplier * 0.997)
 
 
-def test_sampling_everybody_is_no_sampling() -> None:
+def test_noise_for_a_sample_of_all_records_is_the_unsampled_noise() -> None:
     sampled = sampled_gaussian_noise_multiplier(epsilon=1.0, delta=1e-6, rate=1, steps=9)
     assert sampled == gaussian_noise_multiplier(epsilon=1.0, delta=1e-6, releases=9)
 
@@ -442,7 +442,7 @@ def test_coordinates_of_a_cube_are_covered(shares, moved):
         assert exact_delta_of_discrete_gaussian(masses, moved, epsilon) <= gaussian_delta(mu, epsilon) + 1e-9
 
 
-def test_what_is_taken_off_is_needed():
+def test_the_term_that_is_subtracted_is_necessary():
     """Without the term that `shares_mu` subtracts, mu of a share of scale 6 and a shift of 5 would be too small."""
     assert exact_delta_of_discrete_gaussian([mass(36, 1)], [5], 1.0) == pytest.approx(0.07288, abs=1e-5)
     assert gaussian_delta(5 / 6, 1.0) == pytest.approx(0.07271, abs=1e-5)
@@ -506,7 +506,7 @@ def folder(tmp_path, monkeypatch):
     cached_sampled_multiplier.cache_clear()
 
 
-def test_a_second_call_searches_no_more(folder, searches, found):
+def test_a_second_call_uses_the_cache(folder, searches, found):
     for _ in range(2):
         assert cached_sampled_multiplier(**TERMS) == found
         cached_sampled_multiplier.cache_clear()
@@ -515,7 +515,7 @@ def test_a_second_call_searches_no_more(folder, searches, found):
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_file_that_fails_the_check_is_searched_anew(folder, searches, found, forged):
+def test_an_invalid_cached_value_is_recomputed(folder, searches, found, forged):
     cached_sampled_multiplier(**TERMS)
     (path,) = folder.iterdir()
     path.write_bytes(forged)

@@ -245,7 +245,7 @@ def test_the_view_is_that_of_conditioned_gaussians(sites, colluders, share, mask
 
 
 @pytest.mark.parametrize(("colluders", "epsilon"), [(0, 1.39), (3, 1.55)])
-def test_printed_variances_give_more_than_they_claim(colluders, epsilon):
+def test_the_true_epsilon_of_printed_variances_exceeds_their_claim(colluders, epsilon):
     """Compute the true epsilon of the paper's variances for ten sites with a claim of (1, 1e-5).
 
     A single message has a mu of 0.2681.
@@ -283,7 +283,7 @@ def test_the_gain_over_equal_weights_is_least_for_equal_sizes():
     assert gain_over_equal_weights([1] * 9 + [991]) == pytest.approx(90_000, rel=1e-4)
 
 
-def test_someone_has_to_be_honest():
+def test_a_roster_without_honest_sites_is_refused():
     assert [usual_colluders(sites) for sites in (1, 3, 4, 10)] == [0, 0, 1, 3]
     with pytest.raises(InvalidInput, match="honest"):
         view_mu(sensitivity=1.0, honest=0, share_variance=1.0)
@@ -315,12 +315,12 @@ def hockey_stick(laws, epsilon):
 @pytest.mark.parametrize(
     ("epsilon", "delta", "expected"), [(0.1, 1e-3, 0.1215), (1.0, 1e-3, 1.0516), (1.0, 0.0, 1.0), (1.0, 1e-6, 1.0015)]
 )
-def test_it_has_the_values_of_the_sheet_rounded_down(epsilon, delta, expected):
+def test_the_range_has_the_published_values_rounded_down(epsilon, delta, expected):
     assert 0 <= largest_range(epsilon=epsilon, delta=delta) - expected < 1e-4
 
 
 @given(epsilon=EPSILONS, delta=DELTAS)
-def test_one_draw_is_private_and_one_float_more_is_not(epsilon, delta):
+def test_one_draw_has_the_largest_private_range_up_to_one_float(epsilon, delta):
     """For one draw, the largest range r must be private, and the next larger float must not be.
 
     The worst loss of range r is the two-point distribution with the larger point at ``(epsilon + r) / 2``.
@@ -389,6 +389,6 @@ def test_more_privacy_never_gives_a_larger_range():
     ],
     ids=str,
 )
-def test_what_has_no_range_is_refused(change):
+def test_targets_without_a_range_are_refused(change):
     with pytest.raises(InvalidInput):
         largest_range(**{"epsilon": 1.0, "delta": 1e-6, "draws": 1, **change})

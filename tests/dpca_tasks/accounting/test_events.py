@@ -132,7 +132,7 @@ def test_a_count_is_a_positive_integer(count: int) -> None:
         self_composed(gaussian(1.0), count)
 
 
-def test_no_steps_are_no_event() -> None:
+def test_an_event_has_at_least_one_step() -> None:
     with pytest.raises(InvalidInput, match="at least one"):
         composed()
 
@@ -177,7 +177,7 @@ def test_equal_parts_are_counted_together() -> None:
     assert parts_of(event) == Parts(gaussians={2.0: 10})
 
 
-def test_sampling_everyone_is_no_sampling() -> None:
+def test_a_sample_of_all_records_is_charged_as_unsampled() -> None:
     assert parts_of({**SAMPLED, "rate": 1.0}) == parts_of(GAUSSIAN)
 
 
@@ -227,7 +227,7 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("event", BAD, ids=str)
-def test_what_is_not_of_the_table_is_refused(event: Any) -> None:
+def test_events_outside_the_table_are_refused(event: Any) -> None:
     with pytest.raises(InvalidInput) as refused:
         parts_of(event)
     assert all(name in str(refused.value) for name in KINDS)
@@ -250,7 +250,7 @@ def test_every_kind_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_a_builder_makes_is_what_the_reader_takes(name: str) -> None:
+def test_every_built_event_is_accepted_by_the_reader(name: str) -> None:
     event = json.loads(json.dumps(EXAMPLES[name]))
     assert event["name"] == name
     assert set(event) == {"name", *KINDS[name].fields}

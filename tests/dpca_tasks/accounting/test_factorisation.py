@@ -41,7 +41,7 @@ def test_exact_coefficients_have_the_published_sensitivity(ticks):
 
 
 @pytest.mark.parametrize(("ticks", "bits"), [*zip(HORIZONS, (3, 4, 5, 6, 7, 8), strict=True)])
-def test_weights_are_rounded_as_far_as_the_worst_night_hardly_notices(ticks, bits):
+def test_weights_have_the_fewest_bits_that_hardly_raise_the_worst_error(ticks, bits):
     """The chosen number of bits is the smallest for which rounding raises the worst error factor only a little.
 
     The factor of exact coefficients is zeta squared.
@@ -54,7 +54,7 @@ def test_weights_are_rounded_as_far_as_the_worst_night_hardly_notices(ticks, bit
     assert coarser.factors(ticks).max() > EXCESS * EXACT[ticks]
 
 
-def test_the_weights_of_a_year_are_those_of_the_sheet():
+def test_the_weights_of_a_year_are_the_published_ones():
     assert YEAR.weights[:8] == (64, 32, 24, 20, 18, 16, 14, 13)
     assert YEAR.zeta_squared(365) == Fraction(sum(w * w for w in YEAR.weights[:365]), 4**6)
     assert float(YEAR.zeta_squared(365)) == pytest.approx(2.941162, abs=5e-7)
@@ -78,7 +78,7 @@ def test_the_weights_of_a_year_are_those_of_the_sheet():
         ({"strategy": "decay", "half_life": 90}, 6, "decay", 2.2194),
     ],
 )
-def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answer, factor):
+def test_one_charge_covers_an_endless_stream_at_the_published_factor(settings, bits, answer, factor):
     """Compare the error factor of endless strategies with the published one.
 
     Rounding cuts off the tail of a slowly decaying series, so the factor may also be smaller.
@@ -95,7 +95,7 @@ def test_one_charge_holds_for_ever_at_the_published_factor(settings, bits, answe
     ("strategy", "terms", "length", "published"),
     [("window", {"window": 7}, 40_000, 1.77832), ("decay", {"half_life": 30.0}, 3000, 1.8828)],
 )
-def test_exact_coefficients_divide_into_their_own_answer(strategy, terms, length, published):
+def test_dividing_the_wanted_coefficients_by_the_exact_ones_gives_the_exact_ones(strategy, terms, length, published):
     """Dividing the wanted answer's coefficients by the exact coefficients c must give c again.
 
     So the error factor is the square of zeta.
@@ -132,7 +132,7 @@ def test_the_estimator_of_the_tree_is_the_best_linear_one():
         assert tree_factors(12)[tick - 1] == pytest.approx(math.sqrt(4 * covariance.sum()), rel=1e-12)
 
 
-def test_instalments_and_extensions_add_up_to_the_whole_and_never_to_less():
+def test_costs_of_instalments_and_extensions_add_up_to_the_total_and_never_to_less():
     multiplier = gaussian_noise_multiplier(epsilon=1.0, delta=1e-6)
     ends = [0, 1, 7, 30, 365, 366, 730]
     events = [
@@ -151,7 +151,7 @@ def test_the_first_instalment_of_the_horizon_is_the_whole_stream():
 
 
 @pytest.mark.parametrize(("to", "part"), [(1, 0.34), (7, 0.57), (30, 0.73), (90, 0.85)])
-def test_instalments_have_the_published_parts(to, part):
+def test_instalments_cost_the_published_fractions(to, part):
     event = extension_event(YEAR, horizon=365, charged=0, to=to, noise_multiplier=1.0)
     assert event["noise_multiplier"] ** -2 == pytest.approx(part, abs=6e-3)
 
@@ -166,7 +166,7 @@ def test_an_extension_that_adds_nothing_is_refused():
 
 
 @each_strategy
-def test_the_sensitivity_is_rounded_up_by_less_than_a_last_place(weights):
+def test_the_sensitivity_is_rounded_up_by_less_than_one_unit_in_the_last_place(weights):
     zeta = weights.zeta(300)
     assert Fraction(math.nextafter(zeta, 0.0)) ** 2 < weights.zeta_squared(300) <= Fraction(zeta) ** 2
 
@@ -185,7 +185,7 @@ def test_replacing_costs_more_than_root_two_where_weights_have_signs():
 
 
 @each_strategy
-def test_text_gives_the_weights_back_and_is_the_same_for_the_same(weights):
+def test_weights_have_a_canonical_text_from_which_they_are_read_back(weights):
     assert Weights.from_json(weights.to_json()) == weights
     assert Weights.from_json(weights.to_json()).to_json() == weights.to_json()
 
@@ -205,7 +205,7 @@ def test_text_gives_the_weights_back_and_is_the_same_for_the_same(weights):
         {"strategy": "window", "window": MOST_TICKS + 1},
     ],
 )
-def test_a_strategy_without_what_it_needs_or_that_would_not_end_is_refused(settings):
+def test_a_strategy_with_missing_or_unbounded_settings_is_refused(settings):
     with pytest.raises(InvalidInput):
         choose_weights(**settings)
 
@@ -213,12 +213,12 @@ def test_a_strategy_without_what_it_needs_or_that_would_not_end_is_refused(setti
 @pytest.mark.parametrize(
     "weights", [(), (3, 2), (4, 5), (4, -5), (4, 2.0), (4, True)], ids=lambda weights: " ".join(map(str, weights))
 )
-def test_weights_above_that_of_a_new_record_or_no_whole_numbers_are_refused(weights):
+def test_weights_above_the_first_weight_or_not_integers_are_refused(weights):
     with pytest.raises(InvalidInput):
         Weights(strategy="sqrt", weights=weights, bits=2)
 
 
 @pytest.mark.parametrize("answer", ["window", "decay", "median"])
-def test_an_answer_that_is_not_defined_is_refused(answer):
+def test_an_undefined_kind_of_answer_is_refused(answer):
     with pytest.raises(InvalidInput):
         YEAR.factors(7, answer)

@@ -71,7 +71,7 @@ def spend(rules: PrivacyFilter, events: Sequence[Mapping[str, Any]], *, delta: f
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-3, 0.2])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 50.0])
 @pytest.mark.parametrize("releases", [1, 7])
-def test_a_whole_budget_may_be_requested_and_is_then_used_up(epsilon: float, delta: float, releases: int) -> None:
+def test_one_request_may_use_up_the_complete_budget(epsilon: float, delta: float, releases: int) -> None:
     rules = build_filter("gdp", epsilon=epsilon, delta=delta)
     assert rules.remaining(rules.zero) == epsilon
     multiplier = gaussian_noise_multiplier(epsilon=epsilon, delta=delta, releases=releases)
@@ -91,7 +91,7 @@ def test_a_whole_budget_may_be_requested_and_is_then_used_up(epsilon: float, del
     part=st.floats(0.05, 0.9),
     pure=st.booleans(),
 )
-def test_what_remains_fits_and_a_hundredth_more_does_not(
+def test_a_request_for_the_remaining_budget_fits_and_one_percent_more_does_not(
     kind: str, *, epsilon: float, delta: float, part: float, pure: bool
 ) -> None:
     rules = build_filter(kind, epsilon=epsilon, delta=delta)
@@ -164,7 +164,7 @@ def test_the_gaussian_filter_is_exact_and_the_renyi_filter_close() -> None:
 
 
 @given(st.floats(1e-9, 200))
-def test_the_dominating_gaussian_tells_as_much_as_randomised_response(epsilon: float) -> None:
+def test_the_dominating_gaussian_has_the_privacy_of_randomised_response(epsilon: float) -> None:
     units = dominating_units(epsilon)
     with mpmath.workdps(120):
         mu = mpmath.sqrt(mpmath.mpf(units) / UNITS)
@@ -175,7 +175,7 @@ def test_the_dominating_gaussian_tells_as_much_as_randomised_response(epsilon: f
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.7, 3.0])
-def test_its_trade_off_lies_below_that_of_every_pure_event(epsilon: float) -> None:
+def test_the_dominating_gaussians_trade_off_is_below_that_of_every_pure_event(epsilon: float) -> None:
     mu = math.sqrt(dominating_units(epsilon) / UNITS)
     errors = np.linspace(0, 1, 10_001)
     gaussian_trade_off = stats.norm.cdf(stats.norm.isf(errors) - mu)
@@ -202,13 +202,13 @@ def test_sampled_steps_cost_the_renyi_filter_no_delta() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_delta_that_was_not_set_aside_is_not_spent(kind: str) -> None:
+def test_failure_delta_is_not_spent_unless_it_was_reserved(kind: str) -> None:
     rules = build_filter(kind, epsilon=5.0, delta=1e-5)
     assert not rules.admits(rules.charge(ROUGH, delta=1e-6))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_delta_that_was_set_aside_is_spent_to_the_last(kind: str) -> None:
+def test_reserved_failure_delta_can_be_spent_completely(kind: str) -> None:
     rules = build_filter(kind, epsilon=5.0, delta=1e-5, failure_delta=3e-7)
     total = spend(rules, [ROUGH, ROUGH, {**ROUGH, "delta": 3e-7 - 2e-7}])
     assert rules.admits(total)
@@ -217,7 +217,7 @@ def test_delta_that_was_set_aside_is_spent_to_the_last(kind: str) -> None:
     assert rules.admits(build_filter(kind, epsilon=5.0, delta=1e-5).zero) is True
 
 
-def test_no_choice_made_after_an_answer_reaches_beyond_delta() -> None:
+def test_no_adaptive_choice_exceeds_delta() -> None:
     """Play an adaptive game that breaks a filter which lets the analyst divide delta after an answer.
 
     A Gaussian takes half of mu squared. After observing its privacy loss, the analyst chooses whichever gains more: one
@@ -269,7 +269,7 @@ searched_multiplier = functools.cache(sampled_gaussian_noise_multiplier)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("epsilon", [0.1, 3.7])
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_fresh_budget_admits_one_release_of_any_kind_that_requests_all_of_it(
+def test_a_new_budget_admits_any_single_release_that_uses_it_completely(
     kind: str, *, epsilon: float, replaced: bool
 ) -> None:
     delta = 1e-6
@@ -293,7 +293,7 @@ def test_a_fresh_budget_admits_one_release_of_any_kind_that_requests_all_of_it(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("opening", [OPENINGS[:1], OPENINGS[1:3], OPENINGS], ids=len)
-def test_opening_releases_and_what_follows_are_never_below_their_loss_distributions(
+def test_charges_are_never_below_the_epsilon_of_composed_loss_distributions(
     kind: str, opening: list[Mapping[str, Any]]
 ) -> None:
     delta = 1e-5
@@ -308,7 +308,7 @@ def test_opening_releases_and_what_follows_are_never_below_their_loss_distributi
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(st.permutations([*OPENINGS, gaussian(9.0), gaussian(12.0)]))
-def test_nothing_is_charged_by_itself_once_the_composition_began(kind: str, events: list[Mapping[str, Any]]) -> None:
+def test_no_standalone_charge_follows_a_composed_charge(kind: str, events: list[Mapping[str, Any]]) -> None:
     rules = build_filter(kind, epsilon=9.0, delta=1e-5, failure_delta=5e-6)
     total = rules.zero
     for event in events:
@@ -319,7 +319,7 @@ def test_nothing_is_charged_by_itself_once_the_composition_began(kind: str, even
         total = add(total, charge)
 
 
-def test_no_choice_after_an_opening_answer_reaches_beyond_delta() -> None:
+def test_no_adaptive_choice_after_a_first_standalone_charge_exceeds_delta() -> None:
     """Play an adaptive game in which the analyst takes the best admitted event after a first answer.
 
     The first release is randomized response that fails with its delta and then reveals everything. After it, the
@@ -368,7 +368,7 @@ def test_stored_charges_add_up_exactly(charges: list[list[int]]) -> None:
     ],
     ids=["gaussian", "laplace", "many"],
 )
-def test_what_no_budget_holds_is_charged_and_never_admitted(kind: str, event: dict[str, Any]) -> None:
+def test_an_unbounded_event_has_a_charge_but_is_never_admitted(kind: str, event: dict[str, Any]) -> None:
     rules = build_filter(kind, epsilon=100.0, delta=0.9, failure_delta=0.5)
     charge = rules.charge(event, delta=1e-6)
     assert total_of([encode(charge)], zero=rules.zero) == charge
@@ -377,14 +377,14 @@ def test_what_no_budget_holds_is_charged_and_never_admitted(kind: str, event: di
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_event_that_tells_nothing_but_may_fail_costs_delta_alone(kind: str) -> None:
+def test_an_event_of_epsilon_zero_costs_only_its_delta(kind: str) -> None:
     rules = build_filter(kind, epsilon=1.0, delta=1e-5, failure_delta=1e-6)
     *curve, failures = rules.charge({**ROUGH, "epsilon": 0.0, "delta": 2.0**-20}, delta=1e-6)
     assert failures == DELTA_UNITS >> 20
     assert max(curve) <= 1
 
 
-def test_sampled_steps_of_small_epsilon_are_not_priced_by_the_grid() -> None:
+def test_charges_of_sampled_steps_with_small_epsilon_are_not_limited_by_a_grid() -> None:
     parts = parts_of(sampled(0.01, 4.0, 10))
     renyi = build_filter("renyi", epsilon=9.0, delta=1e-6)
     assert 0 < loss_epsilon(parts, delta=1e-6) < renyi.spent(renyi.charge(sampled(0.01, 4.0, 10), delta=1e-6))
@@ -464,7 +464,7 @@ def test_runs_that_fit_are_those_that_are_admitted_one_by_one(kind: str, epsilon
             assert [rules.admits(each) for each in totals] == [True, False]
 
 
-def test_a_single_run_may_be_charged_by_itself_where_the_composition_is_dearer() -> None:
+def test_a_single_run_has_a_standalone_charge_if_that_is_lower() -> None:
     """With the Renyi filter, a first Gaussian of the whole budget is admitted by its standalone charge.
 
     The charge by composition would be too large.
@@ -474,7 +474,7 @@ def test_a_single_run_may_be_charged_by_itself_where_the_composition_is_dearer()
     assert filters.largest_epsilon(rules, rules.zero, runs=2, delta=DELTA) < 3.0
 
 
-def test_one_run_gets_all_that_remains() -> None:
+def test_one_run_gets_the_complete_remaining_budget() -> None:
     for kind, before in itertools.product(("gdp", "renyi"), BEFORE.values()):
         rules = build_filter(kind, epsilon=4.0, delta=DELTA)
         total = charged(rules, before)
@@ -482,7 +482,7 @@ def test_one_run_gets_all_that_remains() -> None:
         assert rules.remaining(total) <= each <= rules.remaining(total) * (1 + 1e-6)
 
 
-def test_nothing_left_and_more_runs_than_units_give_no_share() -> None:
+def test_an_empty_budget_and_more_runs_than_units_give_no_share() -> None:
     rules = build_filter("gdp", epsilon=4.0, delta=DELTA)
     voided = charged(rules, [{"name": "non_private"}])
     spent = charged(rules, [{"name": "approximate", "epsilon": 4.0, "delta": 0.0}])
@@ -492,7 +492,7 @@ def test_nothing_left_and_more_runs_than_units_give_no_share() -> None:
 
 
 @pytest.mark.parametrize(("runs", "delta"), [(0, DELTA), (-1, DELTA), (True, DELTA), (3, 0.0), (3, 1.0)])
-def test_a_pace_outside_its_domain_is_refused(runs: int, delta: float) -> None:
+def test_a_number_of_runs_outside_its_domain_is_refused(runs: int, delta: float) -> None:
     rules = build_filter("gdp", epsilon=4.0, delta=DELTA)
     with pytest.raises(InvalidInput):
         filters.largest_epsilon(rules, rules.zero, runs=runs, delta=delta)
@@ -535,7 +535,7 @@ def totals_of(rules: PrivacyFilter, course: list[dict[str, Any]]) -> list[Charge
 
 @pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 @pytest.mark.parametrize("terms", BURN_DOWN_TERMS.values(), ids=BURN_DOWN_TERMS)
-def test_numbers_are_those_of_the_day_or_on_the_safe_side_by_almost_nothing(
+def test_recomputed_totals_equal_the_totals_stated_at_the_time_or_slightly_exceed_them(
     terms: dict[str, Any], course: list[dict[str, Any]]
 ) -> None:
     rules = build_filter(**terms)
@@ -549,14 +549,14 @@ def test_numbers_are_those_of_the_day_or_on_the_safe_side_by_almost_nothing(
         assert f"{spent:.6g}" == f"{least:.6g}"
 
 
-def test_a_voided_budget_has_spent_without_bound_from_then_on() -> None:
+def test_a_voided_budget_has_unbounded_spending_from_then_on() -> None:
     rules = build_filter("gdp", epsilon=3.0, delta=1e-6)
     before = totals_of(rules, [BURN_DOWN_GAUSSIAN] * 3)
     void = prices.add(before[-1], (0, 0, MOST, 0))
     assert burn_down(rules, [*before, void, void])[-2:] == [(math.inf, 0.0)] * 2
 
 
-def test_nothing_was_spent_where_nothing_was_released() -> None:
+def test_a_budget_without_releases_has_spent_nothing() -> None:
     assert burn_down(build_filter("gdp", epsilon=3.0, delta=1e-6), []) == []
 
 

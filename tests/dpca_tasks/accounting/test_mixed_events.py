@@ -141,9 +141,7 @@ def admitted(rules: PrivacyFilter, requested: Sequence[Event]) -> tuple[list[Eve
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25)
 @given(requested=st.lists(mixed, max_size=4), aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
-def test_what_is_admitted_to_the_brim_is_within_the_budget_exactly(
-    kind: str, requested: list[Event], aside: float
-) -> None:
+def test_a_filled_budget_is_not_exceeded_by_exact_composition(kind: str, requested: list[Event], aside: float) -> None:
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
     history, total = admitted(rules, requested)
     assert history
@@ -249,7 +247,7 @@ def check_the_brim(kind: str, requested: list[Event], aside: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
 @given(requested=histories, aside=st.sampled_from([0.0, DELTA / 2]))
-def test_a_budget_is_filled_to_the_brim_and_no_further(kind: str, requested: list[Event], aside: float) -> None:
+def test_a_filled_budget_admits_no_further_release(kind: str, requested: list[Event], aside: float) -> None:
     check_the_brim(kind, requested, aside)
 
 
@@ -257,7 +255,7 @@ def test_a_budget_is_filled_to_the_brim_and_no_further(kind: str, requested: lis
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150)
 @given(requested=histories, aside=st.sampled_from([0.0, DELTA / 4, DELTA / 2, 0.9 * DELTA]))
-def test_many_budgets_are_filled_to_the_brim_and_no_further(kind: str, requested: list[Event], aside: float) -> None:
+def test_many_filled_budgets_admit_no_further_release(kind: str, requested: list[Event], aside: float) -> None:
     check_the_brim(kind, requested, aside)
 
 
@@ -271,7 +269,9 @@ def test_gaussians_fill_a_budget_to_the_last_digit(count: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("aside", [0.0, DELTA / 2])
 @pytest.mark.parametrize("alone", [DELTA / 4, DELTA / 2, 0.99 * DELTA])
-def test_the_delta_of_a_standalone_charge_is_left_to_no_later_one(kind: str, aside: float, alone: float) -> None:
+def test_the_delta_of_a_standalone_charge_is_unavailable_to_later_charges(
+    kind: str, aside: float, alone: float
+) -> None:
     rules = build_filter(kind, epsilon=EPSILON, delta=DELTA, failure_delta=aside)
     first = events.approximate(1e-9, alone)
     total = rules.charge_after(rules.zero, first, delta=DELTA)
@@ -307,7 +307,7 @@ def test_approximate_events_alone_cost_the_sum_of_their_terms(some: list[Event],
 
 @settings(max_examples=50)
 @given(st.lists(mixed, min_size=1, max_size=3))
-def test_an_own_price_covers_the_exact_composition_of_all_parts(some: list[Event]) -> None:
+def test_a_standalone_charge_covers_the_exact_composition_of_all_parts(some: list[Event]) -> None:
     event = events.composed(*some) if len(some) > 1 else some[0]
     epsilon, delta = own_price(parts_of(event), delta=DELTA, replaced=False)
     if math.isfinite(epsilon):

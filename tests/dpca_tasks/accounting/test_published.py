@@ -37,7 +37,7 @@ def noise(name: str, **changes: object) -> float:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_every_row_states_its_noise_and_an_event_of_the_table(name: str) -> None:
+def test_every_formula_has_a_noise_level_and_a_known_event(name: str) -> None:
     requested = Settings(
         epsilon=0.5, delta=1e-5, n_features=5, n_components=2, n_records=1000, steps=20, mix=0.1, sites=4
     )
@@ -61,7 +61,7 @@ def test_the_classical_gaussian(epsilon: float, delta: float, expected: float) -
         assert noise(name, epsilon=epsilon, delta=delta) == pytest.approx(expected, rel=2e-4)
 
 
-def test_the_classical_gaussian_of_one_row_is_no_event_of_a_replaced_one() -> None:
+def test_the_classical_gaussian_of_one_row_has_no_event_for_replaced_rows() -> None:
     printed = noise("analyze_gauss")
     replaced = dataclasses.replace(A9A, relation="replace_one")
     assert FORMULAS["analyze_gauss"].event(A9A)["noise_multiplier"] == printed
@@ -72,7 +72,7 @@ def test_the_classical_gaussian_of_one_row_is_no_event_of_a_replaced_one() -> No
 
 
 @pytest.mark.parametrize("name", ["analyze_gauss", "local_gaussian", "smooth_gaussian", "smooth_gaussian_of_rows"])
-def test_theorems_for_epsilon_below_one_are_not_used_beyond(name: str) -> None:
+def test_theorems_for_epsilon_below_one_are_refused_at_larger_epsilon(name: str) -> None:
     assert published_noise(name, A9A) == noise(name)
     with pytest.raises(Refused, match=r"1.*use calibration=tight"):
         published_noise(name, dataclasses.replace(A9A, epsilon=1.0))
@@ -135,7 +135,7 @@ def test_the_noisy_power_formula_protects_an_entry_alone() -> None:
         ("realsim", (0.54, 0.19, 0.53)),
     ],
 )
-def test_dp_spca_variances_and_which_mu_make_them_large_enough(name: str, expected: tuple[float, ...]) -> None:
+def test_dp_spca_variances_suffice_for_the_stated_mu(name: str, expected: tuple[float, ...]) -> None:
     requested = dataclasses.replace(A9A, n_records=RECORDS[name], steps=RECORDS[name])
     variances, covered = dp_spca_variances(requested, np.array([0.1, 0.5, 0.9]))
     assert variances == pytest.approx(expected, abs=0.006)
@@ -160,7 +160,7 @@ def test_dp_spca_noise_at_a_mu_and_the_least_that_its_conditions_allow() -> None
         published_noise("dp_spca", dataclasses.replace(A9A, mix=0.05))
 
 
-def test_dp_spca_really_has_a_fortieth_of_what_it_claims_at_small_epsilon() -> None:
+def test_dp_spca_has_a_fortieth_of_its_claimed_epsilon_at_small_epsilon() -> None:
     found = epsilon_bracket(FORMULAS["dp_spca"].event(dataclasses.replace(A9A, mix=0.5)), delta=1e-3)
     assert found.lower <= 0.00241 <= found.upper
 
@@ -226,7 +226,7 @@ def row(table: tuple[Truth, ...], formula: str, claimed: float, delta: float, wo
 
 
 @pytest.mark.audit_only
-def test_every_formula_is_judged_and_both_ends_agree(table: tuple[Truth, ...]) -> None:
+def test_every_formula_has_a_bracket_whose_ends_agree(table: tuple[Truth, ...]) -> None:
     assert {row.formula for row in table} == set(FORMULAS)
     assert len({(row.formula, row.words, row.settings, row.delta) for row in table}) == len(table)
     for found in table:
@@ -244,7 +244,7 @@ def test_every_formula_is_judged_and_both_ends_agree(table: tuple[Truth, ...]) -
         (1.0, 1e-3, "mu = 1/10", 15.73),
     ],
 )
-def test_dp_spca_gives_a_fortieth_or_a_hundred_times_what_it_claims(
+def test_dp_spca_has_between_a_fortieth_and_a_hundred_times_its_claimed_epsilon(
     table: tuple[Truth, ...], claimed: float, delta: float, words: str, expected: float
 ) -> None:
     found = row(table, "dp_spca", claimed, delta, words)
@@ -253,7 +253,7 @@ def test_dp_spca_gives_a_fortieth_or_a_hundred_times_what_it_claims(
     assert found.broken is not None
 
 
-def test_dp_vrpca_is_bracketed_between_a_pair_of_data_sets_and_any_data(table: tuple[Truth, ...]) -> None:
+def test_the_epsilon_of_dp_vrpca_is_between_an_example_and_the_worst_case(table: tuple[Truth, ...]) -> None:
     small = row(table, "dp_vrpca", 0.1, 1e-3, "m = 1, every iterate seen")
     assert 0.7 < small.lower < small.upper < 4.7
     assert "times what is claimed" in small.verdict
@@ -271,7 +271,7 @@ def test_theorem_1_of_private_least_squares_counts_one_of_two_sums(
 
 
 @pytest.mark.parametrize(("colluders", "expected"), [(0, 1.39), (3, 1.55)])
-def test_all_messages_of_correlated_noise_together_give_more_than_one(
+def test_all_messages_with_correlated_noise_reveal_more_than_one_message(
     table: tuple[Truth, ...], colluders: int, expected: float
 ) -> None:
     found = row(table, "cape_of_least_noise", 1.0, 1e-5, f"{colluders} collude")
@@ -279,7 +279,7 @@ def test_all_messages_of_correlated_noise_together_give_more_than_one(
 
 
 @pytest.mark.parametrize(("sites", "colluders"), [(4, 0), (7, 2)])
-def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
+def test_the_mu_of_an_aggregators_view_is_that_of_explicit_covariances(sites: int, colluders: int) -> None:
     honest = sites - colluders
     # variances: mask is that of a mask before the mean of all masks is subtracted; a message has variance 1
     share, mask = 1 / sites, 1.0
@@ -291,7 +291,9 @@ def test_the_view_of_an_aggregator_is_that_of_explicit_covariances(sites: int, c
 
 
 @pytest.mark.parametrize(("d", "expected"), [(4, 1.23), (10, 2.65), (20, 4.85)])
-def test_inverted_samplers_give_more_than_they_claim(table: tuple[Truth, ...], d: int, expected: float) -> None:
+def test_the_true_epsilon_of_inverted_samplers_exceeds_their_claim(
+    table: tuple[Truth, ...], d: int, expected: float
+) -> None:
     for library in ("diffprivlib", "opendp"):
         found = row(table, f"{library}_eigenvector", 1.0, 0.0, f"d = {d}, the low-level measurement")
         assert found.lower == pytest.approx(expected, abs=6e-3)
@@ -309,7 +311,7 @@ def test_one_wishart_matrix_has_no_epsilon_without_delta(table: tuple[Truth, ...
     assert found.verdict == "no epsilon at this delta"
 
 
-def test_the_classical_gaussian_fails_far_beyond_one(table: tuple[Truth, ...]) -> None:
+def test_the_classical_gaussian_breaks_its_claim_at_epsilons_far_above_one(table: tuple[Truth, ...]) -> None:
     assert row(table, "analyze_gauss", 10.0, 0.01).verdict == "1.19 times what is claimed"
     assert row(table, "analyze_gauss", 0.1, 1e-3, "any d").verdict == "holds, 2.71 times less"
 
@@ -344,7 +346,7 @@ def sampled_event(found: Truth) -> dp_accounting.DpEvent:
     ("claimed", "words", "interval"),
     [(1.0, "mu = 1/2", 1e-2), (1.0, "mu = 1/10", 1e-3), (0.1, "judged at a smaller delta", 1e-5)],
 )
-def test_loss_distributions_of_another_library_end_above_the_lower_end(
+def test_upper_bounds_of_another_library_are_above_the_lower_bound_of_the_bracket(
     table: tuple[Truth, ...], claimed: float, words: str, interval: float
 ) -> None:
     found = row(table, "dp_spca", claimed, 1e-6 if "smaller" in words else 1e-3, words)
@@ -381,7 +383,7 @@ def test_the_largest_ratio_of_cauchy_densities_is_found(size: int) -> None:
     assert max(divided) <= found.upper * (1 + 1e-4)
 
 
-def test_the_lower_end_of_smooth_noise_is_that_of_a_pair() -> None:
+def test_the_lower_bound_for_smooth_noise_comes_from_a_pair_of_datasets() -> None:
     shift, smoothness, size, delta = 0.05, 1e-3, 50, 1e-4
     found = smooth_gaussian_bracket(shift=shift, smoothness=smoothness, size=size, delta=delta)
     pairs = ((-smoothness, shift * math.exp(-smoothness)), (0.0, shift), (smoothness, shift))
@@ -390,11 +392,11 @@ def test_the_lower_end_of_smooth_noise_is_that_of_a_pair() -> None:
     assert max(hockey_stick(b, by, epsilon=found.upper, size=size) for b, by in pairs) <= delta
 
 
-def test_a_formula_that_nobody_printed_is_refused() -> None:
+def test_an_unknown_formula_is_refused() -> None:
     with pytest.raises(InvalidInput, match="use one of analyze_gauss"):
         cases_of(("sparkle",))
 
 
-def test_a_case_may_be_judged_at_another_delta() -> None:
+def test_the_epsilon_of_a_case_can_be_computed_at_another_delta() -> None:
     case = dataclasses.replace(cases_of(("analyze_gauss",))[0], delta=1e-9)
     assert truth_of(case).upper > truth_of(dataclasses.replace(case, delta=None)).upper

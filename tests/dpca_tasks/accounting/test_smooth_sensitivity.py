@@ -63,7 +63,7 @@ def hockey_stick_by_quadrature(log_scale, shift, *, epsilon, size):
 
 @pytest.mark.filterwarnings("ignore::scipy.integrate.IntegrationWarning")
 @pytest.mark.parametrize(("size", "epsilon", "delta"), GRID + EDGES)
-def test_gaussian_noise_has_its_delta_and_nearly_all_of_it(size, epsilon, delta):
+def test_the_exact_delta_of_gaussian_noise_is_close_to_the_allowed_delta(size, epsilon, delta):
     """Compute exact deltas at the largest and at smaller scale changes: the largest is delta or little less."""
     shift, smoothness = gaussian_shift(epsilon=epsilon, delta=delta, size=size)
     assert shift**2 <= 2 * epsilon
@@ -77,13 +77,13 @@ def test_gaussian_noise_has_its_delta_and_nearly_all_of_it(size, epsilon, delta)
 
 @pytest.mark.parametrize("size", [2, 123, 20_000])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0])
-def test_the_scale_alone_takes_no_more_than_half_of_what_it_may(size, epsilon):
+def test_a_change_of_scale_alone_uses_at_most_half_of_the_allowed_loss(size, epsilon):
     _, smoothness = gaussian_shift(epsilon=epsilon, delta=1e-6, size=size)
     assert is_gaussian_pair_private(0.0, 2 * smoothness, epsilon=epsilon, delta=1e-6, size=size)
     assert not is_gaussian_pair_private(0.0, 2.02 * smoothness, epsilon=epsilon, delta=1e-6, size=size)
 
 
-def test_the_calibration_is_that_of_the_sheet():
+def test_the_calibration_gives_the_eigengaps_of_the_notes():
     """Compare the eigengaps above which the method is useful, at delta 1e-3, with values from the method's notes."""
     sheet = ((123, 1, 0.1, 5500), (123, 1, 1.0, 600), (1230, 10, 0.1, 23000), (7840, 10, 1.0, 6600))
     for size, k, epsilon, gap in sheet:
@@ -98,7 +98,7 @@ def test_a_shift_beyond_the_proof_and_a_noncentrality_beyond_the_library_are_not
     assert hockey_stick(-3e-7, 0.12, epsilon=0.1, size=5) == 1.0
 
 
-def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
+def test_extreme_epsilons_increase_noise_and_never_weaken_privacy():
     shift, smoothness = gaussian_shift(epsilon=1e6, delta=1e-6, size=123)
     assert shift > 0
     assert smoothness > 0
@@ -107,7 +107,7 @@ def test_epsilons_beyond_any_float_cost_noise_and_not_privacy():
             gaussian_shift(epsilon=epsilon, delta=delta, size=123)
 
 
-def test_the_noise_of_the_paper_is_more_than_requested():
+def test_the_papers_noise_exceeds_the_calibrated_noise():
     shift, smoothness = smooth_gaussian_shift(epsilon=0.1, delta=1e-3, size=123)
     really = gaussian_pair_epsilon(shift, smoothness, delta=1e-3, size=123, at_most=0.1)
     assert really < 0.01
@@ -162,7 +162,7 @@ def unit_record(rng, d):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_no_neighbour_turns_the_directions_by_more_than_the_local_sensitivity(relation):
+def test_no_neighbor_rotates_the_directions_by_more_than_the_local_sensitivity(relation):
     rng = np.random.default_rng(1)
     nearest = 0.0
     for _ in range(1500):
@@ -247,7 +247,7 @@ def test_the_bound_is_smooth_and_no_smaller_than_the_sensitivity(relation, smoot
         assert bound(gap) == pytest.approx(all_terms, rel=1e-12)
 
 
-def test_a_bound_without_the_term_before_the_cap_is_found_out():
+def test_a_bound_without_the_term_before_the_cap_is_detected():
     """Omit the largest term before the cap: log(bound) then changes by more than the smoothness allows.
 
     Between gaps 3.0001 and 2.0001 the ratio is nearly twice the allowed one.
@@ -263,7 +263,7 @@ def test_a_bound_without_the_term_before_the_cap_is_found_out():
     assert steepest(careless, movement=1.0) > 1.5 * 0.3
 
 
-def test_a_bound_without_the_cap_is_found_out(monkeypatch):
+def test_a_bound_without_the_cap_is_detected(monkeypatch):
     """Use Gonen and Gilad-Bachrach's bound C / g, which diverges as the gap g closes."""
 
     def uncapped(gap, **_):
@@ -309,6 +309,6 @@ def test_above_the_useful_gap_the_bound_is_near_the_sensitivity(smoothness):
         assert (bound <= 2.1 * local) is near
 
 
-def test_far_gaps_and_tiny_smoothness_take_no_memory():
+def test_far_gaps_and_tiny_smoothness_need_little_memory():
     bound = smooth_bound(1e9, smoothness=1e-6, relation="add_remove", n_components=1, n_features=3)
     assert bound == pytest.approx(0.5e-9 * (1 + 4 * TOLERANCE * 2), rel=1e-2)

@@ -49,7 +49,7 @@ def worst():
     return rows, in_plane(math.atan(math.exp(0.5)))
 
 
-def test_the_stated_rows_move_as_far_as_stated_and_no_farther_than_any():
+def test_the_worst_rows_attain_the_stated_movement_and_no_rows_exceed_the_bound():
     rows, start = worst()
     for seed in range(3):
         for part, distance in zip(PARTS, moved(rows, start, np.random.default_rng(seed)), strict=True):

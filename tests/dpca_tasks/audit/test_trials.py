@@ -47,7 +47,7 @@ def audit(mechanism, **settings):
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
+def test_only_the_most_distinguishable_pair_is_tested_in_the_second_half(pair):
     choosing, counted = left_runs(pair)
     seen = []
     finding = audit(Scripted(choosing | counted), progress=lambda *done: seen.append(done))
@@ -58,7 +58,7 @@ def test_only_the_pair_that_the_first_half_distinguishes_is_run_further(pair):
 
 
 @pytest.mark.parametrize("pair", [0, 1])
-def test_a_sign_in_the_trials_that_choose_proves_nothing(pair):
+def test_results_of_selection_trials_prove_no_epsilon(pair):
     """Return a certain sign in selection trials only: the bound must be 0, because those trials are not counted."""
     choosing, _ = left_runs(pair)
     assert audit(Scripted(choosing)).bound == 0.0
@@ -80,7 +80,7 @@ def test_the_bounds_are_those_of_clopper_and_pearson(miss):
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.003, 0.2, 0.5, 0.999, 1.0])
-def test_each_bound_misses_no_more_often_than_it_says(chance):
+def test_each_bound_has_at_most_the_stated_error_rate(chance):
     """Sum the exact probability, over all counts, that a bound is wrong: it must not exceed the stated rate."""
     counts = np.arange(201)
     low, high = proportion_bounds(counts, trials=200, miss=0.025)
@@ -89,7 +89,7 @@ def test_each_bound_misses_no_more_often_than_it_says(chance):
     assert weights[high < chance].sum() <= 0.025
 
 
-def test_nothing_seen_proves_nothing():
+def test_trials_without_any_event_prove_no_epsilon():
     assert epsilon_bound(0, 0, trials=1000, delta=0.01, miss=0.025) == 0.0
     assert epsilon_bound(12, 0, trials=1000, delta=0.02, miss=0.025) == 0.0  # explained by delta
 

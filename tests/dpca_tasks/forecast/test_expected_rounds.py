@@ -48,7 +48,7 @@ def test_the_expected_interval_holds_what_was_measured(cell, spectra):
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_rounds_show_weaker_components_than_one_round_if_the_declared_spectrum_falls(center):
+def test_rounds_reveal_weaker_components_than_one_round_if_the_declared_spectrum_decays(center):
     falling = dataclasses.replace(PROBLEM, spectrum="decay:2", center=center)
     flat = dataclasses.replace(PROBLEM, spectrum="flat", center=center)
     plans = [AnalyzeGauss(n_components=4, rounds=r).plan(p, TARGET) for p in (falling, flat) for r in (1, 3)]
@@ -57,7 +57,7 @@ def test_rounds_show_weaker_components_than_one_round_if_the_declared_spectrum_f
     assert flat_three > 0.75 * flat_one
 
 
-def test_a_forecast_reads_nothing_but_the_declaration():
+def test_a_forecast_depends_only_on_the_declaration():
     """Two forecasts from equal public facts must be equal."""
     mechanism, problem = AnalyzeGauss(n_components=3, rounds=3), dataclasses.replace(PROBLEM, spectrum="decay:1")
     first, second = (expect(mechanism, mechanism.plan(problem, TARGET)) for _ in range(2))

@@ -79,7 +79,7 @@ def test_more_parts_than_features_are_refused():
 
 
 @pytest.mark.parametrize(("declared", "first"), [("decay:0", 0.01), ("flat", 0.01), ("decay:200", 1.0), ("1", 1.0)])
-def test_the_ends_of_each_kind(declared, first):
+def test_the_limits_of_each_kind_of_spectrum_are_accepted(declared, first):
     assert spectrum_shares(declared, n_features=100)[0] == pytest.approx(first)
 
 
@@ -87,12 +87,12 @@ def test_the_ends_of_each_kind(declared, first):
     "wrong",
     ["0.2,0.3", "0.9,0.2", "", "0", "-0.1", "nan", "decay:", "decay:-1", "decay:1e9", "falling", "0.5;0.2", "inf"],
 )
-def test_what_is_no_spectrum_is_refused_in_one_line(wrong):
+def test_an_invalid_spectrum_is_refused_in_one_line(wrong):
     with pytest.raises(InvalidInput, match=r"^spectrum='[^\n]*correct it, or leave it out\.$"):
         spectrum_shares(wrong, n_features=50)
 
 
-def test_parts_too_small_for_what_they_leave_are_refused():
+def test_leading_fractions_below_the_average_of_the_rest_are_refused():
     with pytest.raises(InvalidInput, match=r"leaves 0\.99 of all variance to the other 1 components"):
         spectrum_shares("0.01", n_features=2)
 
@@ -113,7 +113,7 @@ def found(mechanism, problem=FEW, *, epsilon=1.0):
     return seen
 
 
-def test_few_records_can_show_no_more_components_than_they_hold_the_level():
+def test_the_visible_components_are_limited_by_the_noise_level():
     seen = found(AnalyzeGauss(n_components=10))
     assert seen.above_noise == int(500 / seen.level)
     assert 0 < seen.above_noise < 10
@@ -121,7 +121,7 @@ def test_few_records_can_show_no_more_components_than_they_hold_the_level():
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("name", UNSAMPLED)
-def test_with_the_epsilon_or_the_records_that_it_names_the_kth_component_stands_above_the_noise(name, spectrum):
+def test_the_forecast_epsilon_or_records_raise_the_kth_component_above_the_noise(name, spectrum):
     """At the epsilon or the number of records that the forecast names, the k-th component must exceed the noise.
 
     Local noise is excluded because it grows with the records, and sampled mechanisms because their plans take seconds.
@@ -158,7 +158,7 @@ def test_the_unit_of_the_rows_changes_no_forecast():
     assert (one.above_noise, one.level) == (two.above_noise, pytest.approx(two.level))
 
 
-def test_a_component_that_is_declared_to_hold_nothing_cannot_be_bought():
+def test_no_epsilon_reveals_a_component_declared_without_variance():
     mechanism, problem = AnalyzeGauss(n_components=10), dataclasses.replace(FEW, spectrum="1")
     seen = found(mechanism, problem)
     assert seen.above_noise == 1
@@ -166,7 +166,7 @@ def test_a_component_that_is_declared_to_hold_nothing_cannot_be_bought():
     assert epsilon_needed(mechanism, planned(mechanism, problem), strength=seen.strength) == math.inf
 
 
-def test_without_a_number_of_records_none_are_counted():
+def test_without_a_number_of_records_no_components_are_counted():
     undeclared = dataclasses.replace(FEW, records_declared=False)
     seen = found(AnalyzeGauss(n_components=10), undeclared)
     assert seen.above_noise is None
@@ -174,7 +174,7 @@ def test_without_a_number_of_records_none_are_counted():
     assert "no number of records is declared" in seen.warnings()[0]
 
 
-def test_a_gap_that_is_declared_to_be_none_is_noise_where_directions_need_one():
+def test_a_declared_gap_of_zero_means_noise_for_mechanisms_that_need_a_gap():
     flat = dataclasses.replace(FEW, spectrum="flat", records_at_most=10_000_000)
     assert forecast(flat, n_components=4, level=100.0).above_noise == 4
     assert forecast(flat, n_components=4, level=100.0, together=True).expects_noise
@@ -353,7 +353,7 @@ def test_the_error_of_a_sample_is_that_of_gaussian_rows():
     assert ratio[1:] == pytest.approx(1.0, abs=0.5)
 
 
-def test_binning_of_many_weak_strengths_changes_nothing_seen():
+def test_binning_many_weak_strengths_does_not_change_the_forecast():
     many = np.r_[400.0, 200.0, np.full(1_198, 0.5)]
     fewer_bins = overlaps_with_matrix(many, n_components=2, noise_std=3.0)
     theta = np.array([400.0, 200.0]) - 0.5
@@ -381,7 +381,7 @@ def missed(name, problem, epsilon, **others):
         (50_000, 216, {1: 0.0457, 5: 0.0235, 10: 0.0222, 20: 0.0216}),
     ],
 )
-def test_the_error_of_one_moment_is_foreseen(users, rated, measured):
+def test_the_forecast_error_of_one_shot_is_the_measured_one(users, rated, measured):
     """Compare forecast errors of the mechanism one_shot with one measured run each.
 
     The ratings have rank 5 and std 1 and no noise; the whole budget is spent on the moment.
@@ -391,7 +391,7 @@ def test_the_error_of_one_moment_is_foreseen(users, rated, measured):
         assert missed("one_shot", problem, epsilon, signal=1.0) == pytest.approx(error, rel=0.15)
 
 
-def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
+def test_the_forecast_error_of_dpals_is_the_measured_one_after_convergence():
     """Compare forecast errors of dpals with medians of five runs at 20,000 users, without totals."""
     problem = dataclasses.replace(PAPER, records_at_most=20_000, ratings_per_user=198)
     for epsilon, error in {1: 0.307, 5: 0.0947, 10: 0.0578, 20: 0.0363}.items():
@@ -399,7 +399,7 @@ def test_the_error_of_alternation_is_foreseen_where_it_has_converged():
 
 
 @pytest.mark.parametrize("signal", [None, 1.0, 0.5])
-def test_one_moment_is_advised_but_for_many_users_and_much_budget(signal):
+def test_one_shot_is_advised_except_for_many_users_and_a_large_budget(signal):
     """Recommend the mechanism that was better when measured on the rank-5 task.
 
     The mechanism one_shot was better in 15 of the 16 settings, and dpals in the last.
@@ -418,7 +418,7 @@ def test_offsets_alone_are_advised_where_noise_outweighs_factors(signal):
     assert all(other.captured < 0.05 for other in others)
 
 
-def test_alternation_is_advised_for_sparse_ratings_and_many_users():
+def test_dpals_is_advised_for_sparse_ratings_and_many_users():
     assert ranked(dataclasses.replace(STARS, records_at_most=16_000), 10, rank=8)[0].mechanism == "dpals"
 
 
@@ -431,7 +431,7 @@ def test_more_users_more_budget_and_the_weaker_neighbours_never_cost_accuracy():
 
 
 @pytest.mark.parametrize("signal", [0.0, 1.5, float("nan")])
-def test_a_part_of_variance_that_is_none_is_refused(signal):
+def test_an_invalid_fraction_of_variance_is_refused(signal):
     with pytest.raises(InvalidInput, match="part of variance"):
         ranked(PAPER, 1, signal=signal)
 
@@ -468,7 +468,9 @@ def found_share(seed, count, *, moment_std, core_std):
     [(1.3, 1.3, 0.95, 1.0), (2.0, 1.2, 0.9, 1.0), (0.5, 5.0, 0.0, 0.25), (2.0, 0.4, 0.0, 0.75)],
     ids=["room", "room in the third", "none in the second", "little in the third"],
 )
-def test_components_are_found_where_there_is_room(count, above_moment, above_core, low, high):
+def test_the_simulated_fraction_of_components_found_agrees_with_the_forecast(
+    count, above_moment, above_core, low, high
+):
     """Compare the fraction of components found in six simulated releases with the forecast room.
 
     The seeds are fixed; the allowed ranges also contain the values of thirty other draws.
@@ -490,7 +492,7 @@ def test_components_are_found_where_there_is_room(count, above_moment, above_cor
     assert low <= np.mean(shares) <= high
 
 
-def test_more_records_leave_more_room_and_nobody_leaves_none():
+def test_more_records_allow_more_components_and_zero_records_allow_none():
     rooms = [
         room_for(5, n_records=n, n_features=50, length=lambda _: 1.0, moment_std=10.0, core_std=lambda *_: 10.0).room
         for n in (1, 1_000, 10_000, 1e9)
@@ -580,6 +582,6 @@ def test_the_noise_that_is_forecast_is_that_of_the_release(mechanism, relation, 
     assert noise.core_std(requested, overlap) == pytest.approx(drawn * query.sensitivity("l2") * query.unit, rel=0.35)
 
 
-def test_a_declared_length_is_taken_as_it_is():
+def test_a_declared_row_length_is_used_unchanged():
     problem = TensorProblem(n_features=12, model="topics", words_at_most=8)
     assert lengths_of(TensorReleases(problem=problem, components=3), declared=0.25)(7) == 0.25

@@ -71,7 +71,7 @@ def test_full_rows_of_any_width_give_the_same_bits(n_features):
         np.testing.assert_array_equal(summed_products(kernel, rows), expected)
 
 
-def test_more_values_than_are_put_in_order_at_a_time_add_up():
+def test_more_values_than_the_kernel_sorts_at_once_are_summed_exactly():
     """Sum more values than the kernel sorts at once; five of every seven rows are empty, including the last row."""
     rng = np.random.default_rng(1)
     n_rows, n_features = 16_000, 260
@@ -82,7 +82,7 @@ def test_more_values_than_are_put_in_order_at_a_time_add_up():
     np.testing.assert_array_equal(summed_products(outer_products.add_by_strips, rows), by_rows)
 
 
-def test_kernels_add_to_what_is_there():
+def test_kernels_add_to_the_existing_sums():
     rows = np.arange(12).reshape(3, 4)
     for kernel in OUTER:
         total = np.full(10, 5)
@@ -108,7 +108,7 @@ def test_packed_rows_of_any_width_give_the_same_bits(n_features, density):
 
 @pytest.mark.parametrize("largest", [PACKED, outer_products.LARGE + 1, outer_products.LARGE, 3000, 2047])
 @pytest.mark.parametrize("every", [1, 7, 16])
-def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
+def test_sums_of_packed_rows_are_flushed_before_they_overflow(largest, every):
     """Sum a thousand packed rows that have the largest allowed entry, whose products all have the same sign."""
     rows = np.ones((1000, 20), np.int64)
     rows[::every, 3:5] = largest
@@ -119,7 +119,7 @@ def test_sums_of_packed_rows_leave_before_they_overflow(largest, every):
 
 @pytest.mark.parametrize("add_others", [outer_products.add_outer_products, dense_products.add_dense_outer_products])
 @pytest.mark.parametrize("every", [1, 3])
-def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
+def test_rows_with_a_large_entry_use_another_kernel(add_others, every):
     rows = np.random.default_rng(3).integers(-9, 10, (50, 20))
     rows[::every, 7] = -PACKED
     rows[11] = 0
@@ -129,7 +129,7 @@ def test_rows_with_a_large_entry_are_left_to_another_product(add_others, every):
     np.testing.assert_array_equal(total, packed(rows.T @ rows))
 
 
-def test_packed_rows_add_to_what_is_there():
+def test_packed_rows_are_added_to_existing_sums():
     rows = np.arange(12).reshape(3, 4)
     total = np.full(10, 5)
     values, indices, row_ptr = compressed(rows)
@@ -254,7 +254,7 @@ def test_panels_are_chosen_by_sizes_alone():
     assert not products.is_near(10 * products.FAR, np.zeros((products.FAR // 8, 8), np.int64))
 
 
-def test_records_longer_than_a_strip_are_whole():
+def test_records_longer_than_a_strip_are_summed_exactly():
     """Sum records that are longer than a strip: at this width a strip has two rows."""
     width = products.STRIP
     n_features = products.FAR // width + 1
@@ -278,7 +278,7 @@ def expected_long_product(record, directions, direction_bits):
 
 @pytest.mark.parametrize("largest", [900, LARGEST])
 @pytest.mark.parametrize("kernel", PRODUCTS, ids=lambda kernel: kernel.__name__)
-def test_records_of_many_rows_are_rounded_once_and_no_other_is_touched(kernel, largest):
+def test_each_record_is_rounded_by_exactly_one_of_two_kernels(kernel, largest):
     """Divide records between the two kernels by their number of rows: each record is rounded by exactly one kernel.
 
     Scaled products may differ by one grid step, because squares are added in a different order.

@@ -26,7 +26,7 @@ from dpca_tasks.mechanisms.noisy_products import start_directions
 
 
 @given(seed=st.integers(0, 2**32 - 1), order=st.integers(2, 24), levels=st.integers(1, 3), data=st.data())
-def test_ties_lose_no_pair(seed: int, order: int, levels: int, data: st.DataObject) -> None:
+def test_tied_eigenvalues_lose_no_pair(seed: int, order: int, levels: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     basis = np.linalg.qr(rng.standard_normal((order, order)))[0]
     spectrum = rng.integers(1, levels + 1, order).astype(float)
@@ -69,7 +69,7 @@ def inexact(*given: object) -> object:
     ],
     ids=["inexact", "missing", "failed"],
 )
-def test_pairs_that_are_not_certain_are_computed_in_full(
+def test_uncertain_eigenpairs_are_recomputed_by_full_decomposition(
     name: str, broken: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix = np.diag(np.arange(1.0, 13.0)) + 0.1
@@ -106,7 +106,7 @@ def test_single_precision_is_within_its_bound(strength: float, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", ["ssterf", "sstein", "sormqr", "a strong matrix"])
-def test_what_single_precision_does_not_hold_is_computed_in_double(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_beyond_single_precision_are_computed_in_double(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eigenpairs, "LARGE", 200)
     matrix = noisy(300, strength=1e5 if name == "a strong matrix" else 40.0)
     expected = spectrum_and_leading(matrix, 20)
@@ -122,7 +122,7 @@ def test_what_single_precision_does_not_hold_is_computed_in_double(name: str, mo
 
 
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4))
-def test_a_matrix_of_several_parts_has_the_pairs_of_each(seed: int, sizes: list[int]) -> None:
+def test_a_block_diagonal_matrix_has_the_eigenpairs_of_its_blocks(seed: int, sizes: list[int]) -> None:
     squares = [np.random.default_rng((seed, size)).standard_normal((size, size)) for size in sizes]
     matrix = block_diag(*(square + square.T for square in squares))
     values, rows = spectrum_and_leading(matrix, len(matrix))
@@ -132,7 +132,7 @@ def test_a_matrix_of_several_parts_has_the_pairs_of_each(seed: int, sizes: list[
 
 
 @pytest.mark.parametrize("matrix", [np.zeros((5, 5)), np.eye(2), np.array([[3.0]])], ids=["zero", "two", "one"])
-def test_nothing_to_reduce_is_no_failure(matrix: NDArray[np.float64]) -> None:
+def test_a_matrix_that_needs_no_reduction_is_decomposed(matrix: NDArray[np.float64]) -> None:
     values, rows = spectrum_and_leading(matrix, 1)
     np.testing.assert_allclose(values, np.diag(matrix))
     np.testing.assert_allclose(rows @ rows.T, np.eye(1))
@@ -222,7 +222,7 @@ def test_small_matrices_are_decomposed_in_full(order):
 
 
 @pytest.mark.parametrize("rank", [0, 2], ids=["zero", "low rank"])
-def test_a_matrix_that_leaves_nothing_outside_the_basis_is_no_failure(rank):
+def test_a_matrix_within_the_search_basis_is_decomposed(rank):
     axes = np.linalg.qr(np.random.default_rng(1).standard_normal((80, 3)))[0][:, :rank]
     values, rows, _ = found((axes * [4.0, 2.0][:rank]) @ axes.T, 3)
     np.testing.assert_allclose(values, [4.0, 2.0, 0.0] if rank else np.zeros(3), atol=1e-9)
@@ -236,7 +236,7 @@ def test_the_same_products_give_the_same_bits():
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_the_pairs_of_the_other_columns_follow_and_leave_the_first_as_they_are(name):
+def test_further_pairs_are_computed_without_changing_the_first(name):
     matrix = MATRICES[name]
 
     def product(directions):

@@ -386,7 +386,7 @@ def one_coordinate_without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plant", [scaled_down, one_coordinate_without])
 @pytest.mark.parametrize("case", ["subspace-analyze_gauss", "subspace-laplace", "completion-dpals", "tensor-agn"])
-def test_noise_that_is_a_tenth_too_small_and_a_coordinate_without_noise_are_found(
+def test_noise_ten_percent_too_small_and_a_coordinate_without_noise_are_detected(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], case: str
 ) -> None:
     steps = family_steps(*FAMILY_CASES[case])

@@ -85,7 +85,7 @@ def test_the_published_power_method_is_refused():
         NoisyPower(n_components=2, calibration="paper").plan(problem(), TARGET)
 
 
-def test_analyze_gauss_as_published_is_charged_as_the_gaussian_which_it_is():
+def test_analyze_gauss_as_published_is_charged_as_its_true_gaussian():
     plan = AnalyzeGauss(n_components=2, calibration="paper").plan(problem(), LARGE)
     assert plan.noise_multiplier == pytest.approx(37.765, abs=5e-4)
     assert plan.event == events.gaussian(plan.noise_multiplier)
@@ -104,7 +104,7 @@ def test_analyze_gauss_as_published_is_refused_outside_its_theorem(relation, eps
         mechanism.plan(problem(relation=relation), PrivacyTarget(epsilon=epsilon, delta=1e-6))
 
 
-def test_mod_sulq_as_published_has_the_std_of_the_sheet():
+def test_mod_sulq_as_published_has_the_published_std():
     requested = problem(n_features=123, relation="replace_one")
     plan = ModSulq(n_components=2, calibration="paper").plan(requested, LARGE)
     assert plan.noise_multiplier * math.sqrt(2) == pytest.approx(6779, abs=1)
@@ -137,7 +137,7 @@ def test_the_leading_direction_is_found(mechanism):
 @pytest.mark.parametrize(
     "mechanism", [AnalyzeGauss(n_components=1, rounds=1), Wishart(n_components=1), NoisyPower(n_components=1)]
 )
-def test_a_private_centre_takes_the_mean_out(mechanism):
+def test_a_private_center_removes_the_mean(mechanism):
     """Center rows by a private mean of 0.6 along the second axis.
 
     Without centering, the mean dominates the component. With centering, the largest variance does, along the first
@@ -159,14 +159,14 @@ def test_explained_variance_has_a_released_total_and_further_directions_complete
     np.testing.assert_allclose(whole @ whole.T, np.eye(min(D, KEPT)), atol=1e-12)
 
 
-def test_a_smaller_k_of_the_same_key_is_the_head_of_a_larger():
+def test_fewer_components_under_the_same_key_are_the_first_of_more():
     source = ArrayBlocks(rows())
     three, one = (run(AnalyzeGauss(n_components=k, rounds=1), problem(), TARGET, source) for k in (3, 1))
     np.testing.assert_array_equal(one.components, three.components[:1])
     np.testing.assert_array_equal(np.vstack([one.components, one.further])[:3], three.components)
 
 
-def test_normalised_rows_all_count_alike():
+def test_normalized_rows_have_equal_weight():
     """Scale rows to equal length: many small rows along the second axis then outweigh few large ones."""
     made = np.zeros((3000, D))
     made[:100, 0] = 1.0
@@ -238,7 +238,7 @@ def test_every_edge_case_of_a_release_publishes_plain_numbers(mechanism, feature
                 assert all(ratio >= 0.0 for ratio in ratios)
 
 
-def test_without_a_signal_a_release_says_nothing_of_the_best_subspace():
+def test_a_release_without_signal_states_no_captured_variance():
     """Release three components of zero rows: the facts state no captured variance.
 
     Keys are fixed; one in a hundred other keys would show a component above the noise.
@@ -335,7 +335,7 @@ def test_a_clear_plane_is_found_and_a_flat_spectrum_is_noise(mechanism, relation
 
 
 @pytest.mark.parametrize("noise", ["spherical_t", "cauchy"])
-def test_pure_noise_costs_no_delta(noise):
+def test_pure_noise_uses_no_delta(noise):
     mechanism = SmoothSensitivity(n_components=K, noise=noise)
     for delta in (0.0, 1e-6):
         plan = mechanism.plan(
@@ -345,7 +345,7 @@ def test_pure_noise_costs_no_delta(noise):
         assert plan.noise_multiplier == pytest.approx(2 * math.sqrt(PERTURBING_MECHANISMS_D * K) / 2.0)
 
 
-def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
+def test_the_papers_noise_is_offered_below_epsilon_one_with_its_true_epsilon():
     mechanism = SmoothSensitivity(n_components=K, calibration="paper")
     problem = Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0)
     plan = mechanism.plan(problem, PrivacyTarget(epsilon=0.5, delta=1e-6))
@@ -362,7 +362,7 @@ def test_the_noise_of_the_paper_is_offered_below_one_with_its_real_epsilon():
 
 @pytest.mark.parametrize("mechanism", [EVERY[0], EVERY[3]], ids=lambda mechanism: mechanism.name)
 class TestRefusals:
-    def test_a_solver_that_may_not_converge_is_refused_unless_insisted_on(self, mechanism, monkeypatch):
+    def test_a_solver_that_may_not_converge_requires_an_explicit_option(self, mechanism, monkeypatch):
         wide = Problem(n_features=eigensolver.COMPLETE_UP_TO + 1, clip_norm=1.0)
         with pytest.raises(Refused, match="allow_uncertified"):
             mechanism.plan(wide, CLAIM)
@@ -374,14 +374,14 @@ class TestRefusals:
         assert not insisted.plan(Problem(n_features=900, clip_norm=1.0), CLAIM).certified
         assert mechanism.plan(Problem(n_features=200, clip_norm=1.0), CLAIM).certified
 
-    def test_a_plan_says_what_gap_it_needs(self, mechanism):
+    def test_a_plan_states_the_required_eigengap(self, mechanism):
         assert (
             "eigengap after component 2"
             in mechanism.plan(Problem(n_features=PERTURBING_MECHANISMS_D, clip_norm=1.0), CLAIM).warnings[0]
         )
 
 
-def test_a_quantile_clip_takes_its_part_first():
+def test_a_quantile_clip_norm_uses_its_share_of_epsilon_first():
     mechanism = QuantileClip(mechanism=ProposeTestRelease(n_components=K), quantile=0.9)
     found = run_of_perturbing_mechanisms(mechanism, 3.0 * CLEAR)
     assert found.clip_norm == pytest.approx(3.0, rel=0.3)
@@ -402,7 +402,7 @@ def test_the_outcome_of_a_test_is_public_and_consistent():
 
 @pytest.mark.audit
 @pytest.mark.parametrize("noise", ["spherical_t", pytest.param("cauchy", marks=pytest.mark.audit_only)])
-def test_pure_claims_stand(attack, noise):
+def test_attacks_find_no_epsilon_above_pure_claims(attack, noise):
     finding = attack(SmoothSensitivity(n_components=1, noise=noise), relation="add_remove", trials=300)
     assert finding.passed
     assert finding.delta == 0.0

@@ -58,7 +58,7 @@ def dense_rows(n_rows, n_features):
 
 
 @each_mechanism
-def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spent(name):
+def test_a_plan_of_few_dense_records_with_many_columns_warns_before_spending(name):
     """Plan ten components of 300 columns from at most 500 records at (1, 1e-6): the plan warns of noise.
 
     There are at most 50 records per component.
@@ -81,7 +81,7 @@ def test_few_dense_records_of_many_columns_are_warned_of_before_anything_is_spen
     ],
 )
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
-def test_thousands_of_dense_records_are_warned_of_where_the_noise_needs_more(name, target, columns, records, declared):
+def test_a_plan_of_too_few_dense_records_warns_even_for_thousands(name, target, columns, records, declared):
     facts = {"records_at_most": records} if declared else {"records_at_most": 100_000, "records_declared": False}
     plan = MECHANISMS[name](n_components=10).plan(problem(n_features=columns, **facts), target)
     assert expects_noise(plan)
@@ -94,7 +94,7 @@ def test_thousands_of_dense_records_are_warned_of_where_the_noise_needs_more(nam
     [(name, "zero_out", "none") for name in TABLE]
     + [(name, "replace_one", "private") for name, row in TABLE.items() if not row.sampled],
 )
-def test_many_records_of_few_columns_are_not_warned_of(name, center, relation):
+def test_a_plan_of_many_records_with_few_columns_does_not_warn(name, center, relation):
     few = problem(n_features=6, records_at_most=900_000, center=center, relation=relation)
     assert not expects_noise(MECHANISMS[name](n_components=2).plan(few, COMMON_TARGET))
 
@@ -130,7 +130,7 @@ def a9a():
 
 
 @pytest.mark.parametrize("name", ["analyze_gauss", "noisy_power", "mod_sulq", "wishart", "dp_spca", "dp_vrpca"])
-def test_a_release_with_signal_says_nothing_more(name, a9a):
+def test_a_release_with_signal_has_no_warning(name, a9a):
     facts = problem(n_features=123, clip_norm=A9A_CLIP_NORM, records_at_most=32_561)
     mechanism = TABLE[name].usual
     plan = mechanism.plan(facts, COMMON_TARGET)
@@ -144,7 +144,7 @@ def test_a_release_with_signal_says_nothing_more(name, a9a):
     + [(name, "private") for name in WITH_SPECTRUM if not TABLE[name].sampled],
 )
 @pytest.mark.parametrize("components", [1, 10])
-def test_noise_alone_is_called_noise_afterwards(name, components, center):
+def test_a_release_of_noise_alone_warns_afterwards(name, components, center):
     """Release components of zero rows: a warning states that no eigenvalue exceeds the noise.
 
     The declared number of records suggests a strong signal, so the plan does not show this problem.
@@ -158,7 +158,7 @@ def test_noise_alone_is_called_noise_afterwards(name, components, center):
     assert f"none of the {components} released eigenvalues is above" in warnings[-1]
 
 
-def test_fewer_records_than_columns_are_warned_of_twice():
+def test_fewer_records_than_columns_cause_a_warning_before_and_after_the_release():
     """Release ten components of 230 records with 255 columns: both plan and release warn.
 
     None of the eigenvalues exceeds the noise, and their sum exceeds the released total variance.
@@ -192,7 +192,7 @@ class TestProposeTestRelease:
         rows[:gap, 0] = rows[gap:, 1] = 1.0
         return rows
 
-    def test_a_bound_below_its_need_is_a_failure(self):
+    def test_a_released_bound_below_the_required_gap_is_a_failure(self):
         """Release with half of the eigengap that the plan requires: the outcome is a failure.
 
         This gap passes the threshold, but the noise is twice as strong as the directions.
@@ -221,7 +221,7 @@ def test_the_quantile_is_interpolated_in_the_bin_that_covers_it():
     assert found == pytest.approx([1, 1, 2**0.5, 2, 2**1.5])
 
 
-def test_counts_within_the_noise_are_none_and_the_largest_stays_where_all_are():
+def test_counts_within_the_noise_are_ignored_unless_all_are():
     edges = np.array([1.0, 2.0, 4.0, 8.0])
     assert norm_quantile(np.array([0.0, 90.0, 3.0, 5.0]), edges, quantile=0.99, scale=1.0) < 2.0
     assert 2.0 < norm_quantile(np.array([-3.0, -2.0, -1.0, -4.0]), edges, quantile=0.5, scale=1.0) < 4.0
@@ -287,6 +287,6 @@ def test_the_clip_norm_is_the_quantile_and_the_components_follow(mechanism):
 
 
 @pytest.mark.parametrize("quantile", [0.0, 1.0, -1.0, np.nan])
-def test_a_quantile_without_meaning_is_refused(quantile):
+def test_an_invalid_quantile_is_refused(quantile):
     with pytest.raises(InvalidInput, match="quantile"):
         QuantileClip(mechanism=AnalyzeGauss(n_components=2), quantile=quantile).plan(PROBLEM, TARGET)

@@ -140,7 +140,7 @@ def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
     assert kind == "renyi" or budget.spent(charge) >= epsilon * (1 - 1e-6)
 
 
-def test_nothing_is_bought_where_nothing_is_requested():
+def test_no_mean_is_charged_unless_requested():
     first = mean_first(problem(center="none"), CLAIM)
     assert (first.noise, first.rest) == (None, CLAIM)
     assert first.event(events.gaussian(2.0)) == events.gaussian(2.0)
@@ -162,7 +162,7 @@ def test_an_emptied_record_counts_as_a_replaced_one_around_a_mean(relation):
     assert 0.1 < (paper.plan(problem(relation=relation), nominal).real_epsilon or 0.0) < 0.8
 
 
-def test_a_private_clip_norm_and_a_mean_are_bought_one_after_the_other():
+def test_a_private_clip_norm_and_a_mean_are_charged_in_sequence():
     wrapped = QuantileClip(mechanism=Exponential(n_components=K), quantile=0.9)
     found = run(wrapped, CLAIM, rows=5.0 * ROWS, clip_norm=1.0)
     assert [step["name"] for step in events.steps(wrapped.plan(problem(), CLAIM).event)] == [
@@ -183,7 +183,7 @@ class NoRows(ArrayBlocks):
 
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), ProposeTestRelease(n_components=K)])
-def test_a_resumed_release_goes_on_from_the_mean_that_was_kept(mechanism, monkeypatch):
+def test_a_resumed_release_continues_from_the_stored_mean(mechanism, monkeypatch):
     """Resume a release from its stored mean alone, and from all steps: the result is the same.
 
     In the second case the mean is rounded differently, as on another machine.
@@ -200,7 +200,7 @@ def test_a_resumed_release_goes_on_from_the_mean_that_was_kept(mechanism, monkey
 
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), SmoothSensitivity(n_components=K)])
-def test_another_mean_is_another_question(mechanism):
+def test_a_request_with_another_mean_is_refused(mechanism):
     steps: dict[int, Any] = {}
     run(mechanism, CLAIM, steps=steps)
     steps[1] = steps[1] | {"public.shift": steps[1]["public.shift"] + np.eye(D, dtype=np.int64)[5]}
@@ -228,7 +228,7 @@ def opposite(relation):
     "relation",
     ["add_remove", *(pytest.param(other, marks=pytest.mark.audit_only) for other in ("zero_out", "replace_one"))],
 )
-def test_the_claim_stands_where_the_mean_is_opposite_to_a_record(attack, relation):
+def test_no_epsilon_above_the_claim_is_found_where_the_mean_is_opposite_to_a_record(attack, relation):
     problem, pairs = around_mean(relation), opposite(relation)
     finding = attack(Exponential(n_components=1), relation=relation, problem=problem, pairs=pairs, trials=400)
     assert finding.passed
@@ -279,7 +279,7 @@ def test_noise_that_is_too_small_around_a_mean_is_found(attack, monkeypatch, pla
     ],
     ids=["mod_sulq", "dp_spca"],
 )
-def test_what_cannot_center_says_why(mechanism, changes, text):
+def test_mechanisms_without_centering_state_the_reason(mechanism, changes, text):
     with pytest.raises(Refused, match=f"center=private .*; {text}, or center=none"):
         mechanism.plan(problem(**changes), CLAIM)
 

@@ -165,7 +165,7 @@ def test_one_record_shifts_a_round_by_at_most_its_share(center, relation):
     assert worst > 0.98
 
 
-def test_public_inputs_follow_from_answers_alone():
+def test_public_inputs_depend_on_released_answers_alone():
     """Replay recorded answers without any rows: the mechanism must request the same queries."""
     for center in ("none", "private"):
         plan = planned(center=center)
@@ -247,7 +247,7 @@ def test_a_resumed_release_uses_the_stored_inputs_of_every_round(answered, monke
         assert np.array_equal(mine.released, other.released) is same
 
 
-def test_public_inputs_that_are_not_those_stored_are_refused(monkeypatch):
+def test_public_inputs_that_differ_from_the_stored_ones_are_refused(monkeypatch):
     """Ignore stored public inputs when a release is resumed: the changed request must be refused.
 
     So the resumption tests above cannot pass by chance.
@@ -262,7 +262,7 @@ def test_public_inputs_that_are_not_those_stored_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_neither_blocks_nor_declared_density_move_a_bit(center):
+def test_neither_blocks_nor_declared_density_change_a_bit(center):
     plan = planned(center=center)
     whole = run(plan, ArrayBlocks(ROWS[:200]))
     for block_records, density in ((1, None), (70, 0.1), (70, 1.0)):

@@ -105,7 +105,7 @@ def test_eigenvalues_of_a_one_row_run_are_near_those_of_the_data():
     ],
     ids=repr,
 )
-def test_a_private_centre_takes_the_mean_out_of_every_product(mechanism, relation):
+def test_a_private_center_removes_the_mean_from_every_product(mechanism, relation):
     shifted = ROWS * 0.5 + np.array([0, 0, 0.7, 0, 0, 0])
     requested = problem(center="private", relation=relation)
     found = run(mechanism, requested, source=ArrayBlocks(shifted))
@@ -129,7 +129,7 @@ def test_the_event_of_all_steps_is_within_the_target(center):
 
 
 @pytest.mark.parametrize("kind", [DpSpca, DpVrpca])
-def test_a_rate_that_is_no_probability_is_refused(kind):
+def test_a_rate_outside_0_and_1_is_refused(kind):
     with pytest.raises(InvalidInput, match="rate"):
         kind(n_components=2, rate=1.5).plan(problem(), TARGET)
 
@@ -140,7 +140,7 @@ def test_dp_vrpca_as_published_is_refused():
 
 
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(0.1, 13.41), (1.0, 2.451)])
-def test_dp_spca_as_published_has_the_noise_of_the_sheet_and_is_charged_what_it_really_gives(epsilon, multiplier):
+def test_dp_spca_as_published_has_the_published_noise_and_its_true_charge(epsilon, multiplier):
     target = PrivacyTarget(epsilon=epsilon, delta=1e-3, allow_large_delta=True)
     mechanism = DpSpca(n_components=2, form="one_row", calibration="paper")
     plan = mechanism.plan(problem(records_at_most=32561), target)
@@ -168,7 +168,7 @@ def test_dp_spca_as_published_is_refused_by_the_condition_that_fails(changes, na
         mechanism.plan(requested, target)
 
 
-def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
+def test_the_true_epsilon_of_dp_spca_as_published_does_not_depend_on_a_grid():
     """Compute the true epsilon of DP-SPCA as published, about 0.0044.
 
     An accountant with a grid step of a thousandth of the nominal epsilon returned 0.0513.
@@ -180,7 +180,7 @@ def test_what_dp_spca_as_published_really_gives_is_no_matter_of_a_grid():
     assert any(f"at most epsilon {plan.real_epsilon:.4g};" in warning for warning in plan.warnings)
 
 
-def test_dp_spca_as_published_is_offered_where_a_loss_distribution_proves_what_no_bracket_does(monkeypatch):
+def test_dp_spca_as_published_is_offered_if_a_loss_distribution_proves_its_claim(monkeypatch):
     accountant = "dpca_tasks.mechanisms.subspace.dp_spca.epsilon_bracket"
     monkeypatch.setattr(accountant, lambda *_, **__: EpsilonBracket(lower=0.0, upper=np.inf, agrees=False))
     plan = DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
@@ -196,7 +196,7 @@ def test_dp_spca_as_published_is_refused_where_its_loss_distribution_disagrees(m
         DpSpca(n_components=2, form="one_row", calibration="paper").plan(problem(), TARGET)
 
 
-def test_replaced_records_go_through_the_empty_one():
+def test_replaced_records_are_planned_by_way_of_the_emptied_record():
     """For replaced records, the plan must equal that of an emptied record at half of epsilon.
 
     `PoissonSampled` has the sensitivity of an emptied record.
@@ -227,12 +227,12 @@ def test_the_delta_of_local_reports_covers_more_records_than_are_declared(record
     )
 
 
-def test_who_takes_part_is_public_in_the_local_model():
+def test_membership_is_public_in_the_local_model():
     with pytest.raises(Refused, match="add_remove"):
         LocalGaussian(n_components=2).plan(problem(), TARGET)
 
 
-def test_local_reports_have_the_noise_of_all_their_people():
+def test_summed_local_reports_have_the_noise_of_all_records():
     """Compare the noise of the summed local reports with its variance, over eight keys.
 
     The trace of the noise has variance 2 n d z^2 for n records, d columns and noise multiplier z. A two-sided
@@ -247,7 +247,7 @@ def test_local_reports_have_the_noise_of_all_their_people():
     assert stats.chi2(8).ppf(5e-5) < square < stats.chi2(8).ppf(1 - 5e-5)
 
 
-def test_a_fused_run_needs_all_its_steps_reserved_and_is_kept():
+def test_a_fused_run_requires_all_steps_reserved_and_its_answer_is_stored():
     mechanism = DpSpca(n_components=2, form="one_row", integrated_time=50.0)
     plan = mechanism.plan(problem(), TARGET)
     short = events.self_composed(plan.event["event"], N - 1)
@@ -301,7 +301,7 @@ def full_stds(mechanism: Mechanism[Any], requested: Problem, target: PrivacyTarg
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_what_is_requested_of_all_records_half_way_has_the_noise_of_an_emptied_one(center):
+def test_full_products_for_replaced_records_have_the_noise_of_an_emptied_record(center):
     """For replaced records, the noise of DP-VRPCA's full products must be that of an emptied record at half epsilon.
 
     At epsilon 1 the std is 24.4; two replacements at half of epsilon would need 48.9.
@@ -317,7 +317,7 @@ def test_what_is_requested_of_all_records_half_way_has_the_noise_of_an_emptied_o
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("mechanism", [NoisyPower, DpSpca, DpVrpca], ids=lambda kind: kind.name)
-def test_replaced_records_take_the_noise_that_is_proved_for_them_and_no_more(mechanism, components):
+def test_the_noise_for_replaced_records_is_the_proved_one_and_no_more(mechanism, components):
     """Compare the noise for replaced and emptied records without sampling.
 
     The ratio of stds is 1 for one component and just above sqrt 2 for several. Earlier versions used a ratio of 2.
@@ -331,7 +331,7 @@ def test_replaced_records_take_the_noise_that_is_proved_for_them_and_no_more(mec
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_a_budget_of_replaced_records_prices_the_whole_release_half_way(center, kind):
+def test_a_budget_for_replaced_records_charges_a_release_by_way_of_the_emptied_record(center, kind):
     mechanism = DpVrpca(n_components=2, epochs=2, inner_steps=4, rate=0.2)
     plan = mechanism.plan(problem(relation="replace_one", center=center), TARGET)
     budget = build_filter(kind, epsilon=4.0, delta=1e-5, replaced=True)

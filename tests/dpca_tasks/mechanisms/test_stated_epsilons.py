@@ -204,7 +204,7 @@ each_target = pytest.mark.parametrize(
 )
 
 
-def test_what_printed_noise_of_whole_releases_states_is_what_its_event_costs() -> None:
+def test_printed_noise_states_the_epsilon_of_its_event() -> None:
     printed = (
         (mechanism, problem)
         for mechanism, problem in whole_subspaces()
@@ -218,7 +218,7 @@ def test_what_printed_noise_of_whole_releases_states_is_what_its_event_costs() -
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_a_plan_of_whole_releases_states_is_what_its_event_costs(target: PrivacyTarget) -> None:
+def test_plans_of_subspaces_state_the_epsilon_of_their_event(target: PrivacyTarget) -> None:
     found = plans(whole_subspaces(), target)
     assert any(plan.printed for plan in found)
     assert not all(plan.printed for plan in found)
@@ -227,7 +227,7 @@ def test_what_a_plan_of_whole_releases_states_is_what_its_event_costs(target: Pr
 
 
 @each_target
-def test_what_a_plan_of_items_or_components_states_is_what_its_event_costs(target: PrivacyTarget) -> None:
+def test_plans_of_items_and_components_state_the_epsilon_of_their_event(target: PrivacyTarget) -> None:
     found = plans(others(), target)
     assert sum(plan.printed for plan in found) > (10 if target.delta else -1)
     for plan in found:
@@ -236,13 +236,13 @@ def test_what_a_plan_of_items_or_components_states_is_what_its_event_costs(targe
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("name", SAMPLED)
-def test_what_a_plan_of_samples_states_is_what_its_event_costs(name: str) -> None:
+def test_plans_with_sampling_state_the_epsilon_of_their_event(name: str) -> None:
     for plan in plans(subspaces((name,)), *TARGETS):
         check(plan)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_printed_samples_behind_a_private_clip_norm_state_both(relation: Any) -> None:
+def test_printed_sampled_noise_after_a_private_clip_norm_states_both_costs(relation: Any) -> None:
     requested = Problem(n_features=6, clip_norm=1.0, relation=relation, records_at_most=1000)
     inner = DpSpca(n_components=1, form="one_row", calibration="paper")
     plan = QuantileClip(mechanism=inner, quantile=0.9).plan(requested, TARGETS[2])
@@ -309,7 +309,7 @@ def test_the_printed_slope_is_for_one_draw() -> None:
         Exponential(n_components=1, calibration="paper").plan(problem(center="private"), PURE)
 
 
-def test_printed_local_noise_is_charged_the_gaussian_that_it_is() -> None:
+def test_printed_local_noise_is_charged_as_its_true_gaussian() -> None:
     plan = LocalGaussian(n_components=2, calibration="paper").plan(problem("replace_one"), SMALL)
     multiplier = 37.765 / math.sqrt(2)
     assert plan.noise_multiplier == pytest.approx(multiplier, rel=1e-4)
@@ -322,7 +322,7 @@ def test_printed_local_noise_is_charged_the_gaussian_that_it_is() -> None:
         LocalGaussian(n_components=2, calibration="paper").plan(problem("replace_one"), one)
 
 
-def test_local_noise_that_gives_more_than_it_claims_is_refused() -> None:
+def test_local_noise_weaker_than_its_claim_is_refused() -> None:
     with pytest.raises(Refused, match="really gives epsilon"):
         LocalGaussian(n_components=2, calibration="paper").plan(
             problem("replace_one"), PrivacyTarget(epsilon=0.99, delta=1e-8)
@@ -370,7 +370,7 @@ def run(mechanism, plan, source, *, key=bytes(range(32)), event=None):
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @each_center
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_every_step_requested_is_the_step_planned(row, relation, center):
+def test_every_requested_step_is_the_planned_step(row, relation, center):
     mechanism = small(row)
     if relation not in row.relations:
         with pytest.raises(Refused, match=relation):
@@ -384,7 +384,7 @@ def test_every_step_requested_is_the_step_planned(row, relation, center):
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
-def test_a_reservation_of_one_step_less_is_not_enough(row):
+def test_a_reservation_with_one_step_less_is_refused(row):
     mechanism = small(row)
     plan = mechanism.plan(requested(row), COMMON_TARGET)
     steps = list(events.steps(plan.event))
@@ -442,7 +442,7 @@ def test_components_are_an_ordered_signed_orthonormal_basis(row, rows, component
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @pytest.mark.parametrize("components", [-1, 0, CONTRACT_D, CONTRACT_D + 1])
-def test_a_number_of_components_without_meaning_is_refused(row, components):
+def test_an_invalid_number_of_components_is_refused(row, components):
     with pytest.raises(InvalidInput, match="n_components"):
         small(row, components=components).plan(requested(row), COMMON_TARGET)
 
@@ -482,7 +482,7 @@ def test_only_a_pure_mechanism_does_without_delta(row, center):
 
 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
-def test_a_delta_that_allows_publishing_rows_is_refused_unless_insisted_on(row):
+def test_a_delta_that_allows_publishing_rows_requires_an_explicit_option(row):
     mechanism, large = small(row), 1 / PROBLEM.records_at_most
     with pytest.raises(Refused, match="records_at_most"):
         mechanism.plan(requested(row), PrivacyTarget(epsilon=1.0, delta=large))
@@ -532,7 +532,7 @@ def test_the_plan_never_has_less_noise_than_the_exact_calibration(row, epsilon, 
 @pytest.mark.parametrize("row", (TABLE | FORMS).values(), ids=TABLE | FORMS)
 @each_center
 @pytest.mark.parametrize("epsilon", [0.01, 8.0])
-def test_the_plan_spends_nearly_all_that_its_target_allows_unless_its_row_says_less(row, epsilon, center):
+def test_the_plan_spends_the_fraction_of_its_target_that_the_table_states(row, epsilon, center):
     spent, allowed = _spent(row, epsilon=epsilon, delta=1e-6, center=center)
     assert spent >= Fraction(row.spends) * (1 - Fraction(1, 10**9)) * allowed
 

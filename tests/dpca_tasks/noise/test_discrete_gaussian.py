@@ -74,7 +74,7 @@ def test_frequencies_are_those_of_the_distribution(squared_scale):
 
 
 @pytest.mark.parametrize("squared_scale", [40_000, LARGEST])
-def test_wide_draws_are_normal_to_the_eye_of_a_chi_square(squared_scale):
+def test_wide_draws_pass_a_chi_square_test_of_normality(squared_scale):
     """Compare 60,000 wide draws with the normal distribution, by a chi-square test over fifty bins of equal mass.
 
     The discrete distribution differs from the normal one by far less than this test can detect.
@@ -89,7 +89,7 @@ def test_wide_draws_are_normal_to_the_eye_of_a_chi_square(squared_scale):
     assert np.var(drawn) / squared_scale == pytest.approx(1.0, abs=4 * np.sqrt(2 / drawn.size))
 
 
-def test_any_range_can_be_drawn_by_itself():
+def test_any_range_can_be_drawn_separately():
     whole = draws(3 * TILE + 5, 50)
     np.testing.assert_array_equal(draws(TILE + 7, 50, start=TILE - 3), whole[TILE - 3 : 2 * TILE + 4])
     assert draws(0, 50).size == 0
@@ -97,7 +97,7 @@ def test_any_range_can_be_drawn_by_itself():
     assert (other != whole[:100]).any()
 
 
-def test_few_words_are_read_on_until_they_suffice(monkeypatch):
+def test_more_random_words_are_read_until_they_suffice(monkeypatch):
     whole = draws(TILE, 77)
     monkeypatch.setattr("dpca_tasks.noise.discrete_gaussian._WORDS", 2000)
     np.testing.assert_array_equal(draws(TILE, 77), whole)
@@ -163,7 +163,7 @@ def test_up_to_the_arithmetic_of_one_draw_it_is_one_draw():
 @given(st.integers(1, WIDEST[6] - 2**22), st.sampled_from([2, 6]))
 @example(LARGEST - 1, 6)
 @example(WIDEST[2], 2)
-def test_a_drawable_scale_is_no_less_and_hardly_more(squared_scale, parts):
+def test_a_drawable_scale_is_at_least_the_requested_and_hardly_more(squared_scale, parts):
     found = drawable(squared_scale, parts=parts)
     assert squared_scale <= found <= squared_scale * (1 + 2**-20) + 5
     assert drawable(found, parts=parts) == found
@@ -323,7 +323,7 @@ def test_doubtful_proposals_are_few_and_the_others_are_right(standard: Standard)
 
 
 @both
-def test_any_range_can_be_drawn_on_its_own(standard: Standard) -> None:
+def test_any_range_can_be_drawn_without_the_others(standard: Standard) -> None:
     scales = np.linspace(1.0, NEAREST_INTEGERS_FINE, 3 * WORDS_PER_TILE)
     whole = standard.nearest(NEAREST_INTEGERS_KEY, start=5, scales=scales)
     part = standard.nearest(NEAREST_INTEGERS_KEY, start=5 + 20_001, scales=scales[20_001:40_003])
@@ -440,7 +440,7 @@ def test_any_width_of_the_envelope_gives_the_same_law(monkeypatch):
     assert max(distances()) <= 1.0
 
 
-def test_both_signs_are_alike():
+def test_both_signs_are_equally_likely():
     """Draw 1000 directions near one axis: both signs must have equal probability.
 
     Fewer than 420 of one sign would have probability below 1e-6.

@@ -79,7 +79,7 @@ def full_tensor(packed: NDArray[np.float64], law: NoiseDistribution, order: int)
 
 @every_law
 @given(order=st.integers(1, 60), data=st.data())
-def test_any_range_of_coordinates_can_be_drawn_on_its_own(
+def test_any_range_of_coordinates_can_be_drawn_separately(
     law: NoiseDistribution, order: int, data: st.DataObject
 ) -> None:
     whole = law.draw(key(), order, scale_in_steps=2.0**20)
@@ -228,7 +228,7 @@ def test_wishart_difference_of_one_column_is_pure_dp() -> None:
     assert stats.kstest(noise, stats.laplace(scale=2.0).cdf).pvalue > 1e-4
 
 
-def test_a_law_knows_its_event_norm_and_multiplier() -> None:
+def test_a_distribution_has_the_right_event_norm_and_multiplier() -> None:
     shown = [(law.event, law.norm, law.noise_multiplier, law.layout) for law in LAWS]
     assert shown == [
         (gaussian(4.0), "l2", 4.0, "vector"),
@@ -244,13 +244,13 @@ def test_a_law_knows_its_event_norm_and_multiplier() -> None:
 
 
 @every_law
-def test_a_law_is_plain_data(law: NoiseDistribution) -> None:
+def test_a_distribution_is_plain_data(law: NoiseDistribution) -> None:
     assert pickle.loads(pickle.dumps(law)) == law
     assert len({law, pickle.loads(pickle.dumps(law))}) == 1
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_a_law_without_noise_cannot_be_made(value: float) -> None:
+def test_a_distribution_without_noise_is_refused(value: float) -> None:
     for law in (Gaussian, Symmetric, Cube, Laplace, SymmetricRadial, CubeRadial):
         with pytest.raises(InvalidInput, match="noise_multiplier="):
             law(noise_multiplier=value)
@@ -335,7 +335,7 @@ def test_any_range_of_weights_is_that_of_counted_entries(
     np.testing.assert_allclose(weights(order, start=start, stop=stop), counted[start:stop], rtol=2.0**-52, atol=0)
 
 
-def test_a_far_range_of_a_huge_layout_is_cheap_to_ask_for() -> None:
+def test_a_far_range_of_a_huge_layout_is_computed_quickly() -> None:
     order = 10**6
     size = order * (order + 1) // 2
     last = symmetric_weights(order, start=size - 6, stop=size)

@@ -94,7 +94,7 @@ def test_streams_and_keys_are_unrelated() -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (5, 4)])
-def test_a_range_that_is_none_is_refused(start: int, stop: int) -> None:
+def test_an_invalid_range_is_refused(start: int, stop: int) -> None:
     with pytest.raises(InvalidInput, match="must satisfy"):
         words(KEY, stream=0, start=start, stop=stop)
 
@@ -106,11 +106,11 @@ def test_subkeys_are_hkdf_of_the_labelled_purpose(key: bytes, label: str, info: 
     assert subkey(key, label=label, info=info).secret == hmac.digest(extracted, context + b"\x01", hashlib.sha256)
 
 
-def test_label_and_info_do_not_run_together() -> None:
+def test_label_and_info_of_a_subkey_are_separated() -> None:
     assert subkey(bytes(32), label="a", info=b"bc") != subkey(bytes(32), label="ab", info=b"c")
 
 
-def test_a_key_prints_as_nothing_and_pickles_as_itself() -> None:
+def test_a_key_is_not_printed_and_pickles_unchanged() -> None:
     assert repr(KEY) == str(KEY) == f"{KEY}" == "SecretKey(...)"
     assert pickle.loads(pickle.dumps(KEY)) == KEY
 
@@ -192,7 +192,7 @@ def test_a_lower_rate_samples_a_subset() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 2.0**-65, -0.5, 1.0000001, math.nan, math.inf])
-def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
+def test_a_rate_outside_0_and_1_is_refused(rate: float) -> None:
     with pytest.raises(InvalidInput, match="rate="):
         coins(UNIFORM_KEY, start=0, stop=1, rate=rate)
 
@@ -264,7 +264,7 @@ def test_a_key_gives_these_bits_on_every_machine(draw: Draw, digest: str) -> Non
 
 @both
 @given(start=st.integers(0, 2**40), length=st.integers(0, 3 * WORDS_PER_TILE), data=st.data())
-def test_any_range_can_be_drawn_on_its_own(draw: Draw, start: int, length: int, data: st.DataObject) -> None:
+def test_any_range_can_be_drawn_without_the_others(draw: Draw, start: int, length: int, data: st.DataObject) -> None:
     whole = draw(VARIATES_KEY, start=start, stop=start + length)
     low, high = sorted(data.draw(st.integers(0, length)) for _ in range(2))
     np.testing.assert_array_equal(draw(VARIATES_KEY, start=start + low, stop=start + high), whole[low:high])

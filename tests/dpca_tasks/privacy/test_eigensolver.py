@@ -74,7 +74,7 @@ def test_directions_and_gap_are_those_of_the_second_moment(rows, passes):
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_around_a_mean_they_are_those_of_the_records_less_it(passes):
+def test_eigenpairs_around_a_mean_are_those_of_centered_records(passes):
     """Compare eigenpairs around a mean with dense algebra on the centered records.
 
     The error of the gap is bounded as without centering.
@@ -90,7 +90,7 @@ def test_around_a_mean_they_are_those_of_the_records_less_it(passes):
 
 
 @pytest.mark.parametrize("rows", [np.zeros((0, D)), np.zeros((4, D)), copies([7] * D)], ids=["none", "empty", "equal"])
-def test_without_a_gap_there_are_directions_all_the_same(rows):
+def test_directions_are_released_without_a_gap_too(rows):
     found = solver().solve(ArrayBlocks(rows), KEY)
     assert found.gap == 0.0
     np.testing.assert_allclose(found.directions.T @ found.directions, np.eye(2), atol=1e-12)
@@ -127,7 +127,7 @@ def test_few_passes_find_a_clear_gap_in_many_features():
 
 
 @pytest.mark.usefixtures("incomplete")
-def test_what_has_not_converged_counts_as_no_gap():
+def test_a_search_that_did_not_converge_reports_a_gap_of_zero():
     few = solver(n_features=300, n_components=1, passes=2)
     assert few.solve(ArrayBlocks(wide()), KEY).gap == 0.0
 
@@ -162,7 +162,7 @@ def test_secret_numbers_are_not_shown():
     assert repr(found) == "Eigenpairs()"
 
 
-def test_any_parameter_changes_the_question():
+def test_any_parameter_changes_the_digest():
     one = solver()
     others = [
         dataclasses.replace(one, **change)
@@ -178,7 +178,7 @@ def test_any_parameter_changes_the_question():
     assert len({solver.digest() for solver in (one, *others)}) == 7
 
 
-def test_every_entry_of_the_mean_is_a_part_of_the_question():
+def test_every_entry_of_the_mean_changes_the_digest():
     """Change one entry of a long mean: the digest of the request must change.
 
     The array is too long to be printed in full, so a digest of its printed form would not change.
@@ -198,7 +198,7 @@ def test_every_entry_of_the_mean_is_a_part_of_the_question():
 @pytest.mark.parametrize(
     "change", [{"passes": 0}, {"oversampling": -1}, {"clip_norm": 0.0}, {"shift": np.ones(3, np.int64)}]
 )
-def test_parameters_without_meaning_are_refused(change):
+def test_invalid_parameters_are_refused(change):
     with pytest.raises(InvalidInput):
         solver(**change)
 
@@ -249,14 +249,14 @@ def test_noise_has_its_shape_and_the_scale_of_the_smooth_bound(shape, law):
         assert stats.kstest(draws.ravel(), law.cdf).pvalue > 1e-4
 
 
-def test_a_smaller_gap_has_more_noise_and_none_the_most():
+def test_a_smaller_gap_has_more_noise_and_a_gap_of_zero_the_most():
     scales = [smooth().scale(solver_of_noised_directions(), pairs(gap=gap)) for gap in (1e4, 1e3, 300.0, 10.0, 0.0)]
     assert scales == sorted(scales)
     assert scales[-1] == pytest.approx(math.sqrt(2) / 0.25)
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_signs_and_rotations_of_the_solver_do_not_show(monkeypatch, planted):
+def test_signs_and_rotations_of_the_solver_are_not_revealed(monkeypatch, planted):
     """Count signs of a released direction in 200 draws: between 60 and 140 must be positive.
 
     Fair coins violate this for one key in 10^8. Without the random rotation, all signs are equal.
@@ -352,14 +352,14 @@ class TestCurator:
     def reserved(self, law):
         return InMemoryReservation(event=law.event, key=bytes(range(32)))
 
-    def test_the_answer_is_kept_and_nothing_else(self, law):
+    def test_the_answer_alone_is_stored(self, law):
         reservation = self.reserved(law)
         answer = Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
         assert answer.size == 10 + isinstance(law, ProposedGap)
         assert set(reservation.steps[0]) == {"answer", "question"}
         np.testing.assert_array_equal(reservation.steps[0]["answer"], answer)
 
-    def test_a_kept_answer_is_read_back_without_the_rows(self, law):
+    def test_a_stored_answer_is_read_back_without_the_rows(self, law):
         reservation = self.reserved(law)
         answer = Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
 
@@ -369,14 +369,14 @@ class TestCurator:
 
         np.testing.assert_array_equal(Curator(NoRows(ROWS), reservation).perturb(REQUESTED, law), answer)
 
-    def test_another_question_in_an_answered_step_is_refused(self, law):
+    def test_a_second_request_in_an_answered_step_is_refused(self, law):
         reservation = self.reserved(law)
         Curator(ArrayBlocks(ROWS), reservation).perturb(REQUESTED, law)
         for rows, requested in ((ROWS[1:], REQUESTED), (ROWS, dataclasses.replace(REQUESTED, passes=7))):
             with pytest.raises(StepMismatch, match="another request"):
                 Curator(ArrayBlocks(rows), reservation).perturb(requested, law)
 
-    def test_a_law_that_was_not_reserved_is_refused(self, law):
+    def test_a_distribution_that_was_not_reserved_is_refused(self, law):
         curator = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=events.approximate(0.5, 1e-3)))
         with pytest.raises(StepMismatch, match="another event"):
             curator.perturb(REQUESTED, law)
@@ -389,7 +389,7 @@ class TestCurator:
         np.testing.assert_array_equal(one, other)
 
 
-def test_laws_of_equal_cost_and_unlike_noise_are_unlike_questions():
+def test_half_the_noise_under_the_same_event_is_refused():
     """Request half the noise under the same event and key: the request must be refused.
 
     Otherwise both answers would be computed from the same noise stream.

@@ -55,7 +55,7 @@ def listed_methods():
     return found
 
 
-def test_the_table_at_the_head_of_the_gate_has_every_way_out_and_no_other():
+def test_the_table_in_the_gates_docstring_has_exactly_the_releasing_methods():
     public = {
         name
         for kind in (Curator, DisclosingCurator)
@@ -90,7 +90,7 @@ def test_a_pair_without_a_row_is_refused(query, law):
     assert reservation.steps == {}
 
 
-def test_a_query_of_another_version_has_no_row():
+def test_a_query_of_another_version_is_refused():
     class Next(SecondMoment):
         version: ClassVar[int] = 2
 
@@ -100,7 +100,7 @@ def test_a_query_of_another_version_has_no_row():
         )
 
 
-def test_a_query_takes_its_secrets_and_no_others():
+def test_a_query_gets_only_the_secrets_that_it_declares():
     product = MomentProduct(**FACTS, directions=np.eye(3, 1, dtype=np.int64))
     sample: Any = PoissonSampled(**FACTS, query=product, rate=0.5).with_secrets(SECRETS)
     reports: Any = LocallyNoised.of(MOMENT).with_secrets(SECRETS)
@@ -124,7 +124,7 @@ class Curious(SecondMoment):
         return b""
 
 
-def test_release_coins_are_one_for_all_steps_and_the_other_secrets_one_a_step():
+def test_release_coins_are_shared_by_all_steps_and_other_secrets_are_not():
     event = {"name": "self_composed", "event": dict(LAW.event), "count": 2}
     curator, query = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=event, relation="zero_out")), Curious(**FACTS)
     for _ in range(2):
@@ -135,7 +135,7 @@ def test_release_coins_are_one_for_all_steps_and_the_other_secrets_one_a_step():
     assert len(keys) == 5
 
 
-def test_privacy_asks_no_query_and_no_distribution_for_its_class():
+def test_the_privacy_package_never_tests_the_class_of_a_query_or_distribution():
     for path in Path(gate.__file__).parent.rglob("*.py"):
         assert "isinstance(" not in path.read_text(), path.name
         assert "__name__" not in path.read_text().replace("type(error).__name__", ""), path.name
@@ -163,7 +163,7 @@ RATINGS = np.where(np.random.default_rng(1).random((9, ITEMS)) < 0.5, 3.0, 0.0)
     ],
     ids=["release", "release_parts"],
 )
-def test_the_answer_that_leaves_is_the_one_that_was_stored_first(rows, call, law):
+def test_the_released_answer_is_the_one_stored_first(rows, call, law):
     first = InMemoryReservation(event=law.event, relation="zero_out", key=bytes(32))
     stored = call(Curator(ArrayBlocks(rows), first), law)
     other = {name: value + 1 if name == gate.ANSWER else value for name, value in first.steps[0].items()}
@@ -174,7 +174,7 @@ def test_the_answer_that_leaves_is_the_one_that_was_stored_first(rows, call, law
     np.testing.assert_array_equal(answer, call(Curator(ArrayBlocks(rows), reading), law))
 
 
-def test_a_step_that_another_process_answered_for_another_request_gives_no_second_answer():
+def test_a_step_answered_for_another_request_is_refused():
     first = InMemoryReservation(event=LAW.event, relation="zero_out", key=bytes(32))
     Curator(ArrayBlocks(ROWS), first).release(MOMENT, LAW)
     before = {name: value.copy() for name, value in first.steps[0].items()}
@@ -188,7 +188,7 @@ def test_a_step_that_another_process_answered_for_another_request_gives_no_secon
         np.testing.assert_array_equal(first.steps[0][name], value)
 
 
-def test_a_tile_that_another_process_stored_first_is_the_one_that_leaves():
+def test_the_released_tile_is_the_one_stored_first():
     raced = Raced(event=LAW.event, relation="zero_out", key=bytes(32))
     passed = gate.Gate(ArrayBlocks(ROWS), raced)
     request = passed.admit(MOMENT, LAW, scale_in_steps)
@@ -257,7 +257,7 @@ def test_the_answer_is_the_exact_sum_plus_noise_of_the_stated_size():
     assert np.abs(noise).max() > 0.5
 
 
-def test_the_same_question_under_the_same_key_has_the_same_noise():
+def test_equal_requests_under_one_key_have_equal_noise():
     np.testing.assert_array_equal(noise_of(), noise_of())
 
 
@@ -275,7 +275,7 @@ def test_the_same_question_under_the_same_key_has_the_same_noise():
     ],
     ids=str,
 )
-def test_any_change_of_the_question_gives_unrelated_noise(change):
+def test_any_change_of_the_request_gives_unrelated_noise(change):
     """Change one property of a request: its noise must be unrelated.
 
     A shared noise stream would give a correlation of 1; unrelated noise exceeds 0.9 over 15 draws with probability
@@ -330,7 +330,7 @@ def test_a_step_with_less_noise_than_reserved_is_refused():
         Curator(ArrayBlocks(CURATOR_ROWS), reserved()).release(QUERY, Symmetric(noise_multiplier=3.999))
 
 
-def test_a_law_for_another_layout_is_refused():
+def test_a_distribution_for_another_layout_is_refused():
     with pytest.raises(InvalidInput, match="no sensitivity of the statistic"):
         Curator(ArrayBlocks(CURATOR_ROWS), reserved()).release(QUERY, Gaussian(noise_multiplier=4.0))
 
@@ -341,7 +341,7 @@ def test_noise_too_large_for_the_grid_is_refused():
         Curator(ArrayBlocks(CURATOR_ROWS), reserved(law.event)).release(QUERY, law)
 
 
-def test_a_kept_step_is_read_back_without_the_rows():
+def test_a_stored_step_is_read_back_without_the_rows():
     reservation = reserved()
     answer = Curator(ArrayBlocks(CURATOR_ROWS), reservation).release(QUERY, LAW)
 
@@ -352,7 +352,7 @@ def test_a_kept_step_is_read_back_without_the_rows():
     np.testing.assert_array_equal(Curator(NoRows(CURATOR_ROWS), reservation).release(QUERY, LAW), answer)
 
 
-def test_another_question_in_an_answered_step_is_refused():
+def test_a_second_request_in_an_answered_step_is_refused():
     reservation = reserved()
     Curator(ArrayBlocks(CURATOR_ROWS), reservation).release(QUERY, LAW)
     for rows, query in ((CURATOR_ROWS[:-1], QUERY), (CURATOR_ROWS, dataclasses.replace(QUERY, clip_norm=2.0))):
@@ -360,7 +360,7 @@ def test_another_question_in_an_answered_step_is_refused():
             Curator(ArrayBlocks(rows), reservation).release(query, LAW)
 
 
-def test_a_resumed_step_goes_on_from_the_kept_public_inputs():
+def test_a_resumed_step_continues_from_the_stored_public_inputs():
     law = Gaussian(noise_multiplier=4.0)
     directions = np.linalg.qr(np.random.default_rng(0).standard_normal((5, 2)))[0]
 

@@ -185,7 +185,7 @@ def test_no_class_name_enters_the_digest_of_a_sum_inside_the_boundary(relation):
         assert renamed(query).digest() == query.digest()
 
 
-def test_names_and_versions_tell_all_queries_and_distributions_separate():
+def test_names_and_versions_distinguish_all_queries_and_distributions():
     named = [(kind.name, kind.version) for kind in concrete(RowSum)]
     assert len(set(named)) == len(named)
     bases = (NoiseDistribution, DirectionMechanism, PerturbationMechanism, Share)
@@ -221,7 +221,7 @@ def requested(relation):
     return found | {query.kind: query for query in (*of_ratings, *energies, *of_tensors, *moments)}
 
 
-def test_every_query_has_a_row_or_never_leaves():
+def test_every_query_has_a_row_or_is_never_released():
     rows = {row.query for row in TABLE}
     for kind in concrete(RowSum):
         if kind is not PoissonSampled:
@@ -231,7 +231,7 @@ def test_every_query_has_a_row_or_never_leaves():
     assert rows <= requested("zero_out").keys()
 
 
-def test_every_distribution_has_a_row_and_every_name_in_a_row_is_one():
+def test_every_distribution_has_a_row_and_every_row_names_a_distribution():
     named = {name for row in TABLE for name in row.distributions}
     assert named == DISTRIBUTIONS.keys() - NO_QUERY_YET | {NoNoise.name}
 
@@ -337,7 +337,7 @@ def curated(event, relation, *, rows=CHARGED_TERMS_ROWS, content=None, kept=None
 
 @pytest.mark.parametrize(("event", "call"), EXITS.values(), ids=EXITS)
 @pytest.mark.parametrize("charged", CHARGED_TERMS_RELATIONS)
-def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, call, charged):
+def test_a_request_with_another_relation_than_the_charged_one_is_refused(event, call, charged):
     for relation in CHARGED_TERMS_RELATIONS:
         curator, reservation = curated(event, charged)
         if relation == charged:
@@ -349,7 +349,7 @@ def test_a_question_of_another_relation_than_the_one_charged_is_refused(event, c
 
 
 @pytest.mark.parametrize(("event", "call"), EXITS.values(), ids=EXITS)
-def test_rows_of_another_snapshot_than_the_one_charged_are_refused_without_their_digest(event, call):
+def test_rows_of_an_uncharged_snapshot_are_refused_without_their_digest(event, call):
     content = ArrayBlocks(CHARGED_TERMS_ROWS).content
     call(curated(event, "zero_out", content=content)[0], "zero_out")
     curator, reservation = curated(event, "zero_out", rows=CHARGED_TERMS_ROWS[1:], content=content)
@@ -362,7 +362,7 @@ def test_rows_of_another_snapshot_than_the_one_charged_are_refused_without_their
     assert content not in repr(reservation)
 
 
-def test_a_kept_answer_is_not_read_back_for_other_terms():
+def test_a_stored_answer_is_refused_to_requests_with_other_terms():
     kept: dict[int, Arrays] = {}
     curated(SYMMETRIC.event, "add_remove", kept=kept)[0].release(moment_of_charged_terms("add_remove"), SYMMETRIC)
     with pytest.raises(StepMismatch, match="relation"):
@@ -386,7 +386,7 @@ def test_replaced_records_have_sqrt_2_times_the_noise_and_no_less_is_accepted():
         curated(SYMMETRIC.event, "replace_one", rows=rows)[0].release(less, SYMMETRIC)
 
 
-def test_normalised_rows_are_of_the_snapshot_that_they_are_made_from():
+def test_normalized_rows_have_the_digest_of_their_snapshot():
     content, source = (
         ArrayBlocks(CHARGED_TERMS_ROWS).content,
         NormalisedBlocks(ArrayBlocks(CHARGED_TERMS_ROWS), length=1.0),
@@ -417,7 +417,7 @@ def test_normalised_rows_are_of_the_snapshot_that_they_are_made_from():
     ],
     ids=lambda query: query.name,
 )
-def test_a_query_in_another_has_its_public_terms(wrapped, change):
+def test_a_wrapped_query_has_the_public_terms_of_its_wrapper(wrapped, change):
     """Change a public term of the outer query of a wrapped query: it must be refused.
 
     Noise follows the outer query's grid, so a coarser outer grid would add too little noise to the inner query.
@@ -426,7 +426,7 @@ def test_a_query_in_another_has_its_public_terms(wrapped, change):
         dataclasses.replace(wrapped, **change)
 
 
-def test_local_reports_keep_the_relation_of_their_budget():
+def test_local_reports_are_charged_under_the_relation_of_their_budget():
     reports, law = LocallyNoised.of(moment_of_charged_terms("zero_out")), SYMMETRIC
     with pytest.raises(StepMismatch, match="relation zero_out, but the release was charged for replace_one"):
         Curator(ArrayBlocks(CHARGED_TERMS_ROWS), InMemoryReservation(event=law.event, relation="replace_one")).release(

@@ -92,7 +92,7 @@ def test_the_total_is_the_weighted_sums_plus_the_kept_noise_in_any_order():
         np.testing.assert_array_equal(total, expected)
 
 
-def test_a_resend_is_the_same_share_under_another_mask_and_free():
+def test_a_resent_share_has_another_mask_and_costs_nothing():
     roster = roster_of(3)
     reservations = reservations_of(roster)
     sites = sites_of(roster, reservations)
@@ -134,7 +134,7 @@ def test_a_smaller_roster_has_fresh_noise_of_its_size_and_a_charged_step():
     [events.gaussian(2.0), events.self_composed(events.gaussian(2.0), 2)],
     ids=["its own noise", "its own noise twice"],
 )
-def test_a_reservation_of_another_event_than_the_joint_one_gives_nothing(event):
+def test_a_reservation_of_another_event_than_the_joint_one_is_refused(event):
     roster = roster_of(4)
     reservation = InMemoryReservation(event=event, relation="replace_one")
     site = Site(name="a", curator=Curator(SOURCES["a"], reservation), seeds=deal_masks(roster)["a"])
@@ -143,7 +143,7 @@ def test_a_reservation_of_another_event_than_the_joint_one_gives_nothing(event):
     assert reservation.steps == {}
 
 
-def test_a_round_that_was_not_reserved_gives_nothing():
+def test_a_round_that_was_not_reserved_is_refused():
     roster = roster_of(3, attempts=2)
     reservations = reservations_of(roster, rounds=2)
     sites = sites_of(roster, reservations)
@@ -152,7 +152,7 @@ def test_a_round_that_was_not_reserved_gives_nothing():
     assert all(one.steps == {} for one in reservations.values())
 
 
-def test_a_site_answers_any_round_without_those_before_it():
+def test_a_site_answers_any_round_without_earlier_rounds():
     roster = roster_of(3)
     ahead, in_turn = reservations_of(roster, rounds=6), reservations_of(roster, rounds=6)
     late = open_round(sites_of(roster, ahead), product(5), roster=roster, index=5)
@@ -171,7 +171,7 @@ def test_a_resumed_round_uses_the_directions_that_a_site_stored():
     np.testing.assert_array_equal(opened.query.directions, requested.directions)
 
 
-def test_another_question_in_an_answered_round_gives_nothing():
+def test_a_second_request_in_an_answered_round_is_refused():
     roster = roster_of(3)
     sites = sites_of(roster, reservations_of(roster))
     sites[0].message(product(1), roster=roster, address=Address(round=0))
@@ -179,7 +179,7 @@ def test_another_question_in_an_answered_round_gives_nothing():
         sites[0].message(product(2), roster=roster, address=Address(round=0, attempt=1))
 
 
-def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
+def test_only_statistics_with_a_proof_capacity_and_separate_seeds_are_shared():
     roster = roster_of(3)
     reservations = reservations_of(roster)
     first, *_ = sites_of(roster, reservations)
@@ -199,7 +199,7 @@ def test_only_proved_statistics_with_room_and_own_seeds_are_shared():
 
 
 @pytest.mark.parametrize(("colluders", "excess"), [(0, 1.0), (1, 1.5)])
-def test_the_total_has_the_noise_of_a_pooled_release_or_of_the_honest_sites_part(colluders, excess):
+def test_the_total_has_the_noise_of_a_pooled_release_increased_for_colluders(colluders, excess):
     """Compare the noise of a total of empty rows with that of a pooled release, times 1.5 with one colluder of 3.
 
     The 1 % tolerance is five times the standard error of the variance over 500,500 coordinates.
@@ -269,7 +269,7 @@ def test_a_restarted_site_answers_its_next_round_from_its_ledger(tmp_path, monke
 
 
 @pytest.mark.parametrize("bits", [4, 10], ids=["one draw", "two draws"])
-def test_a_stored_share_is_the_one_of_the_version_that_stored_it(bits):
+def test_a_stored_share_equals_that_of_an_earlier_version(bits):
     """Compare digest, stored share and message with those of an earlier version, for fixed inputs.
 
     A later version must be able to finish a joint release in progress.

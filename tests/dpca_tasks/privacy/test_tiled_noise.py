@@ -121,7 +121,7 @@ def test_workers_give_the_bits_of_one_process(client, monkeypatch, share):
 
 
 @pytest.mark.timeout(60)
-def test_noise_lost_with_the_last_worker_is_drawn_again(alone):
+def test_noise_that_was_lost_with_the_last_worker_is_drawn_again(alone):
     noise, requested = operator(LAWS[0], 150, client=alone), directions(150, 6)
     expected = operator(LAWS[0], 150).begin(requested)()
     np.testing.assert_array_equal(noise.begin(requested)(), expected)
@@ -153,7 +153,7 @@ def test_panels_cover_all_rows_and_have_about_equal_areas(order, parts):
     assert np.abs(areas - areas.mean()).max() <= 2 * order
 
 
-def test_neither_key_nor_noise_shows():
+def test_neither_key_nor_noise_is_printed():
     panel = Panel(distribution=LAWS[0], key=KEY, order=8, scale_in_steps=SCALE, first=0, last=8)
     assert KEY.secret.hex() not in repr(panel)
     assert repr(KEY.secret) not in repr(panel)
@@ -222,7 +222,7 @@ def test_a_resumed_run_gives_the_same_bits(products):
         np.testing.assert_array_equal(again.product(directions_of_released_operator(seed=seed)), before[seed])
 
 
-def test_a_resumed_run_may_ask_for_other_products_of_the_same_matrix():
+def test_a_resumed_run_may_request_other_products_of_the_same_matrix():
     reservation = reserved()
     curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator())
     other = curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator(seed=9))
@@ -231,7 +231,7 @@ def test_a_resumed_run_may_ask_for_other_products_of_the_same_matrix():
     )
 
 
-def test_what_is_kept_does_not_grow_with_the_products():
+def test_storage_does_not_grow_with_the_number_of_products():
     reservation = reserved()
     operator = curator(reservation).release_operator(QUERY, LAW)
     for seed in range(3):
@@ -244,7 +244,7 @@ def test_what_is_kept_does_not_grow_with_the_products():
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_product_from_other_rows_does_not_leave(resumed):
+def test_a_product_from_changed_rows_is_refused(resumed):
     """Change the rows between two products with one noise matrix: the second product must be refused.
 
     Two different sums with equal noise would reveal their difference.
@@ -265,7 +265,7 @@ def test_a_product_from_other_rows_does_not_leave(resumed):
 @pytest.mark.parametrize(
     "change", [{"rows": ROWS[:-1]}, {"query": dataclasses.replace(QUERY, clip_norm=1.0)}], ids=["rows", "query"]
 )
-def test_another_question_is_refused(change):
+def test_a_second_request_for_an_answered_product_is_refused(change):
     reservation = reserved()
     curator(reservation).release_operator(QUERY, LAW).product(directions_of_released_operator())
     requested = {"rows": ROWS, "query": QUERY, **change}
@@ -275,7 +275,7 @@ def test_another_question_is_refused(change):
         )
 
 
-def test_a_step_has_one_form():
+def test_a_step_is_either_formed_or_an_operator():
     formed, applied = reserved(), reserved()
     curator(formed).release(QUERY, LAW)
     with pytest.raises(StepMismatch, match="another request"):
@@ -285,7 +285,7 @@ def test_a_step_has_one_form():
         curator(applied).release(QUERY, LAW)
 
 
-def test_it_takes_one_reserved_step():
+def test_an_operator_uses_one_reserved_step():
     caller = curator(reserved(events.self_composed(LAW.event, 2)))
     one, two = (caller.release_operator(QUERY, LAW) for _ in range(2))
     assert not np.array_equal(
@@ -300,7 +300,7 @@ def test_it_takes_one_reserved_step():
     [(Symmetric(noise_multiplier=3.9), StepMismatch), (Gaussian(noise_multiplier=4.0), InvalidInput)],
     ids=["less noise", "layout"],
 )
-def test_a_law_that_does_not_fit_is_refused(law, error):
+def test_an_unsuitable_distribution_is_refused(law, error):
     with pytest.raises(error):
         curator().release_operator(QUERY, law)
 
@@ -338,7 +338,7 @@ def tiny(monkeypatch):
 
 @pytest.mark.parametrize("changes", [{}, GRAM], ids=["two parts", "three parts"])
 @pytest.mark.parametrize("items", [1, 2, 3, ITEMS])
-def test_tiles_of_any_size_are_the_whole_answer(monkeypatch, items, changes):
+def test_tiles_of_any_size_give_the_complete_answer(monkeypatch, items, changes):
     query = statistics("zero_out", **changes)
     whole = curator_of_released_tiles().release_parts(query, RELEASED_TILES_LAW)
     monkeypatch.setattr(joint_sum, "TILE", items * OF_ITEM)
@@ -406,7 +406,7 @@ def test_a_crash_in_any_tile_resumes_to_the_same_answer(monkeypatch, where, at):
     assert all(steps[place] is before[place] for place in before), "no stored answer is made again"
 
 
-def test_a_resumed_step_keeps_its_tiles_when_another_version_would_cut_others(monkeypatch):
+def test_a_resumed_step_keeps_its_stored_tile_size(monkeypatch):
     query, steps = statistics("zero_out"), dict[int, Arrays]()
     whole = curator_of_released_tiles().release_parts(query, RELEASED_TILES_LAW)
     monkeypatch.setattr(joint_sum, "TILE", 2 * OF_ITEM)
@@ -441,7 +441,7 @@ def test_a_step_in_tiles_is_one_answer_to_one_request():
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(("room", "times"), [(1 << 20, 1), (0, 4)])
-def test_users_are_solved_once_a_step_where_there_is_room(monkeypatch, room, times):
+def test_users_are_solved_once_per_step_if_memory_suffices(monkeypatch, room, times):
     own, prepared = ItemStatistics.prepare, []
 
     def counting(self, block):
@@ -459,7 +459,7 @@ def test_users_are_solved_once_a_step_where_there_is_room(monkeypatch, room, tim
 
 
 @pytest.mark.usefixtures("tiny")
-def test_what_a_killed_worker_held_is_made_again(alone):
+def test_results_of_a_killed_worker_are_recomputed(alone):
     query = statistics("zero_out")
     whole = curator_of_released_tiles().release_tiles(query, RELEASED_TILES_LAW).whole()
     requested = curator_of_released_tiles(block_records=5, client=alone)
@@ -474,7 +474,7 @@ def test_what_a_killed_worker_held_is_made_again(alone):
 
 
 @pytest.mark.parametrize("settings", [{}, {"unobserved": 0.5, "orthonormal": False}, {"sampling": "weights"}])
-def test_a_release_in_tiles_is_the_one_of_whole_rounds(monkeypatch, settings):
+def test_a_release_in_tiles_equals_one_in_whole_rounds(monkeypatch, settings):
     """Compare a release in tiles with one in whole rounds: the factors must be equal.
 
     Rounds that pool statistics read the earlier ones back, tile by tile.

@@ -189,7 +189,7 @@ def test_no_generated_user_moves_a_statistic_of_items_beyond_its_sensitivity(nam
 @pytest.mark.parametrize("build", TABLE, ids=lambda build: build.__name__)
 @settings(max_examples=1000)
 @given(data=st.data())
-def test_a_longer_search_finds_no_such_record_either(build, data):
+def test_a_longer_search_finds_no_record_beyond_the_sensitivity(build, data):
     search(build, data)
 
 
@@ -197,7 +197,7 @@ def test_a_longer_search_finds_no_such_record_either(build, data):
 @pytest.mark.parametrize("name", RATING_QUERIES)
 @settings(max_examples=1000)
 @given(data=st.data())
-def test_a_longer_search_finds_no_such_user_either(name, data):
+def test_a_longer_search_finds_no_user_beyond_the_sensitivity(name, data):
     search_ratings(name, data)
 
 
@@ -259,7 +259,7 @@ def test_all_neighbours_move_the_counts_by_the_stated_sensitivity_and_some_attai
     assert max(moved) == pytest.approx(query.sensitivity(norm), rel=1e-15)
 
 
-def test_a_norm_or_a_clip_norm_without_meaning_is_refused():
+def test_an_invalid_norm_or_clip_norm_is_refused():
     query = RejectedRecords(n_features=2, clip_norm=1.0, relation="add_remove", bits=3)
     with pytest.raises(InvalidInput, match="no sensitivity in norm"):
         query.sensitivity("nuclear")
@@ -315,7 +315,7 @@ def test_the_noise_of_the_counts_is_that_of_their_epsilon():
     assert counts_std(replaced, TARGET) == pytest.approx(32 * np.sqrt(2))
 
 
-def test_a_share_is_a_share_whatever_the_noise_is():
+def test_the_estimated_fraction_is_within_0_and_1_for_any_noise():
     for rejected, accepted in ((-5.0, 3.0), (5.0, -4.9), (0.0, 0.0), (10.0, -3.0)):
         found = share_of_counts(rejected, accepted, std=2.0)
         assert 0.0 <= found["rejected_share"] <= 1.0
@@ -376,7 +376,7 @@ def test_no_neighbour_moves_the_sum_beyond_the_stated_sensitivity(build, norm, r
 @pytest.mark.parametrize(("build", "norm", "relation"), CASES)
 @settings(max_examples=70, deadline=None)
 @given(data=st.data())
-def test_a_longer_search_finds_no_such_neighbour_either(build, norm, relation, data):
+def test_a_longer_search_finds_no_neighbor_beyond_the_sensitivity(build, norm, relation, data):
     search_of_sensitivity(build, norm, relation, data)
 
 
@@ -404,7 +404,7 @@ def test_the_record_means_l1_sensitivity_is_attained(relation):
     assert moved == pytest.approx(query.sensitivity("l1") - (0.25 if relation == "zero_out" else 0.0), rel=1e-3)
 
 
-def test_a_query_refuses_a_norm_that_it_has_no_proof_for():
+def test_a_query_refuses_norms_without_a_proof():
     for build, norm in ((moment_product, "l1"), (record_mean, "nuclear"), (norm_histogram, "nuclear")):
         with pytest.raises(InvalidInput, match="no sensitivity in norm"):
             build("add_remove", 8).sensitivity(norm)

@@ -68,7 +68,7 @@ def test_no_user_moves_a_sum_beyond_the_stated_sensitivity(relation, rule):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_random_users_do_not_either(relation):
+def test_random_users_do_not_exceed_the_sensitivity(relation):
     rng = np.random.default_rng(2)
     queries = [built(relation, rule) for rule in (*RULES, *FORMS, "totals")]
     for _ in range(40):
@@ -158,7 +158,7 @@ def planted(monkeypatch, bug):
         "weights not scaled",
     ],
 )
-def test_a_planted_bug_moves_a_sum_further_than_stated(monkeypatch, bug):
+def test_a_planted_bug_exceeds_the_stated_sensitivity_of_a_sum(monkeypatch, bug):
     planted(monkeypatch, bug)
     worst = 0.0
     for rule, user_norm in itertools.product(RULES, (0.01, 50.0)):
@@ -190,7 +190,7 @@ def test_only_the_first_row_of_a_record_counts():
     assert not exact_sum(ArrayBlocks(rows[[0]], record_rows=[0, 1]), query)[: 6 * RANK].any()
 
 
-def test_the_sums_are_what_the_method_says():
+def test_the_sums_equal_those_of_a_second_implementation():
     """Compare the sums with a second implementation in floats."""
     query = statistics("add_remove", clip="weight", user_norm=2.0, rating_clip=1.0, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
@@ -214,7 +214,7 @@ def test_the_sums_are_what_the_method_says():
     assert parts["weighted"] / 4.0**10 * 2.0 == pytest.approx(weighted.ravel(), abs=0.1)
 
 
-def test_weights_and_the_term_of_all_items_are_what_the_method_says():
+def test_weights_and_the_term_of_all_items_equal_a_second_implementation():
     """Compare sums with weights and a term of all items with a second implementation in floats.
 
     All ratings have scaled weights, and users are solved with the extra term.
@@ -256,7 +256,7 @@ def test_a_term_of_all_items_makes_replacement_dearer_by_as_much_as_if_it_were_p
     assert 0.99 * factor < search.max() <= factor
 
 
-def test_tails_are_chosen_first_and_items_out_of_use_never():
+def test_rare_items_are_chosen_first_and_unused_items_never():
     priorities = np.array([9.0, 1.0, np.inf, 3.0, 2.0, 8.0, 7.0])
     query = statistics("add_remove", priorities=priorities, ratings_per_user=2)
     got = query.split(exact_sum(ArrayBlocks(STRANGERS["rates everything at the end"]), query))["outer"]
@@ -308,7 +308,7 @@ def test_the_digest_covers_every_parameter_and_no_coins():
     assert len(digests | {query.digest()}) == len(changed) + 1
 
 
-def test_a_statistic_keeps_its_digest():
+def test_a_statistic_has_the_digest_of_earlier_versions():
     """The digest of a query must not change between versions, because a stored step is found by its digest."""
     assert statistics("zero_out").digest().hex() == "163f44f9ccd7ea74e20af085e044ab3d299b7e088ba4275324724a0cefe7b14f"
     assert totals("zero_out").digest().hex() == "16c7f3fe5d33bc6cfae8af4e42e6a6485441e58562d4fe0af3612521cf8b1eb7"
@@ -316,7 +316,7 @@ def test_a_statistic_keeps_its_digest():
 
 
 @pytest.mark.parametrize("planted_coins", [False, True])
-def test_other_coins_for_one_sum_than_for_the_other_move_both_further_than_stated(monkeypatch, planted_coins):
+def test_separate_coins_for_the_two_sums_exceed_the_stated_sensitivity(monkeypatch, planted_coins):
     """Plant separate coins for the sums H and w: the effect of a replaced user must exceed the stated one.
 
     Two users have equal factors, and differ in the one item that both rate. With K = 1 rating per user and separate

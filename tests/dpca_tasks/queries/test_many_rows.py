@@ -201,7 +201,7 @@ def constant_moved(build, norm, bits):
     [(build, norm) for build in (centred_moment, record_mean) for norm in TABLE[build]],
     ids=lambda case: getattr(case, "__name__", case),
 )
-def test_an_emptied_record_of_any_length_keeps_no_more_than_its_constants(build, norm, bits):
+def test_an_emptied_record_of_any_length_keeps_only_its_constants(build, norm, bits):
     """Empty a record of any length: the constants that remain must be those of the full record.
 
     Constants of records with different numbers of rows differ, but no bound requires their comparison.
@@ -347,7 +347,7 @@ def chosen(query, *, n=20_000, block_records=4096):
     return np.concatenate([np.diff(block.row_ptr[block.record_ptr]) > 0 for block in blocks])
 
 
-def test_a_sample_holds_each_record_with_its_rate_whatever_the_blocks():
+def test_a_sample_contains_each_record_with_its_rate_for_any_blocks():
     """Compare the number of sampled records with a binomial of 20,000 at 0.3, two-sided at 1e-6; the key is fixed."""
     inside = chosen(with_coins())
     assert stats.binomtest(int(inside.sum()), inside.size, 0.3).pvalue > 1e-6
@@ -362,7 +362,7 @@ def test_a_sampled_sum_is_the_sum_over_the_sample():
     np.testing.assert_array_equal(exact_sum(source, query), exact_sum(ArrayBlocks(ROWS[inside]), MOMENT))
 
 
-def test_a_sample_of_all_is_the_query_and_one_without_coins_sums_nothing():
+def test_a_sample_of_all_records_equals_the_query_and_one_without_coins_is_empty():
     assert sampled(MOMENT, rate=1.0) is MOMENT
     with pytest.raises(WorkerFailed):
         exact_sum(ArrayBlocks(ROWS), SAMPLE)
@@ -371,7 +371,7 @@ def test_a_sample_of_all_is_the_query_and_one_without_coins_sums_nothing():
             sampled(MOMENT, rate=rate)
 
 
-def test_the_coin_key_travels_and_is_never_shown_or_hashed():
+def test_the_coin_key_is_pickled_and_never_printed_or_hashed():
     query = with_coins()
     assert pickle.loads(pickle.dumps(query)).coin_key == query.coin_key
     assert "coin" not in repr(query)
@@ -426,14 +426,14 @@ each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.n
 
 
 @each_query
-def test_what_a_query_adds_is_what_it_returns(query):
+def test_running_totals_equal_the_returned_contributions(query):
     expected = np.sum([query.map(block) for block in gridded(query, block_records=7)], axis=0)
     np.testing.assert_array_equal(added(query, block_records=7), expected)
 
 
 @each_query
 @pytest.mark.parametrize("record_rows", [[1] * 90, [3] * 30, [0, 9] * 10])
-def test_the_declared_density_moves_no_bit(query, record_rows):
+def test_the_declared_density_changes_no_bit(query, record_rows):
     for density in (None, 0.1, 1.0):
         declared = added(query, density=density, record_rows=record_rows, block_records=11)
         np.testing.assert_array_equal(declared, added(query, density=0.2, record_rows=record_rows))
@@ -444,7 +444,7 @@ def test_a_grid_finer_than_the_capacity_is_refused():
         SecondMoment(**{**RUNNING_TOTALS_FACTS, "bits": 15})
 
 
-def test_a_block_passes_its_density_on():
+def test_a_gridded_block_keeps_its_density():
     for query in QUERIES:
         assert {block.density for block in gridded(query, density=0.7)} == {0.7}
     assert ArrayBlocks(RUNNING_TOTALS_ROWS).read(0).density == 1.0

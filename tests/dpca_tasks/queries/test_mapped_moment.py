@@ -118,7 +118,7 @@ def test_no_record_moves_a_mapped_moment_beyond_its_sensitivity_and_some_attain_
 
 
 @pytest.mark.audit_only
-def test_a_longer_attack_finds_no_such_record_either():
+def test_a_longer_attack_finds_no_record_beyond_the_sensitivity():
     attack(np.random.default_rng(50), queries=1000, pairs=1000)
 
 
@@ -240,7 +240,7 @@ def test_sparse_rows_without_a_map_are_those_of_a_map_that_changes_nothing(densi
 
 
 @pytest.mark.parametrize("shift", [None, on_shift_grid(MEAN)], ids=["origin", "mean"])
-def test_blocks_move_no_bit(shift):
+def test_blocks_change_no_bit(shift):
     counts = [0, 1, 5] * 20
     requested = query(shift=shift, part=NEXT)
     whole, *cut = (

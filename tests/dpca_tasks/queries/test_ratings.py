@@ -44,7 +44,7 @@ def test_a_user_counts_once_however_many_ratings_there_are():
     assert not exact_sum(ArrayBlocks(STRANGERS["has no ratings"]), query).any()
 
 
-def test_the_published_centring_moves_them_further_than_stated(monkeypatch):
+def test_the_published_centering_exceeds_the_stated_sensitivity(monkeypatch):
     """Use the centering of the paper, which sums and counts all ratings of each user.
 
     The stated bound holds if each user counts once.
@@ -113,7 +113,7 @@ def planted(monkeypatch, bug):
 
 
 @pytest.mark.parametrize("bug", ["a row is not clipped", "duplicates unmerged", "scaled after the clip"])
-def test_a_planted_bug_moves_a_moment_further_than_stated(monkeypatch, bug):
+def test_a_planted_bug_exceeds_the_stated_sensitivity_of_a_moment(monkeypatch, bug):
     query = built("add_remove", "clip", **NOTHING_BEFORE, offsets=np.zeros(ITEMS))
     planted(monkeypatch, bug)
     assert max(moved(query, *neighbours("add_remove", mine, None)) for mine in STRANGERS.values()) > 1.01
@@ -135,7 +135,7 @@ def test_at_most_k_ratings_of_a_user_are_counted():
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_the_moment_is_what_the_method_says(scaling):
+def test_the_moment_equals_that_of_a_second_implementation(scaling):
     """Compare the moment with a second implementation in floats."""
     query = moment("add_remove", scaling=scaling, ratings_per_user=ITEMS)
     rng = np.random.default_rng(6)
@@ -237,7 +237,7 @@ def test_no_user_moves_the_scores_beyond_the_stated_sensitivity(relation):
         assert 0.5 < worst <= query.sensitivity("joint")
 
 
-def test_a_perfectly_wrong_and_perfectly_ranked_user_attains_it():
+def test_a_user_with_the_worst_errors_and_the_best_ranking_attains_the_sensitivity():
     query = scores("add_remove", offsets=np.full(ITEMS, -2.0), prior=math.inf, count=ITEMS, **OFFSETS)
     parts = exact_sum(ArrayBlocks(user(range(2), [5.0, 5.0])), query) / 2.0**query.bits
     assert parts[[0, 1, 3]].tolist() == [1.0, 1.0, 1.0], "predicted 1, rated 5, and recommended"
@@ -253,7 +253,7 @@ def test_blocks_and_other_users_do_not_matter():
     assert np.array_equal(alone, whole)
 
 
-def test_a_list_that_cannot_be_is_refused():
+def test_an_impossible_list_length_is_refused():
     with pytest.raises(InvalidInput, match="count=0"):
         scores("add_remove", count=0)
     with pytest.raises(InvalidInput, match="gains"):

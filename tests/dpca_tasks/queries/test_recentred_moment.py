@@ -56,7 +56,7 @@ def stands_for(requested, source):
     bits=st.integers(0, 13),
     data=st.data(),
 )
-def test_no_record_stands_for_more_than_the_bound_whatever_the_mean_and_the_grid(made, bits, data):
+def test_no_centered_record_exceeds_the_bound_for_any_mean_and_grid(made, bits, data):
     """Generate means that are arbitrary, equal to a row or its negative: no record may exceed the bound."""
     entry = st.one_of(entries(finite=True), st.sampled_from(sorted({*made.ravel(), *-made.ravel()})))
     mean = data.draw(hnp.arrays(np.float64, made.shape[1], elements=entry).filter(lambda m: np.isfinite(m).all()))
@@ -93,14 +93,14 @@ def test_the_matrix_is_the_moment_of_clipped_records_around_the_mean(counts, sca
     np.testing.assert_array_equal(found, found.T)
 
 
-def test_sparse_rows_get_one_entry_more():
+def test_centered_sparse_rows_have_one_additional_entry():
     made = np.zeros((3, 40))
     made[:, [2, 30]] = 0.5
     block = query(np.full(40, 0.1)).grid(ArrayBlocks(made).read(0))
     assert np.diff(block.row_ptr).tolist() == [3, 3, 3]
 
 
-def test_a_record_that_is_not_finite_stands_for_the_mean_alone():
+def test_a_record_that_is_not_finite_is_replaced_by_the_mean():
     made = np.vstack([np.full(D, np.nan), np.zeros(D)])
     one, other = stands_for(query(), ArrayBlocks(made))
     np.testing.assert_array_equal(one, other)
@@ -108,7 +108,7 @@ def test_a_record_that_is_not_finite_stands_for_the_mean_alone():
 
 
 @pytest.mark.parametrize("density", [None, 1.0])
-def test_blocks_and_kernels_move_no_bit(density):
+def test_blocks_and_kernels_change_no_bit(density):
     whole, cut = (
         exact_sum(ArrayBlocks(ROWS, record_rows=[3] * 30, block_records=size, density=density), query())
         for size in (100, 7)
@@ -179,13 +179,13 @@ def test_rows_on_the_grid_serve_every_product_and_the_mean_enters_every_digest()
     ],
     ids=["shape", "floats", "long", "least", "longer"],
 )
-def test_a_mean_that_is_none_is_refused(shift):
+def test_an_invalid_mean_is_refused(shift):
     for build in (query, product):
         with pytest.raises(InvalidInput, match="on_shift_grid"):
             build(shift=shift)
 
 
-def test_what_could_round_or_overflow_is_refused():
+def test_directions_that_could_round_or_overflow_are_refused():
     with pytest.raises(InvalidInput, match="on_direction_grid"):
         product(directions=DIRECTIONS + 1)
     with pytest.raises(InvalidInput, match="bits"):
@@ -193,7 +193,7 @@ def test_what_could_round_or_overflow_is_refused():
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2", "nuclear"])
-def test_a_sum_of_extended_records_is_not_to_be_noised(norm):
+def test_a_sum_of_extended_records_has_no_sensitivity(norm):
     """Request a sensitivity for the sum of extended records, which must be refused.
 
     Extended records have norm up to 2; only the centered rows that they represent are bounded.
@@ -266,7 +266,7 @@ def test_sums_are_those_of_dense_arithmetic():
     np.testing.assert_allclose(summed(SHORT * 3.0, energies(clip_norm=3.0)), dense(SHORT), rtol=2e-3)
 
 
-def test_around_a_mean_they_are_those_of_rows_less_the_mean():
+def test_energies_around_a_mean_are_those_of_centered_rows():
     assert np.linalg.norm(SHORT - CAPTURED_ENERGIES_MEAN, axis=1).max() < 1
     np.testing.assert_allclose(
         summed(SHORT, energies(mean=CAPTURED_ENERGIES_MEAN)), dense(SHORT - CAPTURED_ENERGIES_MEAN), rtol=2e-3
@@ -322,7 +322,7 @@ def test_the_stated_sensitivity_is_attained(relation, norm):
     assert np.linalg.norm(moved, 1 if norm == "l1" else 2) == pytest.approx(query.sensitivity(norm), rel=1e-12)
 
 
-def test_around_a_mean_an_emptied_record_is_priced_like_a_replaced_one():
+def test_an_emptied_record_around_a_mean_has_the_sensitivity_of_a_replaced_one():
     at_mean = energies("zero_out", directions=np.eye(3)[:, :2], mean=np.eye(3)[0])
     assert at_mean.sensitivity("l2") == energies("replace_one").sensitivity("l2")
     emptied = summed(np.zeros((1, 3)), at_mean)
@@ -330,7 +330,7 @@ def test_around_a_mean_an_emptied_record_is_priced_like_a_replaced_one():
     assert np.abs(mine - emptied).sum() > 1.4, "a record that is added moves the sum by 1 at most"
 
 
-def test_what_is_not_proved_or_not_exact_is_refused():
+def test_unproved_and_inexact_queries_are_refused():
     with pytest.raises(InvalidInput, match="no sensitivity in norm"):
         energies().sensitivity("nuclear")
     with pytest.raises(InvalidInput, match="at most 1"):

@@ -46,7 +46,7 @@ def query(directions, **changes):
     return MomentProduct(directions=on_direction_grid(directions), **{**facts, **changes})
 
 
-def test_it_agrees_with_the_float_product_up_to_the_grid():
+def test_the_product_agrees_with_a_float_product_up_to_the_grid():
     rng = np.random.default_rng(8)
     rows = rng.standard_normal((300, 20)) / 8
     directions = np.linalg.qr(rng.standard_normal((20, 3)))[0]
@@ -119,7 +119,7 @@ def stretched(rng, mean):
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_no_pair_of_records_of_any_rows_is_further_separate(clip):
+def test_no_pair_of_records_exceeds_the_distance_of_the_worst_pair(clip):
     """Search pairs of records of several rows: none may exceed the bound that the worst pair of rows attains.
 
     The proof holds for all positive semi-definite moments of trace at most 1.
@@ -161,7 +161,7 @@ def test_less_noise_is_needed_for_clipped_contributions(relation, expected):
     assert one <= 1.01, "along one direction no two records are further apart"
 
 
-def test_directions_that_are_no_contraction_cost_twice_the_clip():
+def test_directions_that_are_not_a_contraction_have_twice_the_clip_as_sensitivity():
     long = np.full((D, WIDTH), 1 << 24)
     assert clipped(0.25, directions=long).sensitivity("l2") == 0.5
     assert clipped(0.25).sensitivity("l2") < 0.49
@@ -271,7 +271,7 @@ def test_directions_that_could_overflow_are_refused(requested):
         UnroundedProduct.of(moment(), requested)
 
 
-def test_it_has_no_noise_of_its_own():
+def test_an_applied_moment_has_no_separate_noise():
     query = moment()
     with pytest.raises(InvalidInput, match="release_operator"):
         UnroundedProduct.of(query, identity(query)).sensitivity("l2")
@@ -351,12 +351,12 @@ def test_limbs_of_the_largest_rows_stay_small():
     ],
     ids=["rows", "length", "bits", "clip norm"],
 )
-def test_what_could_overflow_is_refused(changes):
+def test_directions_that_could_overflow_the_limbs_are_refused(changes):
     with pytest.raises(InvalidInput):
         query_of_eigensolver_product(**changes)
 
 
-def test_it_shows_neither_directions_nor_a_sensitivity():
+def test_an_eigensolver_product_reveals_neither_directions_nor_sensitivity():
     assert "directions" not in repr(query_of_eigensolver_product())
     with pytest.raises(InvalidInput, match="MomentProduct"):
         query_of_eigensolver_product().sensitivity("l2")

@@ -97,7 +97,7 @@ def step_table(weights, relation):
 
 @each_strategy
 @each_relation
-def test_no_pair_of_histories_moves_a_stream_further_than_stated(weights, relation):
+def test_no_pair_of_histories_exceeds_the_joint_sensitivity_of_a_stream(weights, relation):
     """Try all pairs of histories of four ticks, with every change of the record, absence and return."""
     table = step_table(weights, relation)
     separate = np.square(table[:, :, :, None, None] - table[:, None, None]).sum(axis=(-2, -1))
@@ -152,7 +152,7 @@ def test_a_record_that_arrives_first_and_stays_attains_the_bound(weights):
     assert moved(moment, weights, kept, None) == Fraction(sum(w * w for w in weights.weights[:TICKS]), 4**weights.bits)
 
 
-def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
+def test_an_id_that_returns_with_a_new_arrival_number_exceeds_the_bound():
     """Let an id return with a new arrival number: the joint bound is exceeded.
 
     So an id must keep its first number, which a table of ids ensures.
@@ -169,7 +169,7 @@ def test_an_id_that_comes_back_with_a_new_arrival_would_break_the_bound():
 
 @each_strategy
 @each_relation
-def test_numbers_that_are_given_up_at_some_tick_cost_nothing(weights, relation):
+def test_forgetting_all_arrival_numbers_at_a_tick_does_not_raise_the_sensitivity(weights, relation):
     """Replace all arrivals by 1 from some tick on: the joint sensitivity must not grow.
 
     All arrivals of both histories and all such ticks are tried.
@@ -248,7 +248,7 @@ def test_the_curator_releases_a_tick_under_the_event_of_the_whole_stream(relatio
     assert diagonal.mean(axis=0) == pytest.approx([weights.series[1], 1.0], abs=4.2 * declared / math.sqrt(200))
 
 
-def test_the_digest_tells_everything_separate_that_an_answer_depends_on():
+def test_the_digest_covers_everything_on_which_an_answer_depends():
     moment, weights = SecondMoment(**facts()), CHOSEN["sqrt"]
     base = tick_of(moment, weights, 2)
     others = [
@@ -278,7 +278,7 @@ def test_the_digest_tells_everything_separate_that_an_answer_depends_on():
     ],
     ids=lambda change: "-".join(change),
 )
-def test_what_is_no_tick_of_a_stream_is_refused(change):
+def test_an_invalid_tick_of_a_stream_is_refused(change):
     with pytest.raises(InvalidInput):
         dataclasses.replace(tick_of(SecondMoment(**facts()), CHOSEN["sqrt"], 2), **change)
 
@@ -292,7 +292,7 @@ def test_other_noise_than_isometric_is_refused():
         query.sensitivity("l1")
 
 
-def test_a_stream_of_other_parameters_than_its_moment_is_no_query():
+def test_a_stream_whose_parameters_contradict_its_moment_is_refused():
     assert issubclass(StreamedMoment, RowSum)
     with pytest.raises(InvalidInput, match="differ"):
         dataclasses.replace(tick_of(SecondMoment(**facts()), CHOSEN["sqrt"], 1), clip_norm=2.0)

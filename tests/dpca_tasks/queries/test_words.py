@@ -52,7 +52,7 @@ def test_no_document_moves_the_sum_beyond_the_stated_sensitivity_and_one_word_at
     assert moved == pytest.approx(math.sqrt(2) if relation == "replace_one" else 1.0, rel=1e-15)
 
 
-def test_a_document_that_is_not_made_of_counts_adds_nothing():
+def test_a_document_with_invalid_counts_adds_nothing():
     assert total(requested(), WHOLE).any()
     for wrong in NO_DOCUMENT:
         assert not total(requested(), [*WHOLE[:4], wrong]).any(), wrong
@@ -76,7 +76,7 @@ def test_a_long_document_is_cut_to_the_bound_by_its_own_words_alone():
     )
 
 
-def test_lines_of_one_document_are_added_up_but_no_line_makes_up_for_another():
+def test_lines_of_a_document_are_added_and_an_invalid_line_is_not_compensated():
     query, lines = requested(), np.array([[1.0, 0, 2, 0, 0], [0, 0, 1, 0, 0], [3, 0, 0, 0, 1]])
     assert (total(query, lines, record_rows=[2, 1]) == total(query, [[1, 0, 3, 0, 0], lines[2]])).all()
     assert not total(query, [[4.0, 0, 2, -1, 0], [0, 0, 1, 1, 0]], record_rows=[2]).any()
@@ -97,7 +97,7 @@ def test_columns_in_any_order_and_twice_make_the_same_document():
     assert (exact_sum(ArrayBlocks(twice), requested()) == merged).all()
 
 
-def test_the_largest_loss_is_what_the_grid_takes_of_a_long_document_of_unlike_words():
+def test_the_largest_rounding_loss_is_that_of_a_long_document_of_distinct_words():
     for bits, length in ((10, 20), (6, 20), (20, 100)):
         query = requested(n_features=length, bits=bits, words_at_most=length)
         kept = unpack_symmetric(total(query, np.ones(length)), length).sum() / 2**bits
@@ -165,7 +165,7 @@ def test_no_document_moves_the_sum_beyond_the_stated_sensitivity(relation, direc
     [("zero_out", AXES, 1.0), ("replace_one", AXES, math.sqrt(2)), ("zero_out", SHORT, 0.18**1.5)],
     ids=["axes", "axes replaced", "short"],
 )
-def test_documents_of_one_word_attain_it(relation, directions, attained):
+def test_documents_of_one_word_attain_the_sensitivity(relation, directions, attained):
     query = word_triples(relation, directions=directions, bits=26)
     separate, alone = furthest(query, np.eye(5) * 3)
     moved = separate if relation == "replace_one" else alone
@@ -200,7 +200,7 @@ def test_a_core_that_rounding_makes_too_long_is_rounded_toward_zero(monkeypatch)
     assert sum(beyond) >= 3
 
 
-def test_a_document_that_is_not_made_of_counts_adds_nothing_of_word_triples():
+def test_a_document_with_invalid_counts_adds_no_word_triples():
     assert total(word_triples(), [1, 2, 0, 3, 0]).any()
     for wrong in NO_DOCUMENT:
         assert not total(word_triples(), [1, 2, 0, 3, wrong]).any(), wrong
@@ -277,7 +277,7 @@ def test_no_point_moves_the_sum_beyond_the_stated_sensitivity_and_one_attains_it
 
 @pytest.mark.parametrize("bits", [0, 1, 5, 28])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_rounding_makes_no_core_longer(bits, share):
+def test_rounding_lengthens_no_core(bits, share):
     query = point_triples("zero_out", share=share, bits=bits)
     points = np.random.default_rng(5).standard_normal((200, D)) * 3
     assert furthest(query, points)[1] <= query.sensitivity("l2") * (1 + 1e-15)
@@ -308,13 +308,13 @@ def test_blocks_do_not_matter_of_point_triples():
     assert all((other == whole).all() for other in others)
 
 
-def test_the_noise_variance_lies_on_a_grid_of_its_own_rounded_down():
+def test_the_noise_variance_is_rounded_down_to_its_own_grid():
     query = point_triples(share=0.1)
     steps = Fraction(0.1 * R**2) / Fraction(R**2) * 4**SCORE_BITS
     assert 0 <= steps - query.variance_steps < 1
 
 
-def test_what_was_released_before_is_stored_with_the_answer_as_the_directions_are():
+def test_released_public_inputs_are_stored_with_the_answer():
     """Store released public inputs with the answer, so that a resumed release sends the same request.
 
     Recomputed, these numbers could have other last bits.

@@ -135,7 +135,7 @@ def test_rows_are_canonical_exactly_when_their_ids_increase_strictly_inside_the_
     st.sampled_from([1, 4, 12]),
     st.booleans(),
 )
-def test_no_record_moves_a_sum_by_more_than_its_bound_whatever_its_columns(columns, drawn, bits, one_record):
+def test_no_record_with_repeated_columns_exceeds_the_bound(columns, drawn, bits, one_record):
     """Generate records that list a column several times: the sum of squares must be within the bound.
 
     Entries of the same row and column are added, so the bound applies to these sums.
@@ -263,7 +263,7 @@ def test_popularity_of_light_users_is_more_skewed() -> None:
     assert popular[head].mean() > popular[~head].mean() + 0.1
 
 
-def test_a_seed_is_a_draw_and_pairs_are_ones_at_the_same_places() -> None:
+def test_a_seed_determines_the_ratings_and_implicit_pairs_are_at_the_same_positions() -> None:
     one, same, other = (skewed(n_users=100, n_items=100, seed=seed) for seed in (1, 1, 2))
     assert (one.train != same.train).nnz == 0
     assert (one.train != other.train).nnz > 0

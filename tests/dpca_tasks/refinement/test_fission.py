@@ -32,7 +32,7 @@ def _one_thread():
 
 
 @pytest.mark.parametrize("matrix", [RELEASED, shortened(RELEASED, COUNT)], ids=["double", "single"])
-def test_pairs_above_the_noise_are_found_and_the_others_hold_as_much(matrix):
+def test_pairs_above_the_noise_are_found_and_others_capture_as_much_variance(matrix):
     assert depth(ORDER, COUNT)
     values, rows = nearly_leading_eigenpairs(matrix, COUNT)
     expected, exact = leading_eigenpairs(RELEASED, COUNT)
@@ -45,7 +45,7 @@ def test_pairs_above_the_noise_are_found_and_the_others_hold_as_much(matrix):
     assert rows.dtype == values.dtype == np.float64
 
 
-def test_too_few_products_would_be_caught(monkeypatch):
+def test_too_few_products_are_detected(monkeypatch):
     monkeypatch.setattr(leading_pairs, "DEEPER", 0.5)
     assert held(SIGNAL, nearly_leading_eigenpairs(RELEASED, COUNT)[1]) < 0.97 * held(
         SIGNAL, leading_eigenpairs(RELEASED, COUNT)[1]
@@ -77,7 +77,7 @@ def test_single_precision_is_for_entries_whose_rounding_the_noise_hides():
     assert shortened(RELEASED * SHORT, COUNT).dtype == np.float64
 
 
-def test_the_same_bits_twice():
+def test_equal_input_gives_equal_bits():
     first, second = (nearly_leading_eigenpairs(shortened(RELEASED, COUNT), COUNT) for _ in range(2))
     assert first[1].tobytes() == second[1].tobytes()
 
@@ -173,7 +173,7 @@ def test_the_stated_deviation_of_scores_by_fission_is_no_less_than_that_of_their
     assert math.sqrt(np.mean(declared**2)) > errors.std(ddof=1)
 
 
-def test_the_deviation_of_probes_alone_is_caught():
+def test_a_deviation_from_probes_alone_is_detected():
     errors, declared = report_errors(
         planted(leading_pairs, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
     )
@@ -189,12 +189,12 @@ def test_the_deviation_of_probes_alone_is_caught():
     ],
     ids=["t^2 for 2 t^2", "sign", "all j"],
 )
-def test_a_wrong_inner_sum_is_caught(change):
+def test_a_wrong_inner_sum_is_detected(change):
     assert abs(error_in_standard_errors(eigenvalue_errors(planted(leading_pairs, change)))) > 2 * SURE
 
 
 @pytest.mark.parametrize("wrong", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
-def test_another_size_of_noise_is_caught(wrong):
+def test_a_wrong_noise_size_is_detected(wrong):
     assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, declared_std=wrong))) > 2 * SURE
 
 
@@ -204,7 +204,7 @@ def test_scores_by_fission_are_unbiased_for_any_rule(few_probes):
         assert errors.std() / math.sqrt(len(errors)) < 0.8
 
 
-def test_exchanged_parts_are_caught(few_probes):
+def test_exchanged_parts_of_the_fission_are_detected(few_probes):
     wrong = planted(
         leading_pairs,
         few_probes,
@@ -215,7 +215,7 @@ def test_exchanged_parts_are_caught(few_probes):
         assert abs(error_in_standard_errors(errors)) > 2 * SURE
 
 
-def test_probes_with_one_sign_are_caught_by_the_spread(few_probes):
+def test_probes_with_one_sign_are_detected_by_the_spread_of_errors(few_probes):
     right = fission_errors(leading_pairs, draws=30)
     wrong = planted(leading_pairs, few_probes, ("for sign in (1.0, -1.0)", "for sign in (1.0, 1.0)"))
     for method, errors in fission_errors(wrong, draws=30).items():
@@ -233,7 +233,7 @@ def test_scores_of_a_rule_that_does_not_converge_are_unbiased(few_probes):
         assert errors.std() / math.sqrt(len(errors)) < 1.5
 
 
-def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
+def test_a_probe_that_starts_from_the_releases_eigenvectors_is_detected(few_probes, monkeypatch):
     """Plant a probe that starts from the release's own eigenvectors: its scores must be biased.
 
     The release's eigenvectors contain its noise, which the other part of the fission also contains.
@@ -250,7 +250,7 @@ def test_a_rule_that_starts_from_the_release_is_caught(few_probes, monkeypatch):
     assert error_in_standard_errors(errors) > 2 * SURE
 
 
-def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
+def test_probes_equal_to_the_noise_are_detected(few_probes, monkeypatch):
     """Plant a probe equal to the release's own noise: its scores must be biased.
 
     One part of the fission is then the signal itself, and the other has more noise.
@@ -270,7 +270,7 @@ def test_probes_that_know_the_noise_are_caught(few_probes, monkeypatch):
     assert abs(error_in_standard_errors(errors)) > 2 * SURE
 
 
-def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases():
+def test_probes_are_isotropic_and_equal_for_all_releases():
     first, second = (leading_pairs.public_noise(60, stream=1, probe=probe) for probe in (0, 1))
     assert np.array_equal(first, leading_pairs.public_noise(60, stream=1, probe=0))
     assert not np.allclose(first, second)
@@ -281,7 +281,7 @@ def test_probes_are_fresh_alike_in_every_direction_and_the_same_for_all_releases
     assert abs((first * second).sum()) < 5 * math.sqrt(60 * 61 / 2)
 
 
-def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refinement():
+def test_a_refinement_depends_on_the_released_matrix_and_public_numbers_alone():
     names = set(inspect.signature(NoisyMoment).parameters)
     assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues", "vectors"}
     assert set(inspect.signature(leading_pairs.refine).parameters) == {"moment", "n_components", "method"}
@@ -293,7 +293,7 @@ def test_nothing_of_a_release_but_the_matrix_and_public_numbers_goes_into_a_refi
         )
 
 
-def test_noise_that_is_no_isometric_normal_is_refused():
+def test_noise_that_is_not_isometric_and_normal_is_refused():
     extended = NoisyMoment(matrix=KNOWN + isometric_noise(40, seed=0), noise_std=1.0, constant=0.5)
     with pytest.raises(Refused, match="score by fission"):
         leading_pairs.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
@@ -302,7 +302,7 @@ def test_noise_that_is_no_isometric_normal_is_refused():
         leading_pairs.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
 
 
-def test_the_published_upper_triangle_is_topped_up_on_its_diagonal(monkeypatch):
+def test_noise_in_the_upper_triangle_gets_additional_noise_on_the_diagonal(monkeypatch):
     """Score releases with noise in the upper triangle only, whose diagonal gets additional noise.
 
     Each draw needs separate additional noise, because a constant one would contribute a constant error.

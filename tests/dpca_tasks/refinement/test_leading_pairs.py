@@ -80,18 +80,18 @@ def test_each_method_captures_more_where_features_differ_in_size():
 
 
 @pytest.mark.parametrize(("second_moment", "k"), [(ruinous(), 7), (avoiding(), 4)], ids=["ruinous", "avoiding"])
-def test_auto_leaves_alone_what_refining_would_harm(second_moment, k):
+def test_auto_does_not_refine_where_refinement_would_harm(second_moment, k):
     chosen = [refine(noisy(second_moment, seed=seed), n_components=k).refined_by for seed in range(2)]
     assert chosen == ["none"] * 2
 
 
-def test_refining_without_a_guard_would_be_caught():
+def test_refinement_without_the_guard_of_auto_is_detected():
     assert mean_captured(ruinous(), 7, "spikes", draws=1) < mean_captured(ruinous(), 7, "none", draws=1) - 0.1
     unguarded = planted(leading_pairs, ("return best if gains[best] >= _SAME * abs(base) else BASE", "return BASE"))
     assert unguarded.refine(noisy(ruinous(), seed=0), n_components=7).refined_by != "none"
 
 
-def test_controls_gain_and_lose_nothing():
+def test_signals_without_structure_neither_gain_nor_lose():
     rng = np.random.default_rng(5)
     equal = signal(hadamard(128)[:, [0, 5, 77]] / math.sqrt(128), 400.0, 170.0, 100.0)
     low_rank = signal(rng.standard_normal((150, 4)), 300.0, 150.0, 80.0, 40.0)
@@ -116,7 +116,7 @@ def test_methods_are_compared_on_the_same_probes(monkeypatch):
     assert np.ptp(scores) < 1e-9 * scores[0]
 
 
-def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
+def test_separate_probes_for_each_method_are_detected(monkeypatch):
     own = leading_pairs.score_by_fission
 
     def separate(standard, subspaces, *, share, stream):
@@ -138,7 +138,7 @@ def test_probes_of_their_own_for_each_method_would_be_caught(monkeypatch):
     ],
     ids=["eigenvalues for strengths", "no edge"],
 )
-def test_eigenvalues_taken_for_strengths_are_caught(module, change, monkeypatch):
+def test_eigenvalues_in_place_of_strengths_are_detected(module, change, monkeypatch):
     second_moment = few_features()
     right = mean_captured(second_moment, 5, "eb")
     wrong = planted(module, change)
@@ -188,7 +188,7 @@ def test_a_step_of_message_passing_has_noise_of_unit_size():
 
 
 @pytest.mark.parametrize("change", ["+ before", "- 0.0 * before"], ids=["flipped", "missing"])
-def test_a_wrong_onsager_term_is_caught(change):
+def test_a_wrong_onsager_term_is_detected(change):
     wrong = planted(noisy_moment, ("_product(matrix, directions) - before", f"_product(matrix, directions) {change}"))
     assert noise_of_a_step(wrong) > 1.03
 
@@ -222,7 +222,7 @@ def test_a_direction_of_large_negative_value_is_not_returned(method):
     assert np.abs(refine(moment, n_components=3, method=method).components @ direction).max() < 0.1
 
 
-def test_taking_magnitudes_of_eigenvalues_is_caught(monkeypatch):
+def test_magnitudes_in_place_of_eigenvalues_are_detected(monkeypatch):
     def by_magnitude(matrix, count):
         values, vectors = np.linalg.eigh(matrix)
         order = np.argsort(-np.abs(values))[:count]
@@ -283,7 +283,7 @@ def test_order_signs_and_units_of_columns_change_nothing_else(constant):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_pairs_that_are_known_are_not_computed_again(method, monkeypatch):
+def test_known_eigenpairs_are_not_computed_again(method, monkeypatch):
     moment = noisy(few_features(80, 6), seed=4)
     expected = refine(moment, n_components=4, method=method)
     values, vectors = leading_eigenpairs(moment.matrix, 80)
@@ -297,7 +297,7 @@ def test_pairs_that_are_known_are_not_computed_again(method, monkeypatch):
     np.testing.assert_allclose(refine(known, n_components=4, method=method).components, expected.components, atol=1e-8)
 
 
-def test_probes_in_the_order_of_the_release_would_be_caught():
+def test_probes_in_the_order_of_the_release_are_detected():
     wrong = planted(
         noisy_moment,
         (
@@ -314,7 +314,7 @@ def test_probes_in_the_order_of_the_release_would_be_caught():
 
 
 @pytest.mark.parametrize(("strength", "tried"), [(0.0, ()), (0.5, ()), (1.5, METHODS)])
-def test_auto_tries_nothing_where_no_direction_stands_above_the_noise(strength, tried):
+def test_auto_refines_nothing_if_no_direction_exceeds_the_noise(strength, tried):
     column = np.zeros(100)
     column[:9] = 1.0 / 3.0
     moment = noisy(strength * math.sqrt(4.0 * 100) * np.outer(column, column), seed=6)
@@ -323,7 +323,7 @@ def test_auto_tries_nothing_where_no_direction_stands_above_the_noise(strength, 
     assert tried or found.components.tobytes() == refine(moment, n_components=2, method="none").components.tobytes()
 
 
-def test_auto_tries_nothing_where_a_signal_is_alike_in_all_directions(monkeypatch):
+def test_auto_refines_nothing_if_the_signal_is_equal_in_all_directions(monkeypatch):
     """Refine a signal that is equal in all directions: the method auto must try no refinement.
 
     Eigenvalues exceed the edge of the noise, but no direction is distinguished once their mean is subtracted.
@@ -369,7 +369,7 @@ def test_a_coarse_grid_is_not_scored():
     ("matrix", "noise_std"),
     [(np.ones((2, 3)), 1.0), (np.array([[0.0, 1.0], [2.0, 0.0]]), 1.0), (np.eye(2), -1.0), (np.eye(2), math.nan)],
 )
-def test_what_is_no_release_is_refused(matrix, noise_std):
+def test_an_invalid_release_is_refused(matrix, noise_std):
     with pytest.raises(InvalidInput):
         NoisyMoment(matrix=matrix, noise_std=noise_std)
     with pytest.raises(InvalidInput):
@@ -388,7 +388,7 @@ def four_columns(order=300):
     return signal(columns, *(order**0.5 * np.array([3.5, 2.5, 1.8, 1.2])))
 
 
-def test_kept_pairs_capture_more_than_they_did_and_no_more_than_with_the_matrix():
+def test_refined_stored_pairs_capture_more_variance_but_not_more_than_with_the_matrix():
     second_moment = four_columns()
     gains, costs = [], []
     for seed in range(3):
@@ -413,6 +413,6 @@ def test_any_pairs_give_orthonormal_rows(d, kept, k, noise_std):
     assert np.isfinite(found.values).all()
 
 
-def test_more_pairs_than_were_kept_are_refused():
+def test_more_pairs_than_are_stored_are_refused():
     with pytest.raises(InvalidInput, match="the pairs that were kept"):
         refine_kept_pairs(np.ones(3), np.eye(40)[:3], noise_std=1.0, n_components=4)

@@ -20,7 +20,7 @@ def whole(public_map):
 
 
 @pytest.mark.parametrize(("order", "width"), SHAPES)
-def test_products_are_those_of_the_whole_matrix(order, width):
+def test_products_equal_those_with_the_explicit_matrix(order, width):
     public_map = drawn(order, width)
     matrix = whole(public_map)
     rng = np.random.default_rng(1)

@@ -92,7 +92,7 @@ def test_lower_bounds_hold(method):
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_estimates_taken_for_bounds_would_be_caught(monkeypatch):
+def test_estimates_in_place_of_bounds_are_detected(monkeypatch):
     monkeypatch.setattr(refined_release, "BELOW", 0.0)
     assert coverage(draws=12)["captured_low"] < 0.93
 
@@ -109,7 +109,7 @@ def test_bounds_on_noise_that_is_not_normal_hold():
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_raw_ratios_pass_one_where_honest_ones_do_not():
+def test_raw_ratios_exceed_one_and_stated_ratios_do_not():
     """With few records, the leading eigenvalues exceed the trace; stated ratios must nevertheless be below 1."""
     second_moment = np.diag(np.concatenate([[25.0], np.full(79, 0.5)]))
     moment = noisy(second_moment, seed=2)
@@ -142,7 +142,7 @@ def test_components_above_the_noise_are_counted_and_noise_is_not():
 @pytest.mark.parametrize("d", [1, 2, 3, 12, 30])
 @pytest.mark.parametrize("method", REQUESTS)
 @pytest.mark.parametrize("strength", [0.0, 60.0])
-def test_what_is_reported_is_plain_in_every_edge_case(d, method, strength):
+def test_reported_values_are_plain_in_every_edge_case(d, method, strength):
     second_moment = np.zeros((d, d))
     second_moment[0, 0] = strength
     for k in {1, max(d - 1, 1), d}:
@@ -158,7 +158,7 @@ def test_what_is_reported_is_plain_in_every_edge_case(d, method, strength):
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize("noise_std", [0.0, 1e-300, 1e-12, 1e-3, 1e200])
 @pytest.mark.parametrize("matrix", [KNOWN, np.zeros((5, 5)), np.eye(30)], ids=["known", "zeros", "tied"])
-def test_what_is_reported_is_plain_for_any_size_of_noise(noise_std, matrix):
+def test_reported_values_are_plain_for_any_size_of_noise(noise_std, matrix):
     moment = NoisyMoment(matrix=matrix, noise_std=noise_std)
     reported = assess(moment, refine(moment, n_components=3))
     assert is_plain(reported)
@@ -168,7 +168,7 @@ def test_what_is_reported_is_plain_for_any_size_of_noise(noise_std, matrix):
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_a_trace_that_noise_could_have_made_gives_no_share():
+def test_a_trace_within_the_noise_gives_no_fraction_of_variance():
     reported = assess(moment := noisy(np.zeros((50, 50)), seed=1), refine(moment, n_components=2))
     assert np.trace(moment.matrix) < 1.645 * math.sqrt(2 * 50)
     assert reported.share is None
@@ -205,12 +205,12 @@ def test_the_edge_of_a_centred_matrix_is_wider_along_the_mean():
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_mechanisms_that_release_no_matrix_say_nothing():
+def test_mechanisms_without_a_released_matrix_report_nothing():
     assert {value for name, value in asdict(UNKNOWN).items() if name not in ("probes", "seed")} == {None}
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_the_best_k_directions_hold_no_less_where_the_signal_has_no_others():
+def test_the_best_k_directions_of_a_signal_of_rank_k_have_all_its_variance():
     """Assess releases of exactly three components: the estimated trace must not reduce their share of the variance."""
     three, short = np.diag(np.concatenate([[90.0, 70.0, 50.0], np.zeros(57)])), 0
     for seed in range(60):
@@ -222,7 +222,7 @@ def test_the_best_k_directions_hold_no_less_where_the_signal_has_no_others():
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_the_same_bytes_twice_and_on_any_number_of_threads():
+def test_equal_input_gives_equal_bytes_for_any_number_of_threads():
     moment = noisy(np.kron(KNOWN, np.eye(4)) * 1.5, seed=1)
     found, reported = [], []
     for threads in (1, 2, 2):
@@ -239,7 +239,7 @@ def test_the_same_bytes_twice_and_on_any_number_of_threads():
 @pytest.mark.parametrize("noise", ["isometric", "wishart"])
 @pytest.mark.parametrize("strength", [0.6, 3.0])
 @pytest.mark.parametrize("order", [20, 45])
-def test_the_lower_bound_of_a_share_grants_the_trace_its_noise(order, strength, noise):
+def test_the_lower_bound_of_a_fraction_allows_for_the_noise_of_the_trace(order, strength, noise):
     """The bound on a share of the variance must allow for the noise of the trace.
 
     The trace of noise with std 1 off the diagonal is a sum of d numbers of variance 2.
@@ -269,7 +269,7 @@ def test_a_share_is_stated_from_1_645_standard_deviations_of_the_trace_on(std, n
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_what_the_best_directions_hold_is_at_most_the_trace_and_its_noise(monkeypatch):
+def test_the_variance_of_the_best_directions_is_at_most_the_trace_plus_its_noise(monkeypatch):
     requested = []
     best = vars(refined_release)["_best_possible"]
 
@@ -296,7 +296,7 @@ def released(strengths: tuple[float, ...], order: int = 60) -> Subspace:
     return decompose(Moment(matrix=matrix, released=matrix, noise=NOISE), n_components=3)
 
 
-def test_without_a_refinement_every_array_is_the_mechanisms_to_the_bit():
+def test_without_refinement_every_array_is_the_mechanisms_bit_for_bit():
     raw = released((300.0, 200.0, 100.0))
     made = refine_release(raw, n_components=3).subspace
     for name in ("components", "eigenvalues", "spectrum", "further", "released"):
@@ -304,7 +304,7 @@ def test_without_a_refinement_every_array_is_the_mechanisms_to_the_bit():
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_another_number_of_raw_components_are_the_leading_ones(count):
+def test_fewer_raw_components_are_the_leading_ones(count):
     raw = released((300.0, 200.0, 100.0))
     made = refine_release(raw, n_components=count).subspace
     assert raw.spectrum is not None
@@ -313,13 +313,13 @@ def test_another_number_of_raw_components_are_the_leading_ones(count):
 
 
 @pytest.mark.parametrize(("strengths", "count"), [((300.0, 200.0, 100.0, 90.0), 4), ((300.0,), 1), ((), 1)])
-def test_auto_takes_as_many_components_as_stand_above_the_noise_and_one_at_least(strengths, count):
+def test_auto_takes_the_components_above_the_noise_and_at_least_one(strengths, count):
     made = refine_release(released(strengths), n_components="auto", method="auto")
     assert len(made.subspace.components) == count
     assert made.assessment.above_noise == len(strengths)
 
 
-def test_auto_tries_no_rule_where_the_eigenvectors_hold_nearly_everything():
+def test_auto_refines_nothing_if_the_eigenvectors_capture_nearly_everything():
     clear = refine_release(released((3e4, 2e4, 1e4)), n_components=3, method="auto")
     assert (clear.refined_by, clear.assessment.probes) == ("none", 0)
     assert (clear.assessment.captured_variance_low or 0.0) >= ENOUGH
@@ -383,12 +383,12 @@ def test_a_refined_release_keeps_the_spectrum_of_its_matrix_and_no_further_direc
         ("auto", 2, "isometric", False, "operator form"),
     ],
 )
-def test_a_release_that_cannot_be_refined_so_is_refused_with_the_reason(method, components, law, formed, reported):
+def test_a_release_that_a_method_cannot_refine_is_refused_with_the_reason(method, components, law, formed, reported):
     with pytest.raises(Refused, match=reported):
         check_refinement(method, n_components=components, law=law, formed=formed)
 
 
-def test_a_verdict_begins_with_what_is_captured_and_rounds_bounds_down():
+def test_a_verdict_begins_with_the_captured_variance_and_rounds_bounds_down():
     facts = {"above_noise": 8, "share": 0.4149, "share_low": 0.4099, "cv_low": 0.9899}
     assert verdict(facts, n_components=10) == (
         "captures 41 % of all variance (at least 40 %), and at least 98 % of what any 10 components could; "

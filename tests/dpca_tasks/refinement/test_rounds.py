@@ -230,7 +230,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for check, *_ in FAULTS), ids=lambda check: check.__name__)
-def test_check_holds(check):
+def test_each_numerical_check_holds(check):
     check(numerics)
 
 
@@ -272,7 +272,7 @@ def test_clip_factors_grow_as_noise_matters_less_within_their_bounds():
 
 
 @pytest.mark.parametrize("exact", [np.zeros((ORDER, ORDER)), 4.0 * np.eye(ORDER)], ids=["zero", "isotropic"])
-def test_moments_without_large_directions_get_no_map(exact):
+def test_moments_without_large_directions_have_no_map(exact):
     # 1 of 100 noise matrices has an eigenvalue above the noise edge, but a map for it is not useful
     for seed in range(20):
         estimate = seen(exact + isometric_noise(ORDER, seed=seed), n_records=4.0 * ORDER)
@@ -280,7 +280,7 @@ def test_moments_without_large_directions_get_no_map(exact):
         assert (found.clip_norm, found.energy) == (1.0, None) or (found.energy or 0.0) < USELESS * 4.0 * ORDER
 
 
-def test_rounds_without_maps_are_one_release_with_their_whole_budget():
+def test_rounds_without_maps_equal_one_release_with_the_complete_budget():
     rows = np.random.default_rng(0).standard_normal((4_000, ORDER))
     rows /= np.linalg.norm(rows, axis=1)[:, None]
     estimate, answers = in_rounds(rows, mu=0.1, n_components=COUNT)
@@ -362,6 +362,6 @@ def test_two_rounds_are_for_few_centred_components_at_a_small_epsilon(k, epsilon
     assert best_rounds(k, epsilon=epsilon, centred=centred) == rounds
 
 
-def test_the_same_bytes_twice():
+def test_equal_input_gives_equal_bytes():
     found = [components(in_rounds(ROWS, mu=0.1, n_components=COUNT)[0], n_components=COUNT) for _ in range(2)]
     assert found[0].components.tobytes() == found[1].components.tobytes()

@@ -31,7 +31,7 @@ from tests.dpca_tasks.sites.rosters import roster_of
     ],
     ids=["one site", "all collude", "nobody honest", "negative", "no attempt", "no session", "equal names"],
 )
-def test_a_roster_that_protects_nobody_is_refused_in_one_line(size, facts, found):
+def test_a_roster_without_protection_is_refused_in_one_line(size, facts, found):
     with pytest.raises(InvalidInput, match=found) as refused:
         roster_of(size, **facts)
     assert "\n" not in str(refused.value)
@@ -78,7 +78,7 @@ def test_a_smaller_roster_keeps_its_colluders_and_uses_up_its_dropouts():
         roster.without(*"abcdefg")
 
 
-def test_a_stranger_is_no_member():
+def test_an_unknown_site_is_not_a_member():
     assert roster_of(3).member("b").name == "b"
     with pytest.raises(InvalidInput, match="'x' is not in the roster"):
         roster_of(3).member("x")
@@ -101,7 +101,7 @@ def byte_test(words):
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
-def test_masks_add_up_to_zero_over_their_roster_and_over_no_part_of_it(size):
+def test_masks_sum_to_zero_over_their_roster_and_over_no_subset(size):
     masks = masks_of(roster_of(size))
     assert not np.any(sum(masks.values()))
     for name in masks:
@@ -153,7 +153,7 @@ def test_a_site_without_a_seed_or_outside_the_roster_has_no_mask():
         dealt["a"].mask(FIRST, roster=roster_of(3).without("a"), size=1)
 
 
-def test_nothing_shows_a_seed():
+def test_seeds_are_never_printed():
     dealt = deal_masks(roster_of(3))
     assert all(str(key.secret) not in repr(dealt) for seeds in dealt.values() for key in seeds.shared.values())
 
@@ -219,11 +219,11 @@ def test_a_sum_without_one_message_is_far_from_any_total():
     assert np.abs(left.view(np.int64) >> 48).mean() > 1000
 
 
-def test_a_message_shows_nothing_by_its_repr():
+def test_the_repr_of_a_message_reveals_nothing():
     assert "words" not in repr(messages_of(np.ones((3, 2), np.int64))[0])
 
 
-def test_a_total_that_could_wrap_is_refused_from_public_facts():
+def test_a_total_that_could_overflow_is_refused_from_public_facts():
     large = dataclasses.replace(ROSTER.members[0], records=2**33, weight=2)
     roster = dataclasses.replace(ROSTER, members=(large, *ROSTER.members[1:]))
     check_room(roster, steps_per_unit=2**28)

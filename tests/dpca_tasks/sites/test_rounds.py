@@ -40,7 +40,7 @@ members = st.builds(
     sensitivity=st.floats(0.1, 1000),
     kind=st.sampled_from(tuple(SHARES.values())),
 )
-def test_every_site_has_its_mu_and_the_neediest_no_more_noise_than_that_takes(found, lost, sensitivity, kind):
+def test_every_site_has_its_mu_and_the_strictest_site_determines_the_noise(found, lost, sensitivity, kind):
     roster = roster_of(2, members=tuple(found), colluders=int(lost * (len(found) - 1)))
     terms = {"shares": roster.honest, "least_weight": kind.least_weight}
     scale = kind(roster=roster, site=found[0].name).squared_scale(sensitivity)
@@ -79,7 +79,7 @@ def test_a_share_of_a_cube_has_a_third_or_a_sixth_of_the_variance_where_two_or_n
     assert np.unique(weights.round(3), return_counts=True)[1].tolist() == [14190, 1980, 45]
 
 
-def test_the_event_is_that_of_all_honest_shares_and_its_own_is_far_from_it():
+def test_the_event_is_that_of_all_honest_shares_and_not_of_one_share():
     roster = roster_of(10, colluders=3)
     share = VectorShare(roster=roster, site="a")
     assert share.event == {"name": "gaussian", "noise_multiplier": 4.0}
@@ -142,14 +142,14 @@ def test_all_sites_answer_once():
     assert [site.requested for site in sites] == [[("query", 3, 0)]] * 3
 
 
-def test_a_site_that_comes_back_costs_no_attempt():
+def test_a_site_that_answers_again_uses_no_attempt():
     roster = roster_of(3)
     sites = parties(roster, b=((0,),))
     assert open_round(sites, "query", roster=roster, index=0).total.tolist() == [3, 9]
     assert [site.requested for site in sites] == [[("query", 3, 0), ("query", 3, 1)]] * 3
 
 
-def test_a_site_that_stays_away_is_left_out_of_a_charged_attempt():
+def test_a_site_that_stays_silent_is_omitted_from_a_charged_attempt():
     roster = roster_of(4, attempts=2)
     sites = parties(roster, b=((0, 1),))
     opened = open_round(sites, "query", roster=roster, index=0)
@@ -170,7 +170,7 @@ def test_a_round_that_cannot_be_finished_is_refused(facts, found):
         open_round(sites, "query", roster=roster, index=0)
 
 
-def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
+def test_a_resumed_round_uses_the_stored_inputs_of_any_site():
     roster = roster_of(3)
     sites = parties(roster, a=((0,),), c=((), "stored query"))
     opened = open_round(sites, "query", roster=roster, index=0)
@@ -178,7 +178,7 @@ def test_a_resumed_round_asks_with_the_stored_inputs_of_any_site():
     assert {query for site in sites for query, _, _ in site.requested} == {"stored query"}
 
 
-def test_a_round_may_be_opened_otherwise_by_the_same_rules():
+def test_a_round_opened_by_another_method_follows_the_same_rules():
     """Open a round with another way to sum: a site silent in two attempts is omitted from the next roster.
 
     A site that is lost later is missing from the answer.

@@ -123,7 +123,7 @@ def test_merging_refuses_an_overlap_and_a_gap():
             merge(wrong)
 
 
-def test_merging_leaves_its_inputs_alone():
+def test_merging_does_not_change_its_inputs():
     parts = [fold(ArrayBlocks(ROWS, block_records=150), QUERY, at, at + 1) for at in range(2)]
     before = [part.total.copy() for part in parts]
     merge(parts)
@@ -131,7 +131,7 @@ def test_merging_leaves_its_inputs_alone():
         np.testing.assert_array_equal(part.total, total)
 
 
-def test_merging_takes_no_rows_for_zero():
+def test_merging_treats_no_rows_as_zero():
     source = ArrayBlocks(ROWS, block_records=100)
     whole, none = fold(source, QUERY, 0, source.n_blocks), fold(source, QUERY, source.n_blocks, source.n_blocks)
     for parts in ([whole, none], [none, whole], [none, none], [none]):
@@ -147,7 +147,7 @@ def test_a_source_that_lost_a_record_is_refused():
         exact_sum(source, QUERY)
 
 
-def test_a_failing_worker_tells_the_kind_of_failure_and_no_value(client):
+def test_an_error_on_a_worker_states_its_kind_and_no_value(client):
     for cluster in (None, client):
         with pytest.raises(WorkerFailed) as caught:
             exact_sum(Unreadable(ROWS), QUERY, client=cluster)
@@ -157,7 +157,7 @@ def test_a_failing_worker_tells_the_kind_of_failure_and_no_value(client):
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_a_partial_shows_nothing():
+def test_the_repr_of_a_partial_sum_reveals_nothing():
     assert repr(Partial(first=0, last=1, records=3, stored=3, total=np.arange(3))) == "Partial()"
 
 
@@ -168,7 +168,7 @@ NAMES = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
 
 
 @given(extents=EXTENTS, partitions=st.integers(1, 24))
-def test_partitions_are_contiguous_whole_and_as_equal_as_blocks_allow(extents, partitions):
+def test_partitions_are_contiguous_complete_and_as_equal_as_blocks_allow(extents, partitions):
     bounds = cut(extents, partitions)
     assert len(bounds) == partitions + 1
     assert bounds == sorted(bounds)
@@ -179,13 +179,13 @@ def test_partitions_are_contiguous_whole_and_as_equal_as_blocks_allow(extents, p
         assert abs(weights[first:last].sum() - mean) <= largest
 
 
-def test_a_few_heavy_blocks_weigh_as_much_as_many_light_ones():
+def test_partitions_are_balanced_by_the_weight_of_blocks():
     extents = np.array([[1, 1, 1000]] * 2 + [[1, 1, 100]] * 20)
     assert cut(extents, 2) == [0, 2, 22]
 
 
 @given(homes=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=24), workers=NAMES)
-def test_partitions_settle_evenly_on_the_workers_there_are(homes, workers):
+def test_partitions_are_placed_evenly_on_the_available_workers(homes, workers):
     settled = settle_homes(homes, workers)
     most = -(-len(homes) // len(workers))
     assert len(settled) == len(homes)
@@ -203,7 +203,7 @@ def test_a_restarted_worker_gets_back_what_the_others_took_over():
     assert sorted(settle_homes(without, ["a", "c"])) == ["a"] * 4 + ["c"] * 4
 
 
-def test_rows_fit_by_the_declared_memory_alone():
+def test_the_declared_memory_alone_decides_whether_rows_are_kept():
     source = ArrayBlocks(np.ones((100, 10)), block_records=7)
     needed = 8 * (1000 + 100 + 100)
     enough = {"a": int(needed / SHARE / 2) + 1, "b": 1 << 40}
@@ -405,7 +405,7 @@ def sampled_with_key(query):
     return dataclasses.replace(sample, coin_key=KEY)
 
 
-def test_rows_on_another_grid_or_of_another_source_are_not_taken_for_the_kept_ones(client, tmp_path):
+def test_kept_rows_are_not_used_for_another_grid_or_source(client, tmp_path):
     source, kept = Watched(CLUSTER_SUM_ROWS, marks=tmp_path, block_records=50), Residency()
     finer = SecondMoment(relation="add_remove", **TERMS | {"bits": 13})
     mean = RecordMean(relation="add_remove", **TERMS)
@@ -419,7 +419,7 @@ def test_rows_on_another_grid_or_of_another_source_are_not_taken_for_the_kept_on
     )
 
 
-def test_noise_of_a_query_s_own_is_never_kept(client):
+def test_noise_that_a_query_adds_itself_is_never_kept(client):
     kept = Residency()
     for label in (b"one step", b"another"):
         key = subkey(bytes(32), label="noise", info=label)
@@ -455,7 +455,7 @@ def test_a_worker_lost_with_its_rows_changes_no_bit(client, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_sum_that_loses_the_last_worker_goes_on_with_its_successor(alone, tmp_path):
+def test_a_sum_that_loses_the_last_worker_continues_on_its_replacement(alone, tmp_path):
     source, done = KillsOneWorkerClusterSum(CLUSTER_SUM_ROWS, marks=tmp_path, block_records=9), []
     (before,) = alone.scheduler_info()["workers"]
     (tmp_path / "kill").touch()
@@ -467,14 +467,14 @@ def test_a_sum_that_loses_the_last_worker_goes_on_with_its_successor(alone, tmp_
     assert done[-4:] == [(at, 4) for at in range(1, 5)]
 
 
-def test_a_sum_that_loses_every_worker_it_is_given_is_given_up(alone, tmp_path, monkeypatch):
+def test_a_sum_that_loses_every_worker_ends_with_an_error(alone, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_sum, "RESUBMISSIONS", 0)
     (tmp_path / "kill").touch()
     with pytest.raises(WorkerFailed, match="lost repeatedly"):
         exact_sum(KillsOneWorkerClusterSum(CLUSTER_SUM_ROWS, marks=tmp_path), CLUSTER_SUM_MOMENT, client=alone)
 
 
-def test_rows_vanish_from_the_workers_when_a_release_ends(client):
+def test_workers_drop_kept_rows_when_a_release_ends(client):
     event = events.self_composed(Symmetric(noise_multiplier=4.0).event, 2)
     curator = Curator(ArrayBlocks(CLUSTER_SUM_ROWS), InMemoryReservation(event=event), client=client)
     curator.release(CLUSTER_SUM_MOMENT, Symmetric(noise_multiplier=4.0))
@@ -490,7 +490,7 @@ def held(client):
     return sorted({key for keys in client.run(lambda dask_worker: [*dask_worker.data]).values() for key in keys})
 
 
-def test_large_inputs_and_totals_take_the_long_way_to_the_same_bits(client, tmp_path, monkeypatch):
+def test_large_inputs_and_totals_are_transferred_in_parts_with_equal_bits(client, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_sum, "SMALL_INPUT", 0)
     monkeypatch.setattr(cluster_sum, "SMALL_TOTALS", 0)
     done = []
@@ -506,7 +506,7 @@ def test_large_inputs_and_totals_take_the_long_way_to_the_same_bits(client, tmp_
     assert {count for _, count in done} == {8}
 
 
-def test_the_scheduler_opens_no_source(client, tmp_path):
+def test_the_scheduler_process_opens_no_source(client, tmp_path):
     exact_sum(Opened(CLUSTER_SUM_ROWS, marks=tmp_path), CLUSTER_SUM_MOMENT, client=client)
     workers = {str(pid) for pid in client.run(os.getpid).values()}
     assert {mark.name for mark in tmp_path.iterdir()} <= workers
@@ -521,7 +521,7 @@ def test_tasks_of_a_threaded_worker_hold_linear_algebra_to_one_thread_together()
     assert [library["num_threads"] for library in threadpool_info()] == before
 
 
-def test_a_cluster_without_workers_is_given_up_and_the_release_goes_on_elsewhere(lonely, monkeypatch):
+def test_a_release_without_cluster_workers_stops_and_continues_on_another_cluster(lonely, monkeypatch):
     monkeypatch.setattr(cluster_sum, "PATIENCE", 0.2)
     law = Symmetric(noise_multiplier=4.0)
     event = events.self_composed(law.event, 2)
@@ -538,7 +538,7 @@ def test_a_cluster_without_workers_is_given_up_and_the_release_goes_on_elsewhere
     np.testing.assert_array_equal(resumed.release(CLUSTER_SUM_MOMENT, law), whole.release(CLUSTER_SUM_MOMENT, law))
 
 
-def test_a_sum_whose_workers_have_all_gone_is_given_up(lonely, monkeypatch):
+def test_a_sum_without_any_remaining_worker_ends_with_an_error(lonely, monkeypatch):
     monkeypatch.setattr(cluster_sum, "PATIENCE", 0.2)
     monkeypatch.setattr(cluster_sum, "HEARTBEAT", 0.1)
     monkeypatch.setattr(cluster_sum, "await_workers", lambda _: {"tcp://127.0.0.1:9": 1 << 40})
@@ -548,6 +548,6 @@ def test_a_sum_whose_workers_have_all_gone_is_given_up(lonely, monkeypatch):
     assert kept.rows == {}
 
 
-def test_what_travels_shows_nothing():
+def test_the_repr_of_transferred_objects_reveals_nothing():
     assert repr(Packed.of(ArrayBlocks(CLUSTER_SUM_ROWS))) == "Packed()"
     assert repr(Gridded(first=0, last=1, stored=3, blocks=())) == "Gridded()"

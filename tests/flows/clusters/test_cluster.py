@@ -57,7 +57,7 @@ def test_a_local_cluster_neither_spills_nor_profiles_nor_listens_outside(
     assert [path for path in (tmp_path / "scratch").rglob("*") if path.is_file() and path.stat().st_size] == []
 
 
-def test_workers_that_do_not_start_are_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_do_not_start_are_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(**_: Any) -> None:
         raise RuntimeError("Nanny failed\nto start.")
 
@@ -78,7 +78,7 @@ def test_an_ingest_leaves_the_folders_of_workers_alone(tmp_path: Path) -> None:
     assert before
 
 
-def test_no_cluster_is_this_process(tmp_path: Path) -> None:
+def test_without_a_cluster_this_process_computes(tmp_path: Path) -> None:
     with open_cluster(Settings(cluster="none"), scratch=tmp_path / "scratch") as address:
         assert address == NO_CLUSTER
         with connect(address) as client:
@@ -128,7 +128,7 @@ def test_an_address_in_clear_text_or_of_another_kind_is_refused(address: str, er
     ],
     ids=lambda settings: settings.cluster,
 )
-def test_loopback_tls_and_what_was_allowed_may_be_used(settings: Settings) -> None:
+def test_loopback_tls_and_explicitly_allowed_addresses_may_be_used(settings: Settings) -> None:
     check_address(settings)
 
 
@@ -194,7 +194,7 @@ def test_dasks_own_configuration_names_certificates_too(files: Files) -> None:
         assert cluster_security(Settings()).require_encryption is True
 
 
-def test_without_the_authoritys_certificate_nobody_joins(encrypted: str, tmp_path: Path) -> None:
+def test_nobody_connects_without_a_certificate_of_the_authority(encrypted: str, tmp_path: Path) -> None:
     stranger = issue(tmp_path / "theirs")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
@@ -222,7 +222,7 @@ def test_a_missing_or_unreadable_certificate_is_named_before_anything_starts(
 
 
 @pytest.mark.parametrize("wrong", ["tls_ca", "tls_cert", "tls_key"])
-def test_files_that_are_no_certificate_and_its_key_are_refused_before_anything_starts(
+def test_invalid_certificates_and_keys_are_refused_before_anything_starts(
     files: Files, wrong: str, tmp_path: Path
 ) -> None:
     whole: dict[str, Any] = {"tls_ca": files.ca, "tls_cert": files.cert, "tls_key": files.key}
@@ -232,7 +232,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused_before_anything_s
             check_address(Settings(cluster="tls://scheduler.example:8786", **{**whole, wrong: path}))
 
 
-def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_lost_during_a_sum_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dask.config.config["distributed"]["comm"]["timeouts"], "connect", "1s")
 
     def lose(address: str) -> None:
@@ -247,7 +247,7 @@ def test_a_cluster_that_is_lost_under_way_is_one_clear_error(monkeypatch: pytest
         lose(cluster.scheduler_address)
 
 
-def test_a_client_that_dies_of_reconnecting_ends_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_fails_to_reconnect_ends_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dask.config.config["distributed"]["comm"]["timeouts"], "connect", "1s")
 
     async def die(*_: object, **__: object) -> None:
@@ -269,7 +269,7 @@ def test_a_client_that_dies_of_reconnecting_ends_the_sum(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("lost", "error"), [(True, Unavailable), (False, KeyError)])
-def test_whatever_a_lost_cluster_makes_of_it_is_the_loss(lost: bool, error: type[Exception]) -> None:  # noqa: FBT001
+def test_every_error_caused_by_a_lost_cluster_is_reported_as_its_loss(lost: bool, error: type[Exception]) -> None:  # noqa: FBT001
     def fail(address: str) -> None:
         with connect(address, Settings(encrypted_scratch=True)) as client:
             assert client is not None
@@ -290,7 +290,7 @@ def test_a_sum_does_not_wait_for_the_workers_of_a_lost_scheduler() -> None:
             await_workers(client)
 
 
-def test_settings_come_from_the_environment_and_a_number_of_workers_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_workers_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_WORKERS", "3")
     assert (cluster_settings().workers, cluster_settings(5).workers) == (3, 5)
     assert cluster_settings().cluster == "none"
@@ -361,9 +361,7 @@ def test_a_cluster_or_a_number_of_workers_is_a_request_for_a_cluster(given: dict
     assert Settings(**given).names_cluster is names
 
 
-def test_a_begun_cluster_is_opened_once_and_only_if_it_was_requested(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_is_opened_once_and_only_if_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Settings] = []
 
     def local(settings: Settings, _scratch: Path) -> AbstractContextManager[str]:

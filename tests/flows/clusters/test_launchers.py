@@ -119,7 +119,7 @@ def test_a_launched_cluster_whose_workers_may_spill_is_stopped_and_refused(kind:
 
 
 @pytest.mark.usefixtures("installed")
-def test_workers_that_others_start_are_reported_not_to_spill(tmp_path: Path) -> None:
+def test_kubernetes_and_slurm_workers_get_settings_that_forbid_spilling(tmp_path: Path) -> None:
     with (
         dask.config.set({**WORKER_SETTINGS, "kubernetes.env": {"AWS_REGION": "here"}}),
         open_cluster(Settings(cluster="kubernetes", allow_plaintext=True), scratch=tmp_path),
@@ -143,7 +143,7 @@ def test_workers_that_others_start_are_reported_not_to_spill(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("installed")
-def test_slurm_uses_the_certificate_where_there_is_one(files: Files) -> None:
+def test_slurm_uses_the_configured_certificate(files: Files) -> None:
     settings = under_tls("slurm", files)
     check_address(settings)
     with LAUNCHERS["slurm"](settings):
@@ -233,7 +233,7 @@ def somebody() -> Iterator[Stranger]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")
-def test_the_stranger_of_these_tests_gets_into_a_cluster_in_clear_text(somebody: Stranger) -> None:
+def test_the_other_user_of_these_tests_gets_access_to_a_cluster_without_tls(somebody: Stranger) -> None:
     with in_process(n_workers=1):
         kinds = somebody.open_entries(processes=[os.getpid()])
     assert sum(variant.startswith("dask in clear text") for variant in kinds) >= 2  # scheduler and worker
@@ -242,7 +242,7 @@ def test_the_stranger_of_these_tests_gets_into_a_cluster_in_clear_text(somebody:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes and ports are read from /proc")
-def test_no_port_file_or_process_of_a_command_lets_a_stranger_in(program: Program, somebody: Stranger) -> None:
+def test_no_port_file_or_process_of_a_command_is_open_to_another_user(program: Program, somebody: Stranger) -> None:
     ports = listening(program.processes)
     assert len(ports) >= 5, "scheduler, nanny, worker, Prefect's server, HTTP of scheduler and worker"
     assert set(ports.values()) == {"0100007F"}, "loopback alone"

@@ -14,7 +14,7 @@ from tests.storage.releasing import open_budget as open_people
 OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
 
 
-def test_default_terms_exclude_nothing_and_say_so(dpca: Command) -> None:
+def test_default_terms_exclude_no_kind_of_release(dpca: Command) -> None:
     opened = dpca(*OPEN)
     assert opened.status == 0
     assert "warning" not in opened.err
@@ -24,7 +24,7 @@ def test_default_terms_exclude_nothing_and_say_so(dpca: Command) -> None:
         assert "share delta 1e-07" in words
 
 
-def test_budgets_are_listed_with_their_unit_and_what_is_left(dpca: Command) -> None:
+def test_budgets_are_listed_with_their_unit_and_remainder(dpca: Command) -> None:
     assert "dpca budget open POPULATION" in dpca("budget", "list").out
     dpca(*OPEN)
     dpca("budget", "open", "members", "--epsilon", "2", "--delta", "1e-7", "--unit", "member_id", "--rows-per-unit", 3)
@@ -36,7 +36,7 @@ def test_budgets_are_listed_with_their_unit_and_what_is_left(dpca: Command) -> N
     assert "member_id" in dpca("budget", "list").out
 
 
-def test_who_released_is_shown_with_the_budget(home: Path, dpca: Command) -> None:
+def test_the_user_of_each_release_is_shown_with_the_budget(home: Path, dpca: Command) -> None:
     ledger = Workspace.open().ledger
     open_people(ledger)
     ledger.begin(reserve(ledger).release_id)
@@ -44,7 +44,7 @@ def test_who_released_is_shown_with_the_budget(home: Path, dpca: Command) -> Non
         assert getpass.getuser() in dpca("budget", verb, POPULATION).out.splitlines()[-1]
 
 
-def test_a_trail_is_valid_or_not_valid_and_says_what_was_compared(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_the_verdict_on_a_trail_states_the_comparisons(home: Path, dpca: Command, tmp_path: Path) -> None:
     ledger = Workspace.open().ledger
     open_people(ledger)
     ledger.begin(reserve(ledger).release_id)
@@ -67,7 +67,7 @@ def test_a_trail_is_valid_or_not_valid_and_says_what_was_compared(home: Path, dp
     ],
     ids=str,
 )
-def test_no_failure_delta_says_what_is_excluded_for_ever(
+def test_a_budget_without_failure_delta_states_what_it_excludes(
     dpca: Command, terms: tuple[str, ...], *, sampled: bool
 ) -> None:
     opened = dpca(*OPEN, "--failure-delta", "0", *terms, "--json")
@@ -79,7 +79,7 @@ def test_no_failure_delta_says_what_is_excluded_for_ever(
     assert ("dp_spca" in text) == sampled
 
 
-def test_a_nightly_script_from_before_the_default_goes_on(dpca: Command) -> None:
+def test_a_nightly_script_of_an_earlier_version_continues(dpca: Command) -> None:
     Workspace.open().ledger.open_budget("patients", epsilon=4.0, delta=1e-6, failure_delta=0.0)
     again = dpca(*OPEN)
     assert again.status == 0
@@ -88,7 +88,7 @@ def test_a_nightly_script_from_before_the_default_goes_on(dpca: Command) -> None
     assert "its terms never change" in dpca(*OPEN, "--failure-delta", "1e-7").complaint(1)
 
 
-def test_a_large_delta_is_refused_in_one_line_unless_insisted_on(dpca: Command, ready: Path) -> None:
+def test_a_large_delta_requires_an_explicit_option(dpca: Command, ready: Path) -> None:
     words = ("budget", "open", "others", "--epsilon", "1", "--delta", "1e-3")
     line = dpca(*words).complaint(1)
     assert line.startswith("dpca: delta=0.001 is not below 1/records_at_most=1e-05")
@@ -99,7 +99,7 @@ def test_a_large_delta_is_refused_in_one_line_unless_insisted_on(dpca: Command, 
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_pure_fit_after_a_gaussian_one_is_refused_with_what_still_fits(dpca: Command) -> None:
+def test_a_refused_pure_fit_after_a_gaussian_one_states_the_possible_requests(dpca: Command) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
     pure = [*FIT[:5], "--epsilon", "1", "--delta", "0", *FIT[9:], "--mechanism", "laplace"]
     for words in (("--dry-run",), ("--direct", "--yes")):
@@ -133,7 +133,7 @@ def test_the_history_is_drawn_release_by_release(dpca: Command, tmp_path: Path) 
     assert ">sub@1  " in plot.read_text()
 
 
-def test_the_newest_releases_are_shown_and_how_many_came_before(dpca: Command) -> None:
+def test_the_newest_releases_are_shown_and_earlier_ones_counted(dpca: Command) -> None:
     ledger = Workspace.open().ledger
     open_people(ledger)
     ids = [reserve(ledger, f"run {number}").release_id for number in range(5)]

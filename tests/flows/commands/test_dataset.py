@@ -85,7 +85,7 @@ def test_a_draft_is_refused_until_it_is_filled_in(home: Path, dpca: Command, tmp
     assert f"is still {TO_DECLARE}; declare it from public knowledge, never from the rows" in refused
 
 
-def test_what_cannot_be_drafted_is_one_line(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_source_without_columns_to_draft_is_refused_in_one_line(home: Path, dpca: Command, tmp_path: Path) -> None:
     for name, content, words, rule in (
         ("gone.csv", None, (), "no such file"),
         ("empty.csv", "", (), "is empty"),
@@ -213,7 +213,7 @@ def test_a_check_of_a_wrong_schema_reports_all_its_faults_and_checks_the_other_c
     assert found[None, "columns: Input should be a valid array"] == (None, ["schema"])
 
 
-def test_a_check_of_a_table_without_a_header_keeps_the_place_of_a_column_that_is_declared_wrongly(
+def test_a_check_without_a_header_keeps_the_position_of_a_wrongly_declared_column(
     home: Path, dpca: Command, tmp_path: Path
 ) -> None:
     source, schema = tmp_path / "people.csv", tmp_path / "people.yaml"
@@ -230,7 +230,7 @@ def test_a_check_of_a_table_without_a_header_keeps_the_place_of_a_column_that_is
     assert found["c", "has a value that is not a finite number"] == (1, ["line 2"])
 
 
-def test_a_check_reports_types_that_no_kind_takes_next_to_the_values_of_other_columns(
+def test_a_check_reports_unsupported_types_and_the_values_of_other_columns(
     home: Path, dpca: Command, tmp_path: Path
 ) -> None:
     source, schema = tmp_path / "people.parquet", tmp_path / "people.yaml"
@@ -242,7 +242,7 @@ def test_a_check_reports_types_that_no_kind_takes_next_to_the_values_of_other_co
     assert found["age", "has a value that is not a finite number"] == (1, ["row 1"])
 
 
-def test_a_check_of_right_tables_ends_well_and_names_the_file_where_there_are_several(
+def test_a_check_of_valid_tables_succeeds_and_names_each_of_several_files(
     home: Path, dpca: Command, tmp_path: Path
 ) -> None:
     schema, folder = tmp_path / "people.yaml", tmp_path / "people"
@@ -276,7 +276,7 @@ def test_the_help_of_a_check_warns_that_its_output_describes_rows(dpca: Command)
     ],
 )
 @pytest.mark.parametrize("missing", ["mean", "3", "{value: [1]}", "{worth: 3}", "[refuse]"])
-def test_a_wrong_rule_for_missing_values_is_answered_by_all_that_work(
+def test_a_wrong_rule_for_missing_values_is_answered_with_the_valid_rules(
     home: Path, dpca: Command, tmp_path: Path, kind: str, rule: str, missing: str
 ) -> None:
     schema = tmp_path / "s.yaml"
@@ -322,7 +322,7 @@ def test_an_attended_refresh_with_a_file_set_aside_fails_and_names_the_command_t
     assert (status, found["outcome"], err) == (0, "nothing arrived", "")
 
 
-def test_a_file_is_taken_again_with_other_options_after_a_retry_and_charged_once(inbox: Path, dpca: Command) -> None:
+def test_a_retried_file_is_ingested_with_other_options_and_charged_once(inbox: Path, dpca: Command) -> None:
     open_budget()
     np.save(inbox / "wide.npy", np.random.default_rng(2).normal(size=(2_000, 9)))
     assert refreshes(dpca, inbox, "--features", 8)[0] == 1
@@ -350,7 +350,7 @@ def test_a_retry_names_files_by_path_name_or_token_and_takes_all_by_default(inbo
     assert refreshes(dpca, inbox)[1]["set_aside"] == 0, "none of several fits, so none is set aside"
 
 
-def test_a_file_that_the_budget_refused_is_taken_again_after_a_retry(inbox: Path, dpca: Command) -> None:
+def test_a_file_refused_by_the_budget_is_ingested_after_a_retry(inbox: Path, dpca: Command) -> None:
     open_budget(5.0)
     drop(inbox, "monday.npy", seed=1)
     drop(inbox, "tuesday.npy", seed=2)
@@ -363,13 +363,13 @@ def test_a_file_that_the_budget_refused_is_taken_again_after_a_retry(inbox: Path
 
 
 @pytest.mark.parametrize("command", ["arrivals", "retry"])
-def test_a_dataset_without_arrivals_has_none(home: Path, dpca: Command, command: str) -> None:
+def test_a_dataset_without_arrivals_lists_none(home: Path, dpca: Command, command: str) -> None:
     ending = dpca("dataset", command, "others")
     assert ending.status == (0 if command == "arrivals" else 1)
     assert "nothing arrived" in ending.out or "no such file" in ending.err
 
 
-def test_a_retried_arrival_is_another_one_for_notices(inbox: Path, dpca: Command) -> None:
+def test_a_retried_arrival_gets_separate_notices(inbox: Path, dpca: Command) -> None:
     open_budget()
     (inbox / "bad.npy").write_bytes(b"x")
     refresh(inbox)

@@ -27,7 +27,7 @@ from tests.flows.releases.test_stages import ENTRY, LEDGER, REQUEST
 from tests.storage.trail.forging import EDITS, exported, two_populations
 
 
-def test_the_table_of_truth_for_machines(dpca: Command) -> None:
+def test_the_table_of_true_epsilons_as_json(dpca: Command) -> None:
     ending = dpca("mechanism", "truth", "--formula", "wishart", "--formula", "smooth_cauchy", "--json")
     rows = json.loads(ending.out)
     assert ending.status == 0
@@ -41,7 +41,7 @@ def test_the_table_of_truth_for_machines(dpca: Command) -> None:
     assert cauchy["condition_broken"] is None
 
 
-def test_the_table_of_truth_for_readers(dpca: Command) -> None:
+def test_the_table_of_true_epsilons_as_text(dpca: Command) -> None:
     out = dpca("mechanism", "truth", "--formula", "wishart", "--formula", "mod_sulq").out
     assert "no epsilon at this delta" in out
     assert "holds, by delta alone" in out
@@ -57,7 +57,7 @@ ADVISE = ("mechanism", "advise", "--features", 40, "--components", 3, "--delta",
 AUTO: dict[str, Any] = {**REQUEST, "mechanism": "auto", "delta": 0.0}
 
 
-def test_advice_is_ranked_and_says_what_to_use(dpca: Command) -> None:
+def test_advice_is_ranked_and_names_the_mechanism_to_use(dpca: Command) -> None:
     words = ("--records-at-most", 50_000, "--epsilon", 1, "--spectrum", "decay:1")
     reported = json.loads(dpca(*ADVISE, *words, "--json").out)
     lows = [row["captured_variance_from"] for row in reported["ranked"]]
@@ -70,7 +70,7 @@ def test_advice_is_ranked_and_says_what_to_use(dpca: Command) -> None:
     assert reported["advice"] in shown.out
 
 
-def test_noise_is_announced_with_the_records_and_the_epsilon_that_would_do(dpca: Command) -> None:
+def test_a_forecast_of_noise_states_the_sufficient_records_and_epsilon(dpca: Command) -> None:
     words = ("--records-at-most", 50, "--spectrum", "decay:1")
     reported = json.loads(dpca(*ADVISE, *words, "--epsilon", 0.1, "--json").out)
     assert reported["expect_noise"] is True
@@ -81,14 +81,14 @@ def test_noise_is_announced_with_the_records_and_the_epsilon_that_would_do(dpca:
     assert better["expect_noise"] is False
 
 
-def test_a_schedule_shares_the_budget(dpca: Command) -> None:
+def test_advice_for_a_schedule_divides_the_budget(dpca: Command) -> None:
     words = ("--records-at-most", 50_000, "--epsilon", 1, "--releases", 4, "--json")
     reported = json.loads(dpca(*ADVISE, *words).out)
     assert (reported["releases"], reported["epsilon_each_other"]) == (4, 0.25)
     assert reported["ranked"][0]["epsilon"] == 0.25
 
 
-def test_every_mechanism_is_listed_and_explains_itself(dpca: Command) -> None:
+def test_every_mechanism_is_listed_and_explained(dpca: Command) -> None:
     listed = json.loads(dpca("mechanism", "list", "--json").out)
     for family, known in (
         ("subspace", MECHANISMS),
@@ -108,7 +108,7 @@ def test_every_mechanism_is_listed_and_explains_itself(dpca: Command) -> None:
     assert "nosuch" in dpca("mechanism", "explain", "nosuch").complaint(1)
 
 
-def test_auto_names_a_mechanism_at_planning_and_that_name_is_stored() -> None:
+def test_auto_selects_a_mechanism_at_planning_and_stores_its_name() -> None:
     planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO))
     name = planned.plan.mechanism
     assert name in {"wishart", "exponential", "laplace"}
@@ -116,7 +116,7 @@ def test_auto_names_a_mechanism_at_planning_and_that_name_is_stored() -> None:
     assert planned.plan == plan_on(LEDGER, ENTRY, SubspaceRequest(**{**AUTO, "mechanism": name})).plan
 
 
-def test_a_plan_of_auto_is_unchanged_release_whatever_would_be_chosen_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stored_plan_of_auto_keeps_its_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO))
     monkeypatch.setattr(subspace, "advise", lambda *words, **more: advisor.advise(*words, **more, only=["laplace"]))
     after = plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO))
@@ -126,7 +126,7 @@ def test_a_plan_of_auto_is_unchanged_release_whatever_would_be_chosen_later(monk
     assert other.fingerprint != before.fingerprint
 
 
-def test_auto_takes_no_settings_and_says_when_nothing_accepts_a_request() -> None:
+def test_auto_refuses_settings_and_requests_that_no_mechanism_accepts() -> None:
     with pytest.raises(InvalidInput, match="mechanism=auto accepts no settings"):
         plan_on(LEDGER, ENTRY, SubspaceRequest(**AUTO, settings={"calibration": "tight"}))
     with pytest.raises(Refused, match="mechanism=auto found no mechanism"):
@@ -149,7 +149,7 @@ def audit(capsys, *options):
     return status, capsys.readouterr().out
 
 
-def test_it_prints_a_row_for_each_relation_and_succeeds(capsys):
+def test_an_audit_prints_a_row_for_each_relation_and_succeeds(capsys):
     status, printed = audit(capsys, "--json")
     rows = json.loads(printed)
     assert status == 0
@@ -157,7 +157,7 @@ def test_it_prints_a_row_for_each_relation_and_succeeds(capsys):
     assert all(row["verdict"] == "passed" and row["bound"] <= row["epsilon"] for row in rows)
 
 
-def test_it_fails_when_a_bound_passes_the_claim(capsys, monkeypatch):
+def test_an_audit_fails_if_a_bound_exceeds_the_claim(capsys, monkeypatch):
     draw = Gaussian.draw
 
     def faint(self, key, order, *, scale_in_steps, **piece):
@@ -170,7 +170,7 @@ def test_it_fails_when_a_bound_passes_the_claim(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("options", [["--mechanism", "sulq"], ["--confidence", "1.5"]])
-def test_what_cannot_be_audited_is_refused_in_one_line(capsys, options):
+def test_an_impossible_audit_is_refused_in_one_line(capsys, options):
     assert main(["audit", *options]) == 1
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -185,7 +185,7 @@ def trail(tmp_path_factory):
         return exported(workspace), workspace.ledger.statement("patients").spent
 
 
-def test_a_file_is_verified_without_a_home_to_the_last_digit_and_no_edit_of_it_is(trail, tmp_path, capsys, monkeypatch):
+def test_a_trail_is_verified_without_a_home_and_every_edit_is_refused(trail, tmp_path, capsys, monkeypatch):
     export, spent = trail
     monkeypatch.setenv("DPCA_HOME", str(tmp_path / "absent"))
     file = tmp_path / "trail.json"

@@ -54,7 +54,7 @@ def test_a_release_of_directions_alone_has_no_spectrum_to_show(dpca: Command) ->
 
 
 @pytest.mark.usefixtures("released")
-def test_history_tells_who_moved_an_alias_and_from_where(dpca: Command) -> None:
+def test_history_states_who_moved_an_alias_and_its_previous_version(dpca: Command) -> None:
     assert "no alias of sub was moved yet" in dpca("registry", "history", "sub").out
     dpca("registry", "promote", "sub@1", "champion")
     Workspace.open().promote("sub", version=1, alias="live", why={"drift": 0.25, "verdict": "above noise"})
@@ -103,7 +103,9 @@ def test_a_consumer_pins_a_root_and_follows_a_rotation_and_a_revocation(
     assert (shown["version"], [*shown["publishers"].values()]) == (4, ["revoked: *"] * 2)
 
 
-def test_an_operator_is_reported_what_is_missing_in_one_line(dpca: Command, signed: Path, tmp_path: Path) -> None:
+def test_mistakes_of_an_operator_with_keys_are_reported_in_one_line(
+    dpca: Command, signed: Path, tmp_path: Path
+) -> None:
     assert "already has a root" in dpca("registry", "root", "init", "--out", tmp_path / "other.key").complaint(1)
     assert not (tmp_path / "other.key").exists()
     assert "already exists" in dpca("registry", "key", "new").complaint(1)
@@ -119,7 +121,7 @@ def test_an_operator_is_reported_what_is_missing_in_one_line(dpca: Command, sign
     assert signed.exists()
 
 
-def test_doctor_says_when_consumers_refuse_what_is_signed(dpca: Command, signed: Path, tmp_path: Path) -> None:
+def test_doctor_reports_signatures_that_consumers_refuse(dpca: Command, signed: Path, tmp_path: Path) -> None:
     def signing() -> str:
         found = json.loads(dpca("doctor", "--json").out)
         return next(str(row["verdict"]) for row in found if row["check"] == "signing")

@@ -68,14 +68,14 @@ def test_fits_with_other_parameters_or_slots_do_not_warn() -> None:
     assert len(budget.releases) == 5
 
 
-def test_a_fit_that_was_refused_counts_for_no_warning() -> None:
+def test_a_refused_fit_causes_no_later_warning() -> None:
     budget = InMemoryBudget(**TERMS)
     for _ in range(2):
         with pytest.raises(BudgetExhausted):
             model(epsilon=3.0, budget=budget).fit(ROWS)
 
 
-def test_a_slot_is_charged_once_and_returned_whatever_the_rows() -> None:
+def test_a_slot_is_charged_once_and_returned_for_any_rows() -> None:
     """Fit with a used slot on any rows: the stored release is returned, even for rows that would be refused.
 
     The rows are not read.
@@ -131,7 +131,7 @@ def test_a_slot_with_other_columns_is_refused() -> None:
             model(slot="a", budget=budget).fit(rows)
 
 
-def test_a_slot_that_failed_after_its_charge_is_finished_from_the_rows_of_that_charge(
+def test_a_slot_that_failed_after_its_charge_is_finished_from_the_charged_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fail after the charge and fit again: the result must be that of an uninterrupted run on the charged rows.
@@ -160,7 +160,7 @@ def test_a_failed_fit_without_a_slot_stays_charged() -> None:
         model(budget=budget).fit(ROWS)
 
 
-def test_other_rows_or_requests_are_another_charge_which_a_spent_budget_refuses() -> None:
+def test_other_rows_or_requests_are_charged_until_the_budget_refuses() -> None:
     budget = InMemoryBudget(**TERMS)
     model(budget=budget).fit(ROWS)
     for changed, rows in (({}, ROWS), ({}, ROWS[1:]), ({"clip_norm": 20.0}, ROWS), ({"center": "none"}, ROWS)):
@@ -169,7 +169,7 @@ def test_other_rows_or_requests_are_another_charge_which_a_spent_budget_refuses(
         assert "\n" not in str(refusal.value)
 
 
-def test_a_release_of_one_budget_is_no_release_of_another() -> None:
+def test_releases_of_one_budget_are_unknown_to_another() -> None:
     first, second = (model(slot="a", budget=InMemoryBudget(**TERMS)).fit(ROWS) for _ in range(2))
     assert first.components_.tobytes() != second.components_.tobytes()
 
@@ -195,7 +195,7 @@ def test_a_forked_budget_cannot_spend_what_its_parent_spends_too(monkeypatch: py
             model(**changed).fit(ROWS)
 
 
-def test_a_budget_without_bound_says_so() -> None:
+def test_an_unbounded_budget_is_shown_as_unbounded() -> None:
     with pytest.raises(Invalid, match="has no bound"):
         _ = InMemoryBudget().spent
     with pytest.raises(Invalid, match="state both, or neither"):

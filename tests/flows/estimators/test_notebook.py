@@ -83,11 +83,11 @@ def test_a_fit_without_a_budget_warns(rows) -> None:
     ids=["scaler", "imputer", "columns", "nested"],
 )
 @pytest.mark.parametrize("is_last", [True, False])
-def test_a_step_that_learned_from_the_rows_is_named(rows, steps, named: str, *, is_last: bool) -> None:
+def test_a_pipeline_step_fitted_on_the_rows_is_named(rows, steps, named: str, *, is_last: bool) -> None:
     after = [] if is_last else [FunctionTransformer()]
     with pytest.warns(LearnedStepWarning, match=named):
         make_pipeline(*steps, pca(), *after).fit(rows)
 
 
-def test_steps_that_learn_nothing_and_private_ones_are_quiet(rows) -> None:
+def test_steps_without_fitting_and_private_steps_cause_no_warning(rows) -> None:
     make_pipeline(FunctionTransformer(lambda x: x / 2.0), Normalizer(), pca(n_components=3), pca()).fit(rows)

@@ -120,7 +120,7 @@ PCA_FRAME = pd.DataFrame(ROWS, columns=NAMES, index=pd.RangeIndex(len(ROWS)) + 1
 
 
 @pytest.mark.filterwarnings("ignore::flows.estimators.RepeatedFitWarning")
-def test_scikit_learn_finds_no_fault_but_that_two_fits_differ() -> None:
+def test_scikit_learns_checks_pass_except_for_the_equality_of_two_fits() -> None:
     """Run scikit-learn's checks: only the one that fits twice may fail, because the noise differs.
 
     One check is skipped unless an environment variable is set; `make estimators` sets it.
@@ -147,7 +147,7 @@ def test_variances_and_mean_are_those_of_pca_up_to_noise() -> None:
     assert np.abs((private.components_ * plain.components_).sum(axis=1)) == pytest.approx([1.0, 1.0], abs=0.05)
 
 
-def test_around_the_origin_there_is_no_mean_and_variances_that_need_a_number_of_rows_are_unknown() -> None:
+def test_around_the_origin_there_is_no_mean_and_no_variance_per_row() -> None:
     fitted = model(center="none", rounds=1).fit(ROWS)
     assert fitted.mean_.tolist() == [0.0] * 5
     assert np.isnan(fitted.explained_variance_).all()
@@ -216,7 +216,7 @@ def test_a_search_over_a_pipeline_is_one_release_for_each_fit() -> None:
         assert len(budget.releases) == searches * (2 * 2 + 1)
 
 
-def test_one_slot_for_a_whole_search_is_refused_at_its_second_candidate() -> None:
+def test_one_slot_for_a_grid_search_is_refused_at_its_second_candidate() -> None:
     """Use one slot for a grid search: the second candidate must be refused.
 
     Otherwise all folds would get the release of the first fit, which includes rows held out later.
@@ -227,7 +227,7 @@ def test_one_slot_for_a_whole_search_is_refused_at_its_second_candidate() -> Non
         search.fit(ROWS, ROWS[:, 0] > 3)
 
 
-def test_it_shows_the_parameters_that_were_changed() -> None:
+def test_the_repr_shows_changed_parameters() -> None:
     shown = repr(model(budget=InMemoryBudget(**TERMS)))
     assert "clip_norm=30.0" in shown
     assert "budget=InMemoryBudget(epsilon=2, delta=1e-06)" in shown
@@ -260,7 +260,7 @@ def test_it_shows_the_parameters_that_were_changed() -> None:
     ],
     ids=lambda value: "-".join(f"{name}={held}" for name, held in value.items()) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_private_is_refused_in_one_line_before_a_charge(
+def test_impossible_fits_are_refused_in_one_line_before_a_charge(
     changed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     budget = InMemoryBudget(**TERMS)
@@ -276,7 +276,7 @@ def test_rows_that_are_not_finite_are_refused(value: float) -> None:
         model().fit(np.where(ROWS[0, 0] == ROWS, value, ROWS))
 
 
-def test_a_clip_norm_of_a_quantile_is_a_release_that_is_paid_for() -> None:
+def test_a_clip_norm_chosen_by_quantile_is_charged() -> None:
     """Choose the clip norm as a quantile: it is near the rows' quantile, and its epsilon is charged.
 
     The norm is within one histogram bin.
@@ -341,7 +341,7 @@ def content(table: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_equal_ratings_are_the_same_rows_whatever_holds_them_and_a_zero_is_a_rating(kind: str) -> None:
+def test_equal_ratings_in_any_container_are_equal_rows_and_zeros_are_ratings(kind: str) -> None:
     assert (SPARSE.data == 0).any()
     assert content(TABLES[kind]) == content(SPARSE)
     # zeros of this sparse matrix are missing values, not ratings
@@ -372,7 +372,7 @@ def test_unknown_ratings_of_new_users_are_predicted_better_than_by_offsets_alone
     assert np.sqrt(np.mean(errors**2)) < 0.85 * np.sqrt(np.mean(alone**2))
 
 
-def test_items_have_names_and_factors_a_container() -> None:
+def test_items_have_names_and_factors_come_in_the_set_container() -> None:
     frame = TABLES["pandas"]
     fitted = model_of_factorization().fit(frame).set_output(transform="pandas")
     factors = fitted.transform(frame)
@@ -403,7 +403,7 @@ def test_users_in_chunks_are_folded_in_chunk_by_chunk() -> None:
     ],
     ids=lambda value: "-".join(f"{name}={held}" for name, held in value.items()) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_private_is_refused_in_one_line_before_a_charge_of_factorization(
+def test_impossible_factorizations_are_refused_in_one_line_before_a_charge(
     changed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     budget = InMemoryBudget(**FACTORIZATION_TERMS)
@@ -413,7 +413,7 @@ def test_what_cannot_be_private_is_refused_in_one_line_before_a_charge_of_factor
     assert budget.spent == 0.0
 
 
-def test_it_is_cloned_pickled_and_refuses_what_it_was_not_fitted_to() -> None:
+def test_a_factorization_is_cloned_and_pickled_and_refuses_other_items() -> None:
     fitted = model_of_factorization(budget=InMemoryBudget(**FACTORIZATION_TERMS)).fit(SPARSE)
     again = pickle.loads(pickle.dumps(fitted))
     assert again.predict(SPARSE).tobytes() == fitted.predict(SPARSE).tobytes()

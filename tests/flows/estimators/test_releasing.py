@@ -98,9 +98,7 @@ def snapshots(budget: PopulationBudget) -> list[Path]:
     return sorted((budget.workspace.home / "datasets" / budget.dataset).iterdir())
 
 
-def test_a_slot_is_one_release_here_and_in_another_process_whatever_the_rows(
-    budget: PopulationBudget, tmp_path: Path
-) -> None:
+def test_a_slot_is_one_release_in_any_process_and_for_any_rows(budget: PopulationBudget, tmp_path: Path) -> None:
     """Fit with a used slot, here and in another process: the first release is returned, and no rows are read.
 
     The other process loads neither Prefect nor Dask.
@@ -150,7 +148,7 @@ def of_slot(budget: PopulationBudget, slot: str) -> Release:
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("point", POINTS)
-def test_a_slot_whose_process_was_killed_is_finished_from_the_rows_that_were_charged(
+def test_a_slot_of_a_killed_process_is_finished_from_the_charged_rows(
     forked_budget: PopulationBudget, point: str
 ) -> None:
     """Fit with the slot of a killed process: the charged rows are used, and other terms are refused.
@@ -221,7 +219,7 @@ def test_slots_of_two_populations_are_two_releases(budget: PopulationBudget) -> 
         model(slot="night", budget=Workspace.open().budget("staff", dataset=budget.dataset)).fit(SIDEWAYS)
 
 
-def test_a_slot_that_an_operator_gave_up_is_refused(budget: PopulationBudget) -> None:
+def test_a_slot_closed_by_an_operator_is_refused(budget: PopulationBudget) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "finish_release", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -292,7 +290,7 @@ def test_ratings_keep_their_zeros_and_items_their_names(budget: PopulationBudget
 
 
 @pytest.mark.parametrize("rows", [ROWS[:50], sparse.csr_array(ROWS[:50])], ids=["dense", "sparse"])
-def test_rows_on_their_way_into_the_home_are_closed_to_others(
+def test_rows_being_stored_in_the_home_are_unreadable_to_others(
     rows: Any, budget: PopulationBudget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modes: set[int] = set()
@@ -311,7 +309,7 @@ def test_rows_on_their_way_into_the_home_are_closed_to_others(
     assert modes == {0}
 
 
-def test_what_is_refused_stores_no_row(budget: PopulationBudget) -> None:
+def test_a_refused_fit_stores_no_row(budget: PopulationBudget) -> None:
     for changed, error in (
         ({"n_components": 9}, InvalidInput),
         ({"relation": "replace_one"}, Invalid),
@@ -346,7 +344,7 @@ def test_rows_of_another_population_are_refused_before_a_charge(budget: Populati
     assert staff.statement().spent == 0
 
 
-def test_names_are_checked_when_the_budget_is_taken(budget: PopulationBudget) -> None:
+def test_names_are_checked_when_a_budget_is_requested(budget: PopulationBudget) -> None:
     with pytest.raises(NotFound):
         Workspace.open().budget("nobody")
     with pytest.raises(Invalid, match="is not allowed"):

@@ -95,7 +95,7 @@ def test_columns_are_learned_from_a_table_whose_values_are_not_read(
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("kind", TABLES)
-def test_equal_rows_are_the_same_rows_with_equal_scores_whatever_holds_them(kind: str, tmp_path: Path) -> None:
+def test_equal_rows_in_any_container_have_equal_scores(kind: str, tmp_path: Path) -> None:
     make, named = TABLES[kind]
     table = make(tmp_path)
     assert content(Table.checked(model(), table, reset=True, entries=Entries())) == content(PLAIN)
@@ -130,7 +130,7 @@ class Watched:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("mechanism", ["analyze_gauss", "noisy_power"])
-def test_a_dask_array_is_computed_a_chunk_at_a_time(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dask_array_is_computed_one_chunk_at_a_time(mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch)
     fitted = model(mechanism=mechanism, budget=InMemoryBudget(**TERMS)).fit(watched.rows)
     scores = fitted.transform(watched.rows)
@@ -153,7 +153,7 @@ def test_rows_in_a_file_are_read_a_slice_at_a_time(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
 @pytest.mark.parametrize("size", [1, 7, 5_000, 1 << 22])
-def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_changes_no_result(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     first = content(Table.in_memory(ROWS[:50], entries=Entries()))
     monkeypatch.setattr("flows.estimators.tables._PIECE_VALUES", size)
     rows = TableRows(Table.in_memory(ROWS[:50], entries=Entries()))
@@ -164,7 +164,7 @@ def test_the_size_of_pieces_changes_nothing(size: int, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option")
-def test_pieces_are_checked_as_rows_in_memory_are() -> None:
+def test_chunks_are_validated_like_rows_in_memory() -> None:
     bad: NDArray[np.float64] = np.where(ROWS[3_500, 0] == ROWS, np.nan, ROWS)
     with pytest.raises(ValueError, match="NaN"):
         model().fit(da.from_array(bad, chunks=(1_000, 5)))
@@ -283,7 +283,7 @@ def fitted() -> tuple[PrivatePCA, PrivateMatrixFactorization]:
 )
 @pytest.mark.parametrize("rows", STRANGE.values(), ids=STRANGE)
 @pytest.mark.parametrize("method", ["fit", "transform", "predict", "artifact"])
-def test_what_is_no_table_of_numbers_is_refused_by_one_line(rows: Any, method: str) -> None:
+def test_a_table_without_numbers_is_refused_in_one_line(rows: Any, method: str) -> None:
     # AnnData refuses some arrays when it is created, so it is created inside the test
     rows = rows() if callable(rows) else rows
     pca, factors = fitted()

@@ -60,7 +60,7 @@ def releases() -> list[Any]:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_dry_run_says_in_numbers_and_words_what_can_be_seen_and_with_what_the_last_could(dpca: Command) -> None:
+def test_a_dry_run_forecasts_the_visible_components_and_the_epsilon_for_the_rest(dpca: Command) -> None:
     reported = json.loads(dpca(*WORDS, "--dry-run", "--json").out)
     assert reported["components_above_noise"] == 0
     assert reported["forecast"].startswith(
@@ -75,7 +75,7 @@ def test_a_dry_run_says_in_numbers_and_words_what_can_be_seen_and_with_what_the_
 
 
 @pytest.mark.usefixtures("few")
-def test_a_request_that_refuses_noise_charges_nothing_and_says_what_would_do(dpca: Command) -> None:
+def test_a_request_that_refuses_noise_is_not_charged_and_states_what_would_suffice(dpca: Command) -> None:
     complaint = dpca(*WORDS, "--on-noise", "refuse", "--direct", "--yes").err.splitlines()[-1]
     assert complaint.startswith("dpca: expect noise: with records_at_most=60")
     assert "on_noise=refuse" in complaint
@@ -89,7 +89,7 @@ def test_a_request_that_refuses_noise_charges_nothing_and_says_what_would_do(dpc
 
 
 @pytest.mark.usefixtures("few")
-def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unattended_job_logs_a_forecast_of_noise_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     logged: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(stages, "log_event", lambda event, **facts: logged.append((event, facts)))
     with pytest.raises(Refused, match="on_noise=refuse"):
@@ -103,7 +103,7 @@ def test_a_job_that_nobody_watches_warns_in_its_log_or_refuses(monkeypatch: pyte
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("answer", "made"), [(False, 0), (True, 1)])
-def test_a_terminal_asks_whether_noise_is_wanted(
+def test_a_terminal_requires_confirmation_of_a_forecast_of_noise(
     monkeypatch: pytest.MonkeyPatch, dpca: Command, *, answer: bool, made: int
 ) -> None:
     requested: list[str] = []
@@ -123,7 +123,7 @@ def test_a_terminal_asks_whether_noise_is_wanted(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_release_that_can_show_something_is_requested_as_before() -> None:
+def test_a_forecast_of_visible_components_needs_no_confirmation() -> None:
     seen = preview(SubspaceRequest(**{**NOISY, "epsilon": 2.9, "mechanism": "wishart"}))
     left = rounded_down(seen.remaining), rounded_down(seen.remaining_after)
     assert seen.question == (
@@ -133,7 +133,7 @@ def test_a_release_that_can_show_something_is_requested_as_before() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"on_noise": "refuse"}, {"spectrum": "flat"}])
-def test_forecasts_are_no_part_of_what_a_release_is(changes: dict[str, str]) -> None:
+def test_forecasts_do_not_change_the_identity_of_a_release(changes: dict[str, str]) -> None:
     one, other = (plan_on(LEDGER, ENTRY, SubspaceRequest(**REQUEST | more)) for more in ({}, changes))
     assert (one.fingerprint, one.run_key, one.plan.event) == (other.fingerprint, other.run_key, other.plan.event)
     assert stored_request(other).items() >= changes.items()
@@ -164,7 +164,7 @@ def subspace(*columns: int, above: int | None = 2, features: int = 6, **others: 
         (subspace(2, 1, 0, above=3), subspace(0, 3, 4, 5, above=4), "drift 0.75 is above 0.5"),
     ],
 )
-def test_what_is_noise_or_has_turned_away_is_held(
+def test_a_version_of_noise_or_with_drift_is_withheld(
     candidate: PrivateSubspace, champion: PrivateSubspace | None, reason: str
 ) -> None:
     judged = judge(candidate, champion, drift_at_most=0.5)
@@ -184,7 +184,7 @@ def test_what_is_noise_or_has_turned_away_is_held(
         (subspace(0, 1, 2, above=3), subspace(0, 1), 0.0),
     ],
 )
-def test_what_stands_above_the_noise_and_holds_the_champions_directions_passes(
+def test_a_version_above_the_noise_and_close_to_the_champion_passes(
     candidate: PrivateSubspace, champion: PrivateSubspace | None, drift: float | None
 ) -> None:
     judged = judge(candidate, champion, drift_at_most=0.5)
@@ -192,7 +192,7 @@ def test_what_stands_above_the_noise_and_holds_the_champions_directions_passes(
     assert judged.drift == pytest.approx(drift) if drift is not None else judged.drift is None
 
 
-def test_random_directions_lack_what_the_docstring_says() -> None:
+def test_random_directions_have_the_documented_mean_drift() -> None:
     """Compare the mean drift of 400 random subspaces with 1 - k/d; 0.03 is five standard deviations.
 
     The draws come from seed 0.
@@ -211,7 +211,7 @@ def test_signs_and_order_do_not_matter() -> None:
     assert drift_from(turned, subspace(0, 1)) == 0.0
 
 
-def test_directions_within_the_noise_of_a_release_hold_nothing_of_the_champion() -> None:
+def test_directions_within_the_noise_do_not_count_toward_the_champion() -> None:
     """Directions within the noise must not count when drift from a champion is measured.
 
     By chance, random directions overlap with any others: completely, with as many directions as columns.
@@ -242,7 +242,7 @@ def wide(tmp_path: Path, dpca: Command) -> None:
 
 
 @pytest.mark.usefixtures("wide")
-def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(dpca: Command) -> None:
+def test_a_release_is_refined_and_assessed_and_can_be_refined_again_for_free(dpca: Command) -> None:
     ending = dpca(*FIT, "--publish", "sub")
     assert ending.status == 0, ending.err
     report = json.loads(ending.out)
@@ -266,7 +266,7 @@ def test_a_release_is_refined_says_how_good_it_is_and_is_refined_anew_for_free(d
 
 
 @pytest.mark.usefixtures("wide")
-def test_a_release_below_the_share_required_is_charged_kept_and_published_later(dpca: Command) -> None:
+def test_a_release_below_the_required_quality_is_charged_stored_and_published_later(dpca: Command) -> None:
     before = spent()
     reported = dpca(*FIT, "--publish", "sub", "--require-share", "1").complaint(1)
     assert "not published" in reported
@@ -280,7 +280,7 @@ def test_a_release_below_the_share_required_is_charged_kept_and_published_later(
 
 
 @pytest.mark.usefixtures("wide")
-def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca: Command) -> None:
+def test_an_artifact_without_its_matrix_is_refined_by_eb_only_with_a_warning(dpca: Command) -> None:
     assert dpca(*FIT, "--rounds", "1", "--publish", "sub", "--keep-matrix", "0", "--refine", "eb").status == 0
     found = Registry.open().load("sub@1")
     assert found.matrix is None
@@ -293,7 +293,7 @@ def test_without_its_matrix_an_artifact_gives_eb_with_a_warning_and_no_more(dpca
 
 @pytest.mark.usefixtures("wide")
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_a_release_in_rounds_is_refined_anew_from_its_answers(dpca: Command, center: str) -> None:
+def test_a_release_in_rounds_is_refined_again_from_its_answers(dpca: Command, center: str) -> None:
     """Refine a published release in rounds again: the same answers must give the same components to the bit.
 
     Another number of components costs nothing.
@@ -313,7 +313,7 @@ def test_a_release_in_rounds_is_refined_anew_from_its_answers(dpca: Command, cen
 
 
 @pytest.mark.usefixtures("wide")
-def test_without_its_answers_a_release_in_rounds_gives_its_leading_directions_and_no_more(dpca: Command) -> None:
+def test_a_release_in_rounds_without_its_answers_gives_only_leading_directions(dpca: Command) -> None:
     assert dpca(*FIT, "--publish", "sub", "--keep-matrix", "0").status == 0
     found = Registry.open().load("sub@1", PrivateSubspace)
     assert found.answers is None
@@ -336,7 +336,7 @@ def test_rounds_of_another_mechanism_or_number_are_refused_before_they_are_charg
 
 
 @pytest.mark.usefixtures("wide")
-def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pairs_and_says_so(dpca: Command) -> None:
+def test_an_artifact_from_before_refinement_is_refined_by_eb_with_a_notice(dpca: Command) -> None:
     """Refine an artifact of an older version, without outcome, matrix or refinement: the plan states its noise."""
     assert dpca(*FIT, "--rounds", "1", "--publish", "sub", "--refine", "none").status == 0
     found = Registry.open().load("sub@1", PrivateSubspace)
@@ -355,14 +355,14 @@ def test_an_artifact_of_a_version_that_knew_no_refinement_gives_eb_from_its_pair
 
 
 @pytest.mark.usefixtures("wide")
-def test_what_cannot_be_refined_is_refused_before_it_is_charged(dpca: Command) -> None:
+def test_an_impossible_refinement_is_refused_before_a_charge(dpca: Command) -> None:
     before = spent()
     words = (*FIT, "--publish", "sub", "--mechanism", "noisy_power")
     assert "releases none" in dpca(*words, "--refine", "eb").complaint(1)
     assert spent() == before
 
 
-def test_a_matrix_comes_back_to_the_bit_and_a_large_one_is_not_kept():
+def test_a_matrix_is_stored_bit_for_bit_unless_it_is_large():
     square = np.random.default_rng(1).normal(size=(7, 7))
     matrix = square + square.T
     kept = packed(matrix, keep_matrix=1.0)
@@ -418,7 +418,7 @@ print(json.dumps([name for name in sys.modules if name.startswith(ours)]))
 """
 
 
-def test_a_family_loads_no_other() -> None:
+def test_a_family_does_not_import_another_family() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
     loaded = json.loads(done.stdout)
     others = ("completion", "tensor", "evaluat", "stream", "sites")

@@ -50,7 +50,7 @@ def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("variant", [("--direct",), ()], ids=["direct", "prefect"])
 @pytest.mark.usefixtures("prefect")
-def test_a_family_of_its_own_is_planned_charged_released_published_and_loaded(
+def test_a_new_family_is_planned_charged_released_published_and_loaded(
     ready: Path, dpca: Command, variant: tuple[str, ...], tmp_path: Path
 ) -> None:
     before = facts_of(ready)
@@ -77,7 +77,7 @@ def test_a_family_of_its_own_is_planned_charged_released_published_and_loaded(
     assert Workspace.open().ledger.verify() > 0
 
 
-def test_what_wants_a_subspace_refuses_a_profile_and_both_families_share_a_budget(ready: Path, dpca: Command) -> None:
+def test_commands_for_subspaces_refuse_a_profile_and_both_families_share_a_budget(ready: Path, dpca: Command) -> None:
     assert dpca(*PROFILE, "--direct").status == 0, ready
     assert dpca(*FIT, "--direct", "--yes").status == 0
     with pytest.raises(Invalid, match="columns@1 is a profile, but a subspace is needed"):
@@ -87,7 +87,7 @@ def test_what_wants_a_subspace_refuses_a_profile_and_both_families_share_a_budge
     assert {row["mechanism"] for row in rows} == {"toy_joint", "analyze_gauss"}
 
 
-def test_the_audit_command_attacks_it_too(dpca: Command) -> None:
+def test_the_audit_command_audits_a_new_family(dpca: Command) -> None:
     ended = dpca("audit", "--mechanism", "toy_joint", "--trials", "60", "--json")
     rows = json.loads(ended.out)
     assert (ended.status, {row["mechanism"] for row in rows}, len(rows)) == (0, {"toy_joint"}, 3)
@@ -165,7 +165,7 @@ def ROWS_OF(*records: np.ndarray) -> ArrayBlocks:
     return ArrayBlocks(np.vstack([np.zeros((1, 3)), *records]))
 
 
-def test_one_event_pays_for_all_parts_and_a_step_is_answered_once() -> None:
+def test_one_event_covers_all_parts_and_a_step_is_answered_once() -> None:
     noise = JointGaussian(noise_multiplier=3.0)
     reservation = InMemoryReservation(event=noise.event, key=bytes(32))
     assert events.count_steps(noise.event) == 1
@@ -175,7 +175,7 @@ def test_one_event_pays_for_all_parts_and_a_step_is_answered_once() -> None:
         np.testing.assert_array_equal(first[name], again[name])
 
 
-def test_parts_leave_by_their_own_way_alone() -> None:
+def test_parts_of_a_joint_query_are_released_only_with_joint_noise() -> None:
     reservation = InMemoryReservation(event=events.gaussian(3.0))
     with pytest.raises(InvalidInput, match="toy_profile 1 is proved for Gaussian noise"):
         Curator(ROWS, reservation).release(QUERY, Gaussian(noise_multiplier=3.0))

@@ -95,7 +95,7 @@ def test_requests_of_every_family_are_public() -> None:
     assert all(_is_public(family.request) for family in every_family())
 
 
-def test_the_walk_finds_the_flows_and_their_stages() -> None:
+def test_all_flows_and_stages_are_found() -> None:
     assert {"fit-subspace", "ingest-dataset"} <= set(FLOWS)
     assert {"ingest_source", "reserve_release", "compute_release", "publish_release", "report_release"} <= set(STAGES)
 
@@ -179,7 +179,7 @@ def test_an_error_becomes_a_named_state_without_its_text(error: BaseException, n
 
 
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, TerminationSignal])
-def test_who_stops_a_run_is_heard(signal: type[BaseException]) -> None:
+def test_an_interrupt_stops_a_run(signal: type[BaseException]) -> None:
     def stage() -> None:
         raise signal(15)
 
@@ -189,14 +189,14 @@ def test_who_stops_a_run_is_heard(signal: type[BaseException]) -> None:
         in_flow(lambda _: stage())
 
 
-def test_a_deployments_stage_waits_for_a_place_to_come_back_and_for_nothing_else() -> None:
+def test_a_deployed_stage_retries_unavailable_storage_and_no_other_error() -> None:
     task = as_task(directly, patient=True)
     assert (task.retries, task.retry_delay_seconds) == (len(RETRY_DELAYS), list(RETRY_DELAYS))
     may_pass: Any = task.retry_condition_fn
     assert {name for name in ENDINGS if may_pass(task, None, Failed(name=name))} == {"Unavailable"}
 
 
-def test_a_stage_is_tried_again_until_its_place_is_back(
+def test_a_stage_is_retried_until_its_storage_is_available(
     prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subject, "RETRY_DELAYS", (0.0, 0.0))
@@ -223,7 +223,7 @@ def test_a_stage_is_tried_again_until_its_place_is_back(
     assert len(tries) == 4
 
 
-def test_where_nobody_waits_the_cause_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unattended_stage_logs_the_cause_of_an_error(caplog: pytest.LogCaptureFixture) -> None:
     def stage(error: Exception) -> None:
         raise error
 
@@ -245,18 +245,18 @@ def _gone() -> State[Any]:
 
 
 @pytest.mark.parametrize("state", [Completed(data="forged"), Failed(name="BudgetExhausted"), Failed(name="Lost")])
-def test_a_state_of_a_flow_that_did_not_run_here_is_not_believed(state: State[Any]) -> None:
+def test_the_state_of_a_flow_that_ran_elsewhere_is_ignored(state: State[Any]) -> None:
     with pytest.raises(DpcaError) as caught:
         finish(lambda: state)
     assert str(caught.value) == ENDINGS["StageFailed"]
 
 
 @pytest.mark.parametrize("state", [Completed(data="forged"), Failed(name="BudgetExhausted"), Failed(name="Lost")])
-def test_what_a_flow_returned_here_outweighs_its_state(state: State[Any]) -> None:
+def test_the_result_of_a_flow_in_this_process_overrides_its_state(state: State[Any]) -> None:
     assert finish(lambda: (in_flow(lambda _: "true"), state)[1]) == "true"
 
 
-def test_a_server_that_fails_after_the_body_ended_takes_nothing_away() -> None:
+def test_a_server_failure_after_the_end_of_a_flow_loses_no_result() -> None:
     def forgotten(body: Callable[[], object]) -> State[Any]:
         in_flow(lambda _: body())
         return _gone()
@@ -271,7 +271,7 @@ def test_a_server_that_fails_after_the_body_ended_takes_nothing_away() -> None:
         finish(_gone)
 
 
-def test_results_pass_through() -> None:
+def test_results_of_stages_are_returned_unchanged() -> None:
     assert directly(divmod, 7, 2) == (3, 1)
     assert in_flow(lambda run: run is not None) is True
     assert as_task(divmod).fn(7, 2) == (3, 1)
@@ -312,7 +312,7 @@ def seen(prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> list[li
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_run_has_one_card_which_names_its_release_alone_and_goes_with_it(
+def test_a_run_has_one_progress_card_that_names_its_release_and_is_removed(
     prefect: SyncPrefectClient, seen: list[list[Artifact]]
 ) -> None:
     report = run_release(_request())
@@ -353,7 +353,7 @@ def test_the_card_of_a_killed_run_is_removed_by_the_next(
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_card_that_another_run_removed_comes_back(
+def test_a_progress_card_removed_by_another_run_is_created_again(
     prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefect_artifacts, "UPDATE_EVERY", 0.0)
@@ -375,7 +375,7 @@ def test_a_card_that_another_run_removed_comes_back(
 
 
 @pytest.mark.usefixtures("ready")
-def test_the_card_of_a_run_that_goes_on_is_left_until_it_is_silent_for_long(
+def test_the_progress_card_of_a_running_run_stays_until_it_is_silent_for_long(
     prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
@@ -396,14 +396,14 @@ def test_the_card_of_a_run_that_goes_on_is_left_until_it_is_silent_for_long(
 
 
 @pytest.mark.usefixtures("ready")
-def test_a_direct_run_shows_none(prefect: SyncPrefectClient, seen: list[list[Artifact]]) -> None:
+def test_a_direct_run_has_no_progress_card(prefect: SyncPrefectClient, seen: list[list[Artifact]]) -> None:
     release_directly(_request())
     assert seen
     assert not any(seen)
     assert Workspace.read_only().registry.names() == ["sub"]
 
 
-def test_a_report_that_is_under_way_when_the_run_ends_leaves_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_sent_while_a_run_ends_leaves_no_progress_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report progress from threads while a run ends: no card may remain.
 
     One report is inside Prefect while the run fails, another comes after the end.

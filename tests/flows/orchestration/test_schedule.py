@@ -63,7 +63,7 @@ def test_a_slot_is_the_planned_start_in_utc(monkeypatch: pytest.MonkeyPatch) -> 
     assert (schedule_slot(), is_deployed()) == (FIRST, True)
 
 
-def test_a_run_that_somebody_started_has_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manually_started_run_has_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (schedule_slot(), is_deployed()) == (None, False)
     _run(monkeypatch, auto_scheduled=False, expected_start_time=datetime.now(UTC), deployment_id=None)
     assert (schedule_slot(), is_deployed()) == (None, False)
@@ -71,7 +71,7 @@ def test_a_run_that_somebody_started_has_no_slot(monkeypatch: pytest.MonkeyPatch
     assert (schedule_slot(), is_deployed()) == (None, True)
 
 
-def test_a_slot_is_one_release_and_another_slot_another(ready: Path) -> None:
+def test_each_slot_is_a_separate_release(ready: Path) -> None:
     release, _ = reserve_release(REQUEST, FIRST)
     assert reserve_release(REQUEST, FIRST)[0] == release
     others = {reserve_release(REQUEST, SECOND)[0], reserve_release(REQUEST)[0]}
@@ -89,14 +89,14 @@ def test_a_slot_keeps_the_snapshot_that_it_began_with(ready: Path, dpca: Command
     assert later.snapshot_id != snapshot
 
 
-def test_a_slot_tells_requests_and_datasets_separate(ready: Path, dpca: Command, rows_file: Path) -> None:
+def test_different_requests_and_datasets_have_separate_slots(ready: Path, dpca: Command, rows_file: Path) -> None:
     words = ("dataset", "ingest", rows_file, "--name", "others", "--population", "people", "--features", FEATURES)
     assert dpca(*words, "--direct").status == 0
     requested = [REQUEST, dataclasses.replace(REQUEST, components=3), dataclasses.replace(REQUEST, dataset="others")]
     assert len({reserve_release(request, FIRST)[0] for request in requested}) == 3
 
 
-def test_a_key_of_ones_own_wins_over_the_slot(ready: Path) -> None:
+def test_an_explicit_run_key_overrides_the_slot(ready: Path) -> None:
     named = dataclasses.replace(REQUEST, run_key="mine")
     assert reserve_release(named, FIRST)[0] == reserve_release(named, SECOND)[0]
     assert Workspace.open().ledger.find("mine") is not None
@@ -224,7 +224,7 @@ WRONG = ("2026-1-5", "24.11.2026", "2026/11/24", "20261124", "tonight", "", " ",
 
 
 @pytest.mark.parametrize("schedule", SLOTS)
-def test_a_slot_has_one_way_to_be_written(schedule: str) -> None:
+def test_a_slot_has_one_canonical_spelling(schedule: str) -> None:
     terms = StreamTerms(facts={"schedule": schedule}, plan=cast(Any, None), weights=cast(Any, None))
     right, wrong = SLOTS[schedule]
     assert [terms.check_slot(slot) for slot in right] == right
@@ -345,7 +345,7 @@ def _shown_of_deployment_notes(found: DeploymentResponse) -> str:
     return str((found.parameter_openapi_schema or {})["properties"]["dry_run"]["description"])
 
 
-def test_a_server_takes_typed_settings_and_text_of_before_and_refuses_the_rest(
+def test_a_server_accepts_typed_settings_and_older_text_and_refuses_others(
     deployment: UUID, prefect: SyncPrefectClient
 ) -> None:
     wrong: list[Any] = [
@@ -411,7 +411,7 @@ def test_a_run_takes_the_settings_of_the_form(deployment: UUID, prefect: SyncPre
     assert len(_ledger().statement("people").releases) == 1
 
 
-def test_parameters_of_before_make_the_same_release(ready: Path, prefect: SyncPrefectClient) -> None:
+def test_parameters_of_an_earlier_version_give_the_same_release(ready: Path, prefect: SyncPrefectClient) -> None:
     old = _deploy(prefect, **OF_BEFORE)
     assert _run_of_deployment_notes(prefect, old).state_name == "Completed"
     assert _run_of_deployment_notes(prefect, _deploy(prefect)).state_name == "Completed"
@@ -440,13 +440,11 @@ def test_a_dry_run_ends_in_its_verdict_and_charges_nothing(
     assert facts_of(ready) == before
 
 
-def test_a_dry_run_of_what_is_refused_for_another_reason_ends_as_refused(
-    deployment: UUID, prefect: SyncPrefectClient
-) -> None:
+def test_a_dry_run_of_an_invalid_request_ends_as_refused(deployment: UUID, prefect: SyncPrefectClient) -> None:
     assert _run_of_deployment_notes(prefect, deployment, dry_run=True, components=60).state_name == "Refused"
 
 
-def test_form_and_description_tell_what_the_next_run_may_do_after_each_release_refusal_and_dry_run(
+def test_form_and_description_state_the_remaining_budget_after_each_run(
     deployment: UUID, prefect: SyncPrefectClient
 ) -> None:
     plain = _shown_of_deployment_notes(prefect.read_deployment(deployment))
@@ -475,7 +473,7 @@ def test_form_and_description_tell_what_the_next_run_may_do_after_each_release_r
     assert notes[2][1] == notes[3][1] == f"Refused: {expected} for one release; nothing would be charged."
 
 
-def test_a_note_that_cannot_be_made_fails_no_release(
+def test_a_release_succeeds_if_its_description_cannot_be_updated(
     deployment: UUID, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any, **__: Any) -> None:
@@ -488,7 +486,7 @@ def test_a_note_that_cannot_be_made_fails_no_release(
     assert prefect.read_deployment(deployment).description == TEXT
 
 
-def test_a_dry_run_of_the_loop_tells_the_share_of_its_next_release(ready: Path, prefect: SyncPrefectClient) -> None:
+def test_a_dry_run_of_the_loop_states_the_epsilon_of_the_next_release(ready: Path, prefect: SyncPrefectClient) -> None:
     flow: Flow[..., Any] = refresh_subspace
     requested = {name: value for name, value in PARAMETERS.items() if name != "epsilon"}
     requested |= {"inbox": "@people", "epsilon": None}

@@ -81,7 +81,7 @@ def requested(route: Route, *, by: str = "a print") -> tuple[int, Mapping[str, A
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_nobody_is_reported_where_things_are(hidden: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_reveals_no_path_or_address(hidden: str, caplog: pytest.LogCaptureFixture) -> None:
     error, status = HIDDEN[hidden]
     with caplog.at_level(logging.INFO, logger="dpca.flows"):
         found, message = requested(failing(error))
@@ -98,7 +98,7 @@ def test_nobody_is_reported_where_things_are(hidden: str, caplog: pytest.LogCapt
         assert line["at"].startswith("test_listening.py:")
 
 
-def test_a_rule_is_reported_as_it_is() -> None:
+def test_the_violated_rule_is_reported_unchanged() -> None:
     for error in (
         Refused("release 0a is closed; repeat the request with another --run-key."),
         Conflict("run key 'people/0a' belongs to another request; use another --run-key."),
@@ -108,14 +108,14 @@ def test_a_rule_is_reported_as_it_is() -> None:
         assert (status, message) == (REFUSED, {"kind": type(error).__name__, "line": str(error).replace("\n", " ")})
 
 
-def test_a_certificate_that_may_not_ask_is_refused_before_it_is_read() -> None:
+def test_a_request_with_an_unauthorized_certificate_is_refused_unread() -> None:
     for by in ("another print", "a stranger's", ""):
         status, message = requested(failing(KeyError()), by=by)
         assert (status, message["kind"]) == (REFUSED, "Refused")
         assert "this certificate may not send this request" in message["line"]
 
 
-def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_that_stops_within_a_message_frees_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "PATIENCE", 0.05)
     done: list[str] = []
 
@@ -138,7 +138,7 @@ def test_who_stops_in_a_message_gives_the_place_back(monkeypatch: pytest.MonkeyP
     assert (quick.status_code, done) == (200, ["runner"])
 
 
-def test_one_caller_keeps_no_other_waiting() -> None:
+def test_one_caller_does_not_delay_others() -> None:
     """Send many requests from one caller at once: only as many as the caller's limit may be read."""
     route = Route(path="/act", callers=frozenset({"runner", "reader"}), answer=lambda *_: encode({}))
     inside = application([route], names=NAMES)
@@ -193,7 +193,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_flood_of_connections_keeps_no_client_waiting(
+def test_a_flood_of_connections_does_not_delay_clients(
     serving: Callable[..., str],
     flood: Callable[..., list[socket.socket]],
     head: str,
@@ -209,7 +209,7 @@ def test_a_flood_of_connections_keeps_no_client_waiting(
 
 
 @pytest.mark.parametrize("head", ["nothing", "a part of a head", "a body that never ends", "an answered request"])
-def test_a_connection_that_asks_nothing_ends_at_its_deadline(
+def test_an_idle_connection_ends_at_its_deadline(
     serving: Callable[..., str],
     flood: Callable[..., list[socket.socket]],
     head: str,
@@ -225,7 +225,7 @@ def test_a_connection_that_asks_nothing_ends_at_its_deadline(
     assert made.recv(1) == b""
 
 
-def test_who_does_not_read_its_answer_is_cut_off(
+def test_a_caller_that_does_not_read_its_answer_is_disconnected(
     serving: Callable[..., str], flood: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "STALLED", 0.2)
@@ -257,7 +257,7 @@ def test_a_request_that_is_answered_slowly_is_not_ended_for_others(
 
 
 @pytest.mark.parametrize("head", ["nothing", "a handshake's first byte", "a part of a head"])
-def test_a_flood_before_the_handshake_keeps_no_party_waiting(
+def test_a_flood_before_the_handshake_does_not_delay_parties(
     serving: Callable[..., str],
     flood: Callable[..., list[socket.socket]],
     parties: Callable[[int], Party],
@@ -295,7 +295,7 @@ def serve_party(serving: Serve, party: Party, answer: Callable[..., bytes], *, m
     return serving(application([route], names=party.names), http=protocol_for(len(party.names)), **more)
 
 
-def test_no_bytes_of_a_party_do_anything_but_be_refused(
+def test_hostile_bytes_of_a_party_are_refused_without_effect(
     serving: Serve, parties: Callable[[int], Party], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(listening, "HEAD", 0.5)
@@ -325,7 +325,7 @@ def test_no_bytes_of_a_party_do_anything_but_be_refused(
         assert calling.call("/act", {}).facts == {}
 
 
-def test_a_message_that_trickles_gives_its_place_back(
+def test_a_very_slow_message_frees_its_connection(
     serving: Serve, parties: Callable[[int], Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Send requests byte by byte: the service must end them after a time, although each byte arrives in time.
@@ -356,7 +356,7 @@ def test_a_message_that_trickles_gives_its_place_back(
         assert max(each.result() for each in slow) < 200
 
 
-def test_callers_who_ask_at_all_their_connections_leave_room_for_another(
+def test_callers_that_use_all_their_connections_do_not_block_another_caller(
     serving: Serve, parties: Callable[[int], Party]
 ) -> None:
     """Hostile callers use all their connections: another caller must still be answered.
@@ -397,7 +397,7 @@ def test_facts_and_arrays_come_back_to_the_bit_and_aligned() -> None:
         assert (frame.arrays[name].dtype, frame.arrays[name].flags.aligned) == (array.dtype, True)
 
 
-def test_of_a_matrix_with_few_rows_only_these_are_sent() -> None:
+def test_only_the_nonzero_rows_of_a_sparse_matrix_are_sent() -> None:
     """Encode a matrix with few nonzero rows: s rows of k columns take 8 k s + 4 s bytes."""
     dense = encode({}, {"directions": MATRIX + 1})
     assert len(encode({}, {"directions": MATRIX})) - len(dense) == (50 * 5 * 8 + 50 * 4) - MATRIX.nbytes - 2
@@ -429,12 +429,12 @@ FRAMES_REFUSED = {
 }
 
 
-def test_the_sound_form_of_what_is_refused_is_read() -> None:
+def test_the_valid_form_of_each_refused_frame_is_read() -> None:
     assert decode(changed(), most=1 << 20).arrays["words"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("case", FRAMES_REFUSED)
-def test_what_is_malformed_is_refused_in_one_line_without_its_content(case: str) -> None:
+def test_a_malformed_frame_is_refused_in_one_line_without_its_content(case: str) -> None:
     with pytest.raises(FramesRefused, match="incomplete, too long or malformed"):
         decode(FRAMES_REFUSED[case], most=1 << 20)
 
@@ -445,7 +445,7 @@ def opened(frame: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(frame[start:stop]), frame[stop:]
 
 
-def test_a_forged_head_is_refused_or_read_exactly_as_it_stands() -> None:
+def test_a_forged_frame_head_is_refused_or_read_exactly() -> None:
     """Forge a frame's head: it must be refused, or every array is read in the form that the head states.
 
     No part of a head is ignored.
@@ -474,7 +474,7 @@ def test_rows_in_another_order_or_beyond_the_matrix_are_refused() -> None:
             decode(MAGIC + len(head).to_bytes(4, "big") + head + body, most=1 << 20)
 
 
-def test_more_than_was_planned_is_refused_before_it_is_unpacked() -> None:
+def test_a_frame_larger_than_planned_is_refused_before_decoding() -> None:
     frame = encode({}, {"directions": MATRIX})
     assert len(frame) < MATRIX.nbytes
     with pytest.raises(FramesRefused):

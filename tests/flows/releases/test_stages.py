@@ -114,7 +114,7 @@ def test_the_stored_plan_is_the_plan_to_the_bit(requested: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(("mechanism", "began"), FINGERPRINTS.items())
-def test_a_request_keeps_its_digest(mechanism: str, began: str) -> None:
+def test_a_request_has_the_digest_of_earlier_versions(mechanism: str, began: str) -> None:
     planned = plan_on(LEDGER, ENTRY, SubspaceRequest(**{**REQUEST, "mechanism": mechanism}))
     assert planned.fingerprint.startswith(began)
 
@@ -128,7 +128,7 @@ def test_another_calibration_is_another_request() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_mechanisms_of_all_families_have_names_of_their_own() -> None:
+def test_mechanisms_of_all_families_have_distinct_names() -> None:
     names = [name for family in every_family() for name in {**family.mechanisms, **family.references}]
     assert len(names) == len(set(names))
 
@@ -140,7 +140,7 @@ def test_a_command_plans_once(ready: Path, dpca: Command, plans: list[Any], kind
     assert len(plans) == 1
 
 
-def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
+def test_a_resumed_release_uses_the_charged_plan(
     ready: Path, dpca: Command, plans: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> str:
@@ -155,7 +155,7 @@ def test_a_resumed_release_goes_on_from_the_plan_that_was_charged(
     assert (report["artifact"], report["reused"]) == ("sub@1", False)
 
 
-def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_of_the_stage(
+def test_progress_of_a_cluster_reaches_terminal_display_and_log_of_the_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reported: list[tuple[str, str]] = []
@@ -182,7 +182,7 @@ def test_a_thread_of_the_cluster_tells_terminal_display_and_log_in_the_context_o
     assert logged == [("summed", {"partitions": 2})]
 
 
-def test_where_nobody_waits_nothing_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_recipient_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     subject.summing()(1, 2)
     assert capsys.readouterr() == ("", "")
 
@@ -211,7 +211,7 @@ def test_a_notice_is_reported_once_and_signed(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_webhook_that_is_down_is_called_again_with_the_same_key(
+def test_an_unavailable_webhook_is_called_again_with_the_same_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listening() as hook:
@@ -226,9 +226,7 @@ def test_a_webhook_that_is_down_is_called_again_with_the_same_key(
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_notice_that_is_refused_holds_back_none_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_notice_does_not_delay_other_notices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as hook:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         hook.failures = 100
@@ -246,7 +244,7 @@ def test_a_notice_that_is_refused_holds_back_none_of_the_others(
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_webhook_that_is_down_keeps_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_webhook_delays_a_run_only_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as hook:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         hook.failures = 100
@@ -274,7 +272,7 @@ def test_processes_that_deliver_at_once_call_the_webhook_once_for_a_notice(
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_notice_that_was_reported_and_taken_is_never_reported_again_by_one_who_was_slow(
+def test_a_delivered_notice_is_not_sent_again_by_a_slow_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster = list[bool]()
@@ -294,7 +292,7 @@ def test_a_notice_that_was_reported_and_taken_is_never_reported_again_by_one_who
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_of_many_that_tell_the_same_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_equal_notices_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as hook:
         monkeypatch.setenv("DPCA_WEBHOOK_URL", hook.url)
         with ThreadPoolExecutor(max_workers=8) as pool:
@@ -303,7 +301,7 @@ def test_of_many_that_tell_the_same_one_does(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_without_a_webhook_a_notice_is_reported_and_none_is_left(tmp_path: Path) -> None:
+def test_without_a_webhook_notices_are_logged_and_not_stored(tmp_path: Path) -> None:
     assert give(tmp_path)
     assert deliver_notices(tmp_path) == 0
     assert len([*tmp_path.rglob("*.taken")]) == 1
@@ -322,7 +320,7 @@ def test_an_address_that_others_could_read_is_refused_without_quoting_it(
 
 @pytest.mark.usefixtures("_no_pauses")
 @pytest.mark.parametrize("answer", [b"no HTTP at all\r\n\r\n", b"HTTP/1.1 banana\r\n\r\n", b""])
-def test_a_webhook_that_answers_no_http_fails_nothing_and_is_called_again(
+def test_a_webhook_that_does_not_answer_in_http_is_called_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(max_workers=1) as pool:
@@ -362,9 +360,7 @@ def test_a_block_that_cannot_be_read_keeps_the_notice(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_full_disk_that_cannot_note_a_delivery_is_named_and_the_notice_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_and_the_notice_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> bool:
         raise OSError(errno.ENOSPC, "No space left on device")
 

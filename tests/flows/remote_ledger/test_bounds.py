@@ -60,7 +60,7 @@ def requested(remote: RemoteHome) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("costly", COSTLY)
-def test_what_costs_too_much_is_refused_before_it_is_priced(
+def test_an_event_that_is_too_expensive_to_price_is_refused_before_pricing(
     remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch, costly: str
 ) -> None:
     begun = requested | {"run_key": "standing"}
@@ -85,7 +85,7 @@ def test_what_costs_too_much_is_refused_before_it_is_priced(
     assert (remote.reported(), remote.journal()) == before
 
 
-def test_a_delta_that_no_search_reaches_is_refused(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_delta_below_the_limit_of_the_search_is_refused(remote: RemoteHome, requested: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=r"^delta is .* accepts at least"):
         remote.call("quote", population=PEOPLE, event=requested["event"], epsilon=1.0, delta=5e-324)
 
@@ -97,7 +97,7 @@ def test_a_request_is_of_bounded_length(remote: RemoteHome, requested: dict[str,
     assert remote.reported() == before
 
 
-def test_what_mechanisms_plan_is_inside() -> None:
+def test_events_of_all_planned_mechanisms_are_within_the_limits() -> None:
     several: tuple[events.Event, ...] = (
         events.gaussian(4.0),
         sampled(0.35, rate=1e-3, count=1000),
@@ -110,7 +110,7 @@ def test_what_mechanisms_plan_is_inside() -> None:
         check_bounds(requested, replaced=True)
 
 
-def test_a_delta_next_to_the_losses_requests_no_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_close_to_1_does_not_cause_an_endless_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Price an event at a delta close to 1, where epsilon is tiny: the grid step must have a lower limit.
 
     A step relative to epsilon alone would have none.

@@ -62,7 +62,7 @@ def reservation(request: Request) -> Requested:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.family}-{request.mechanism}")
-def test_what_is_planned_is_what_is_worked_out_again(request_: Request) -> None:
+def test_a_stored_request_equals_the_recomputed_one(request_: Request) -> None:
     requested = reservation(request_)
     plan = check_request(ENTRY, BUDGET, requested)
     check_spent(plan, requested, check_price(BUDGET, requested))
@@ -82,7 +82,7 @@ FORGED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", FORGED)
-def test_a_field_that_says_something_else_is_refused(field: str) -> None:
+def test_a_request_with_a_changed_field_is_refused(field: str) -> None:
     name = "mod_sulq" if field == "fingerprint" else "analyze_gauss"
     requested = reservation(SubspaceRequest(**SUBSPACES, mechanism=name))
     change = dict(FORGED[field])
@@ -108,7 +108,7 @@ def test_a_field_that_says_something_else_is_refused(field: str) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_read_is_refused_in_a_line(change: dict[str, Any]) -> None:
+def test_an_unreadable_request_is_refused_in_one_line(change: dict[str, Any]) -> None:
     requested = reservation(SubspaceRequest(**SUBSPACES))
     with pytest.raises(
         (Invalid, Refused), match=r"cannot read the stored request|^(components|mechanism)=.* must be [^\n]*$"
@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(change: dict[str, Any]) -> Non
         check_request(ENTRY, BUDGET, requested.model_copy(update={"request": {**requested.request, **change}}))
 
 
-def test_a_fingerprint_is_that_of_the_request() -> None:
+def test_a_fingerprint_is_derived_from_the_request() -> None:
     requested = reservation(SubspaceRequest(**SUBSPACES))
     with pytest.raises(Refused, match="another fingerprint"):
         check_request(ENTRY, BUDGET, requested.model_copy(update={"fingerprint": "0" * 64}))

@@ -80,7 +80,7 @@ def seconds(service: LedgerService, event: dict[str, Any]) -> float:
     return time.monotonic() - began
 
 
-def test_four_hostile_clients_keep_no_honest_one_waiting(
+def test_four_hostile_clients_do_not_delay_an_honest_one(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Request long prices from four hostile clients: an honest quote waits for one deadline of five seconds at most.
@@ -115,7 +115,9 @@ def test_four_hostile_clients_keep_no_honest_one_waiting(
     assert [service._ledger.statement(name).spent for name in HOSTILE] == [0.0] * 4
 
 
-def test_a_price_is_stopped_at_its_deadline_for_good(service: LedgerService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_computation_of_a_price_is_stopped_at_its_deadline(
+    service: LedgerService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quote(service, "honest", short(0.0))
     monkeypatch.setattr(pricing, "DEADLINE", 0.5)
     with pytest.raises(Refused, match=r"longer than 0\.5 seconds; nothing was charged"):
@@ -170,7 +172,7 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
             attack.result()
 
 
-def test_a_price_gives_way_when_others_wait_and_has_had_its_share(
+def test_a_long_computation_yields_to_waiting_clients_after_its_share(
     service: LedgerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pricing, "AT_ONCE", 1)
@@ -182,7 +184,7 @@ def test_a_price_gives_way_when_others_wait_and_has_had_its_share(
             attack.result()
 
 
-def test_a_price_is_what_it_would_be_here_and_is_remembered(service: LedgerService) -> None:
+def test_a_price_equals_the_locally_computed_one_and_is_cached(service: LedgerService) -> None:
     first = quote(service, "honest", short(0.5))
     known = dict(prices._known)
     prices._known.clear()
@@ -192,13 +194,13 @@ def test_a_price_is_what_it_would_be_here_and_is_remembered(service: LedgerServi
     assert quote(service, "honest", short(0.5)) == first
 
 
-def test_nothing_is_priced_on_samples_in_the_service_itself() -> None:
+def test_sampled_events_are_never_priced_in_the_service_process() -> None:
     with prices.known_prices_only(), pytest.raises(prices.Unpriced):
         filters.build_filter("gdp", epsilon=1.0, delta=1e-6).charge(short(0.77), delta=1e-7)
     assert prices._computes.get()
 
 
-def test_whoever_was_served_longest_ago_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_served_longest_ago_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
     line = Pricing()
     vars(line)["_waiting"] += [("often", 1), ("often", 2), ("rarely", 3), ("busy", 4)]
     vars(line)["_served"].update({"often": 5.0, "rarely": 1.0})

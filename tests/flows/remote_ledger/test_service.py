@@ -52,7 +52,9 @@ def refusal(remote: RemoteHome, route: str, /, *, by: str = "runner", **facts: A
     return refused.value
 
 
-def test_a_snapshot_of_other_people_is_not_charged_to_a_budget(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_snapshot_of_another_population_is_not_charged_to_a_budget(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     found = refusal(remote, "reserve", by="others", **requested | {"population": "others"})
     assert "not of population 'others'" in str(found)
@@ -67,7 +69,7 @@ def test_the_epsilon_that_is_stated_must_be_that_of_the_noise(remote: RemoteHome
         refusal(remote, "quote", **quoted | {"epsilon": epsilon})
 
 
-def test_the_event_is_priced_here(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_the_ledger_prices_the_event_itself(remote: RemoteHome, requested: dict[str, Any]) -> None:
     for event in (
         events.gaussian(0.5),
         events.composed(requested["event"], events.gaussian(3.0)),
@@ -83,7 +85,9 @@ def test_the_event_is_priced_here(remote: RemoteHome, requested: dict[str, Any])
     refusal(remote, "reserve", **requested | {"request": requested["request"] | {"epsilon": 0.1}})
 
 
-def test_a_release_is_charged_for_what_it_states(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_release_is_charged_at_least_the_epsilon_that_it_states(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
     """Request an event that costs less than the request's epsilon: it must be refused.
 
     The artifact states the epsilon of the request.
@@ -107,7 +111,7 @@ def begun(remote: RemoteHome, requested: dict[str, Any]) -> str:
     return release
 
 
-def test_an_artifact_must_be_there_and_be_the_release_s(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_an_artifact_must_exist_and_belong_to_the_release(remote: RemoteHome, requested: dict[str, Any]) -> None:
     workspace = open_workspace()
     release = begun(remote, requested)
     digest = finish_release(workspace, workspace.ledger.release(release))
@@ -162,7 +166,7 @@ def test_an_artifact_states_what_was_charged(remote: RemoteHome, requested: dict
             assert f"states another {field} than" in str(found)
 
 
-def test_a_name_that_others_publish_is_theirs(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_name_published_by_another_client_is_refused(remote: RemoteHome, requested: dict[str, Any]) -> None:
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = requested | {"run_key": "theirs", "fingerprint": "0" * 64}
     terms = {name: terms[name] for name in ("run_key", "fingerprint", "event", "epsilon", "delta", "request")}
@@ -177,7 +181,7 @@ def test_a_name_that_others_publish_is_theirs(remote: RemoteHome, requested: dic
     assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
-def test_a_name_that_others_take_meanwhile_is_theirs(
+def test_a_name_just_taken_by_another_client_is_refused(
     remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Publish under a name that another client has just taken: it must be refused.
@@ -205,7 +209,7 @@ def test_a_name_that_others_take_meanwhile_is_theirs(
     assert remote.call("publish", release=release, name="sub2", artifact=digest, made=None) == 1
 
 
-def test_a_stream_is_neither_ended_nor_begun_from_outside(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_remote_client_neither_opens_nor_closes_a_stream(remote: RemoteHome, requested: dict[str, Any]) -> None:
     event, terms = events.gaussian(20.0), {"dataset": PEOPLE, "noise_multiplier": 40.0, "unit": "rows"}
     streams = remote.ledger.streams
     stream = streams.open(PEOPLE, name="night", ticks=2, event=event, epsilon=0.25, delta=1e-6, terms=terms)
@@ -222,7 +226,7 @@ def test_a_stream_is_neither_ended_nor_begun_from_outside(remote: RemoteHome, re
         assert "releases of one dataset" in str(found)
 
 
-def test_a_step_that_is_none_ends_nothing(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_an_invalid_step_has_no_effect(remote: RemoteHome, requested: dict[str, Any]) -> None:
     release = begun(remote, requested)
     for step in (-1, 1, 2**31, 2**70, float("nan"), float("inf"), 0.0, "0", True, None, [0]):
         refusal(remote, "step", release=release, step=step)
@@ -231,7 +235,7 @@ def test_a_step_that_is_none_ends_nothing(remote: RemoteHome, requested: dict[st
     assert remote.call("step", release=release, step=0) is None
 
 
-def test_nobody_is_reported_the_releases_of_others(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_releases_of_other_clients_are_not_revealed(remote: RemoteHome, requested: dict[str, Any]) -> None:
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     release = begun(remote, requested)
     unknown = str(refusal(remote, "release", by="others", release="0" * 32))
@@ -256,7 +260,7 @@ def test_nobody_is_reported_the_releases_of_others(remote: RemoteHome, requested
         assert isinstance(refusal(remote, "release", release=other), Invalid)
 
 
-def test_a_run_key_is_of_a_population(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_run_key_of_another_client_is_not_revealed(remote: RemoteHome, requested: dict[str, Any]) -> None:
     """Use a run key that another client uses: neither its existence nor its release may be accessible."""
     remote.ledger.open_budget("others", epsilon=2.0, delta=1e-6)
     terms = {name: requested[name] for name in ("event", "epsilon", "delta", "request", "fingerprint")}
@@ -323,7 +327,9 @@ def test_a_reader_sees_budgets_and_spends_nothing(remote: RemoteHome, requested:
         assert "content" not in json.dumps(remote.call(route, by="reader", **facts))
 
 
-def test_a_key_is_reported_a_release_that_began_and_did_not_end(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_noise_key_is_returned_only_while_its_release_is_in_progress(
+    remote: RemoteHome, requested: dict[str, Any]
+) -> None:
     release = remote.call("reserve", **requested)["release_id"]
     assert isinstance(refusal(remote, "key", release=release), NotAllowed)
     remote.call("begin", release=release)
@@ -351,7 +357,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def test_a_request_of_another_form_is_refused_whole(remote: RemoteHome, requested: dict[str, Any]) -> None:
+def test_a_malformed_request_is_refused_completely(remote: RemoteHome, requested: dict[str, Any]) -> None:
     before = remote.reported()
     bodies = [written(form(requested)) for form in FORMS.values()]
     for body in (*bodies, b"", b"{", b"[" * 100_000, b"\xff", b'{"run_key": 1' + b"0" * 5000 + b"}"):
@@ -367,7 +373,7 @@ def test_a_request_of_another_form_is_refused_whole(remote: RemoteHome, requeste
     assert remote.reported() == before
 
 
-def test_what_the_ledger_cannot_use_is_not_reported(
+def test_errors_of_the_ledgers_storage_are_reported_without_details(
     remote: RemoteHome, requested: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lost(*_: object, **__: object) -> None:
@@ -379,7 +385,7 @@ def test_what_the_ledger_cannot_use_is_not_reported(
     assert "example" not in str(shown.value)
 
 
-def test_a_lost_answer_is_requested_again_and_nothing_is_done_twice(
+def test_a_lost_answer_is_requested_again_without_a_second_effect(
     remote: RemoteHome, requested: dict[str, Any]
 ) -> None:
     remote.caller.cut = {"reserve", "begin", "keep"}
@@ -430,6 +436,6 @@ def test_a_configuration_names_its_clients(tmp_path: Path) -> None:
         ({"clients": [CLIENT | {"name": " "}]}, "clients.0.name of .* match"),
     ],
 )
-def test_another_is_refused(tmp_path: Path, others: dict[str, Any], line: str) -> None:
+def test_an_invalid_configuration_is_refused(tmp_path: Path, others: dict[str, Any], line: str) -> None:
     with pytest.raises(InvalidInput, match=line):
         read_config(configured(tmp_path, **others))

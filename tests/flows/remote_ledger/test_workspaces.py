@@ -112,7 +112,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_note)
 
 
-def test_a_runner_holds_no_database(served: Served, become: Callable[[str], None], dpca: Command) -> None:
+def test_a_runner_opens_no_database(served: Served, become: Callable[[str], None], dpca: Command) -> None:
     become("runner")
     _where.append(str(served.secret))
     try:
@@ -136,7 +136,7 @@ def test_a_runner_holds_no_database(served: Served, become: Callable[[str], None
     assert not list((served.home / "staging").glob("*"))
 
 
-def test_a_refusal_comes_back_as_it_was(become: Callable[[str], None], dpca: Command) -> None:
+def test_a_refusal_is_returned_unchanged(become: Callable[[str], None], dpca: Command) -> None:
     become("runner")
     more = [word if word != "1" else "2.5" for word in FIT]
     refused = dpca(*more, "--direct", "--yes", "--run-key", "more")
@@ -144,7 +144,7 @@ def test_a_refusal_comes_back_as_it_was(become: Callable[[str], None], dpca: Com
     assert "nobody" in dpca("budget", "show", "nobody").complaint(1)
 
 
-def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[str], None], dpca: Command) -> None:
+def test_a_reader_cannot_spend_and_an_unknown_client_cannot_read(become: Callable[[str], None], dpca: Command) -> None:
     become("reader")
     assert dpca("budget", "show", PEOPLE).status == 0
     assert "may not send this request" in dpca(*FIT, "--direct", "--yes").complaint(1)
@@ -154,7 +154,7 @@ def test_a_reader_spends_nothing_and_a_stranger_sees_nothing(become: Callable[[s
     assert "certificates" in line or "does not answer" in line
 
 
-def test_doctor_asks_the_ledger_who_it_is(
+def test_doctor_reports_the_identity_of_the_remote_ledger(
     served: Served, become: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_AFTER", ())
@@ -171,7 +171,7 @@ def test_doctor_asks_the_ledger_who_it_is(
     assert [finding.verdict for finding in remote_workspace.check_remote_ledger()] == ["ok", "note", "fix", "fix"]
 
 
-def test_doctor_says_in_a_line_that_the_ledger_does_not_answer(
+def test_doctor_reports_an_unreachable_ledger_in_one_line(
     become: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_AFTER", ())
@@ -208,7 +208,7 @@ def test_a_caller_without_certificate_gets_no_answer(served: Served) -> None:
         connected(served, older)
 
 
-def test_one_client_holds_so_many_connections_and_keeps_nobody_out(
+def test_the_connections_of_one_client_are_limited(
     served: Served, become: Callable[[str], None], dpca: Command
 ) -> None:
     certificate, key = served.keys / "runner.pem", served.keys / "runner.key"
@@ -251,7 +251,7 @@ def test_every_answer_may_be_lost_once(remote: RemoteHome, dpca: Command) -> Non
 
 
 @pytest.mark.parametrize("point", ["keep.row_committed", "commit.row_written"])
-def test_a_release_that_stopped_goes_on(
+def test_a_stopped_release_is_resumed(
     remote: RemoteHome, dpca: Command, home: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def stop(reached: str) -> None:
@@ -283,14 +283,16 @@ def test_steps_that_a_crash_left_are_removed_when_their_release_ended(
     assert (ours.exists(), others.exists()) == (False, True)
 
 
-def test_a_release_without_privacy_is_not_made_here(remote: RemoteHome, dpca: Command) -> None:
+def test_a_release_without_privacy_is_refused_on_a_remote_ledger(remote: RemoteHome, dpca: Command) -> None:
     words = [word for word in FIT if word not in ("--epsilon", "1", "--delta", "1e-6")]
     line = dpca(*words, "--mechanism", "non_private", "--i-know-this-is-not-private", "--direct", "--yes").complaint(1)
     assert "a remote ledger does not accept it" in line
     assert remote.ledger.statement(PEOPLE).releases == ()
 
 
-def test_what_needs_the_database_is_refused_and_makes_none(remote: RemoteHome, dpca: Command, home: Path) -> None:
+def test_commands_that_need_the_database_are_refused_and_create_none(
+    remote: RemoteHome, dpca: Command, home: Path
+) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
     for words in (
         ("dataset", "list"),
@@ -306,7 +308,7 @@ def test_what_needs_the_database_is_refused_and_makes_none(remote: RemoteHome, d
     assert not list(home.glob("*.sqlite*"))
 
 
-def test_rights_next_to_a_remote_ledger_are_refused(
+def test_settings_that_contradict_a_remote_ledger_are_refused(
     remote: RemoteHome, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "sqlite:////somewhere")
@@ -319,7 +321,7 @@ def test_rights_next_to_a_remote_ledger_are_refused(
     assert "needs DPCA_LEDGER_CERT" in dpca("budget", "show", PEOPLE).complaint(1)
 
 
-def test_refusals_are_raised_as_they_were_with_their_line() -> None:
+def test_refusals_keep_their_type_and_text() -> None:
     for kind in (BudgetExhausted, Finished, NotFound, Refused, Unavailable, errors.Conflict, errors.Invalid):
         found = refusal_of(REFUSED, written({"kind": kind.__name__, "line": "what, why, next."}))
         assert (type(found), str(found)) == (kind, "what, why, next.")
@@ -358,7 +360,7 @@ def test_a_ledger_that_stays_silent_is_unavailable(remote: RemoteHome, dpca: Com
     ],
     ids=" ".join,
 )
-def test_what_is_requested_is_published_under_another_name_too(
+def test_requests_of_every_form_are_published_under_another_name_too(
     remote: RemoteHome, dpca: Command, more: tuple[str, ...]
 ) -> None:
     """Publish requests of several forms under another name: the ledger must accept the facts that artifacts state."""

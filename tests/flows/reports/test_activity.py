@@ -79,7 +79,7 @@ def test_parts_are_counted_and_the_time_left_follows_from_those_done(
     ]
 
 
-def test_a_transfer_tells_rows_bytes_rate_and_time_left_phase_by_phase(
+def test_a_transfer_reports_rows_bytes_rate_and_remaining_time_of_each_phase(
     seen: Activity, reported: list[tuple[str, str]], clock: Clock
 ) -> None:
     seen.transfer("reading", 0, 4_000_000, 0)
@@ -99,7 +99,7 @@ def test_rows_without_an_end_are_counted(seen: Activity, reported: list[tuple[st
     assert reported[-1] == ("starting", "1,234,567 rows")
 
 
-def test_what_is_short_is_silent_where_no_terminal_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_short_activity_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with activity("summing") as seen:
         seen.parts(1, 2)
         begin_step("publishing")
@@ -108,7 +108,7 @@ def test_what_is_short_is_silent_where_no_terminal_is(capsys: pytest.CaptureFixt
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_is_long_writes_a_plain_line_now_and_then_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_a_long_activity_prints_occasional_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()
     with os.fdopen(theirs, "w") as log, os.fdopen(ours) as lines:
         monkeypatch.setattr(sys, "stderr", log)
@@ -123,7 +123,7 @@ def test_what_is_long_writes_a_plain_line_now_and_then_where_no_terminal_is(monk
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_log_that_is_requested_holds_no_other_lines(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_a_requested_log_has_no_other_lines(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setenv("DPCA_LOG", form)
     monkeypatch.setattr(module, "PLAIN_EVERY", 0.0)
     screen = io.StringIO()
@@ -146,7 +146,7 @@ def test_an_activity_inside_another_is_a_step_of_it(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
-def test_at_a_terminal_one_line_moves_and_is_gone_when_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_one_line_is_updated_and_finally_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as screen:
         monkeypatch.setattr(sys, "stderr", screen)
@@ -175,14 +175,14 @@ def read_until(terminal: int, text: str) -> str:
     return shown.decode()
 
 
-def test_a_line_says_what_how_far_and_since_when_and_is_cut_to_the_terminal() -> None:
+def test_a_line_states_step_progress_and_duration_within_the_terminal_width() -> None:
     assert line_of("summing", "3 of 8", seconds=3675.0, turn=1, width=80) == "⠙ summing: 3 of 8, 1:01:15"
     assert line_of("publishing", "", seconds=0.2, turn=10, width=80) == "⠋ publishing, 0:00:00"
     assert len(line_of("summing", "x" * 200, seconds=0.0, turn=0, width=40)) == 40
     assert heartbeat_clock(59.9) == "0:00:59"
 
 
-def test_the_line_moves_while_nobody_writes_and_is_gone_when_the_input_ends() -> None:
+def test_the_line_is_updated_between_reports_and_removed_at_the_end() -> None:
     ours, theirs = pty.openpty()
     drawing = started(theirs)
     assert drawing.stdin is not None
@@ -266,7 +266,7 @@ def test_all_runs_are_admitted_and_with_the_next_float_the_last_is_refused(
     assert len(ledger.statement("next").releases) == len(before) + runs - 1
 
 
-def test_shares_that_are_computed_anew_before_every_run_stay_what_they_were(ledger: Ledger) -> None:
+def test_shares_computed_again_before_every_run_stay_equal(ledger: Ledger) -> None:
     """Compute the share of each of 12 runs from the remaining budget: shares stay equal, and all runs are admitted."""
     ledger.open_budget("people", epsilon=4.0, delta=DELTA)
     shares = []
@@ -277,14 +277,14 @@ def test_shares_that_are_computed_anew_before_every_run_stay_what_they_were(ledg
     assert pacing_facts(ledger, "people", runs=1)["remaining"] < 1e-3
 
 
-def test_a_written_share_never_exceeds_the_share_and_loses_a_part_in_a_hundred_million() -> None:
+def test_a_printed_share_is_rounded_down_by_at_most_one_part_in_1e8() -> None:
     for share in (0.46594812345678, 1.0, 0.1 + 0.2, 3.9999999999999996, 1e-5 / 3):
         assert share * (1 - 1e-8) <= written_share(share) <= share
         assert float(f"{written_share(share):.9g}") == written_share(share)
     assert written_share(0.0) == 0.0
 
 
-def test_a_budget_that_admits_nothing_says_why(ledger: Ledger) -> None:
+def test_a_budget_that_admits_nothing_states_the_reason(ledger: Ledger) -> None:
     for population, (event, epsilon) in {
         "spent": (approximate(4.0, 0.0), 4.0),
         "void": (non_private(), math.inf),

@@ -68,7 +68,7 @@ def test_contrast_and_difference_are_those_of_their_standards() -> None:
 
 
 @pytest.mark.parametrize("name", THEMES)
-def test_all_that_is_read_has_contrast_to_what_it_stands_on(name: str) -> None:
+def test_all_text_has_contrast_to_its_background(name: str) -> None:
     theme = theme_of(name)
     for color in (theme.text, theme.muted, theme.signal, theme.against, *theme.series):
         assert contrast(color, theme.ground) >= LEAST_CONTRAST, color
@@ -78,7 +78,7 @@ def test_all_that_is_read_has_contrast_to_what_it_stands_on(name: str) -> None:
 
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("name", THEMES)
-def test_what_a_chart_distinguishes_by_colour_is_separate_for_every_eye(name: str, sight: str) -> None:
+def test_chart_colors_are_distinct_for_every_type_of_color_vision(name: str, sight: str) -> None:
     theme = theme_of(name)
     seen = [
         lab(np.clip(np.array(SIGHT[sight]) @ linear(color), 0.0, 1.0))
@@ -88,7 +88,7 @@ def test_what_a_chart_distinguishes_by_colour_is_separate_for_every_eye(name: st
         assert np.linalg.norm(one - other) > SEPARATE
 
 
-def test_a_theme_that_nobody_drew_is_refused() -> None:
+def test_an_unknown_theme_is_refused() -> None:
     with pytest.raises(Invalid, match="'sepia' is unknown; a chart is drawn light or dark"):
         theme_of("sepia")
 
@@ -124,7 +124,7 @@ def test_a_format_without_a_writer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])
-def test_a_file_holds_what_is_rendered(tmp_path: Path, name: str) -> None:
+def test_a_written_picture_equals_the_rendered_one(tmp_path: Path, name: str) -> None:
     write_chart(scree_chart(SEEN), tmp_path / name)
     assert (tmp_path / name).read_bytes() == render(scree_chart(SEEN), format=name[-3:])
 
@@ -162,7 +162,7 @@ def budget(*remaining: float | None, epsilon: float = 4.0, **more: Any) -> dict[
     return {"population": "people", "epsilon": epsilon, "delta": 1e-6, "remaining": left, "releases": releases} | more
 
 
-def test_a_scree_has_the_verdict_as_title_and_names_what_it_shows() -> None:
+def test_a_scree_plot_has_the_verdict_as_title_and_labels() -> None:
     figure = scree_chart(RELEASE_CHARTS_SEEN, name="sub@1")
     assert figure.get_label() == "2 of 3 components stand above the noise"
     words = message(figure)
@@ -178,7 +178,7 @@ def test_a_scree_has_the_verdict_as_title_and_names_what_it_shows() -> None:
     assert not any("more above" in word for word in words)
 
 
-def test_a_scree_without_an_edge_says_that_nobody_knows_it_and_has_no_band() -> None:
+def test_a_scree_plot_without_a_known_noise_edge_states_this_and_has_no_band() -> None:
     words = message(scree_chart(Spectrum(eigenvalues=(8.0, 4.0), n_components=1, noise_edge=None)))
     assert {"1 component", "1 more"} < set(words)
     assert not any("noise alone stays" in word for word in words)
@@ -199,7 +199,7 @@ def test_a_release_of_noise_is_named_in_the_colour_of_a_warning() -> None:
     assert theme_of("light").text == scree_chart(RELEASE_CHARTS_SEEN).texts[0].get_color()
 
 
-def test_loadings_have_their_names_and_numbers_and_what_the_component_sets_separate() -> None:
+def test_loadings_have_names_and_numbers_and_the_contrast_of_the_component() -> None:
     words = message(loadings_chart(ROWS, component=2, name="sub@1"))
     assert words[-2:] == [
         "Component 2: hours against age",
@@ -213,7 +213,7 @@ def test_loadings_of_one_sign_move_together() -> None:
     assert loadings_chart([], component=1).get_label() == "Component 1: no large loading"
 
 
-def test_a_burn_down_names_every_release_and_what_it_left() -> None:
+def test_a_burn_down_names_every_release_and_the_remaining_budget() -> None:
     figure = budget_chart(budget(3.79811, None, 2.5))
     assert figure.get_label() == "people: epsilon 2.5 of 4 is left after 2 releases"
     words = message(figure)
@@ -223,7 +223,7 @@ def test_a_burn_down_names_every_release_and_what_it_left() -> None:
     assert not any("sub@2" in word for word in words)
 
 
-def test_what_is_left_is_never_rounded_up() -> None:
+def test_the_remaining_budget_is_never_rounded_up() -> None:
     assert "0.039 of 0.5 is left" in str(budget_chart(budget(0.03999, epsilon=0.5)).get_label())
     assert "epsilon 0 of 4" in str(budget_chart(budget(0.0)).get_label())
 
@@ -234,7 +234,7 @@ def test_the_earliest_of_many_releases_share_a_row() -> None:
     assert sum("2026-03" in word for word in words) == 15
 
 
-def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
+def test_the_chart_of_an_unused_or_void_budget_states_this() -> None:
     assert budget_chart(budget()).get_label() == "people: epsilon 4 of 4 is left: no release yet"
     void = budget_chart(budget(0.0, voided=True))
     assert void.get_label() == "people: the budget is void, with nothing left"
@@ -242,7 +242,7 @@ def test_a_budget_says_when_nothing_was_released_and_when_it_is_void() -> None:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_every_chart_stands_on_the_ground_of_its_theme(theme: str) -> None:
+def test_every_chart_has_the_background_of_its_theme(theme: str) -> None:
     inspect = theme_of(theme)
     for figure in (
         scree_chart(RELEASE_CHARTS_SEEN, theme=theme),
@@ -258,7 +258,7 @@ def test_every_chart_stands_on_the_ground_of_its_theme(theme: str) -> None:
 COMPONENTS = np.array([[0.48, 0.0, -0.64, 0.6], [0.0, 1.0, 0.0, 0.0]])
 
 
-def test_loadings_come_by_size_and_by_name() -> None:
+def test_loadings_are_sorted_by_size_and_name() -> None:
     subspace = PrivateSubspace(components=COMPONENTS, manifest={"feature_names": ["a", "b", "c", "d"]})
     found = top_loadings(subspace, component=1, count=2)
     assert found == [{"feature": "c", "loading": -0.64}, {"feature": "d", "loading": 0.6}]
@@ -304,7 +304,7 @@ def test_eigenvalues_far_down_are_counted_and_not_listed() -> None:
     assert lines[-1].split() == ["…", "and", "52", "more"]
 
 
-def test_without_an_edge_nothing_is_called_noise() -> None:
+def test_without_a_noise_edge_no_eigenvalue_is_called_noise() -> None:
     spectrum = made(8.0, 4.0, 0.0, edge=None)
     assert spectrum.above_noise is None
     assert "░" not in spectrum.text()

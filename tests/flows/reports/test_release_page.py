@@ -59,5 +59,5 @@ def test_a_release_is_shown_as_a_page_and_as_json(released: Path, dpca: Command)
     assert max(len(line) for line in lines if "sha256" not in line) <= 80
 
 
-def test_a_result_without_privacy_says_so() -> None:
+def test_a_result_without_privacy_is_marked() -> None:
     assert "NOT PRIVATE" in release_page({"artifact": "map@1", "private": False, "manifest": {}})

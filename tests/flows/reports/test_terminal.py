@@ -75,7 +75,7 @@ def test_rows_are_a_table_one_json_list_or_a_word(capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_consent_is_given_beforehand_or_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consent_is_given_by_option_or_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     confirm("Spend?", yes=True)
     with pytest.raises(Refused, match=r"\(Spend\?\); pass --yes"):
         confirm("Spend?", yes=False)
@@ -97,7 +97,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_json_lines_carry_what_the_run_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_log_lines_contain_the_context_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json")
     with about(run_key="slot 1", release="ab"):
         log_event("summing", partitions=8)
@@ -112,7 +112,7 @@ def test_json_lines_carry_what_the_run_is_about(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("quiet")
-def test_text_lines_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_log_lines_contain_the_context_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("text")
     configure_logs("text")
     with about(release="ab"):
@@ -123,7 +123,7 @@ def test_text_lines_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_nothing_is_reported_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_log_line_is_printed_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json")
     configure_logs("off")
     log_event("published")
@@ -131,7 +131,7 @@ def test_nothing_is_reported_unasked(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_release_says_what_it_did_and_about_which(
+def test_a_release_logs_its_steps_with_its_identity(
     ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_LOG", "json")
@@ -145,7 +145,7 @@ def test_a_release_says_what_it_did_and_about_which(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_refusal_says_what_is_left_and_of_which_request(
+def test_a_logged_refusal_states_the_request_and_the_remaining_budget(
     ready: Path, dpca: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = json.loads(dpca("budget", "show", "people", "--json").out)["remaining"]
@@ -161,7 +161,7 @@ def test_a_refusal_says_what_is_left_and_of_which_request(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_an_ingest_says_rows_and_rates_in_a_line_marked_private_and_tells_prefect_nothing(
+def test_an_ingest_logs_rows_and_rates_as_private_and_not_to_prefect(
     rows_file: Path, dpca: Command, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_LOG", "json")
@@ -178,7 +178,7 @@ def test_an_ingest_says_rows_and_rates_in_a_line_marked_private_and_tells_prefec
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_fit_that_breaks_under_prefect_is_one_line_and_prefect_keeps_no_log(
+def test_a_failed_fit_under_prefect_is_one_line_without_a_stored_log(
     ready: Path, dpca: Command, prefect: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: object, **__: object) -> None:
@@ -198,7 +198,7 @@ def test_a_fit_that_breaks_under_prefect_is_one_line_and_prefect_keeps_no_log(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_release_says_neither_rows_nor_bytes_nor_rates(
+def test_a_release_logs_neither_rows_nor_bytes_nor_rates(
     ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_LOG", "json")
@@ -209,7 +209,7 @@ def test_a_release_says_neither_rows_nor_bytes_nor_rates(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_log_format_that_is_none_is_refused_before_anything_is_charged(
+def test_an_unknown_log_format_is_refused_before_a_charge(
     ready: Path, dpca: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_LOG", "xml")
@@ -239,34 +239,34 @@ def test_the_outcome_is_one_line(facts: dict[str, object], line: str) -> None:
 
 
 @given(st.floats(min_value=1e-6, max_value=1e6))
-def test_what_is_left_is_reported_in_four_digits_and_never_more_than_it_is(epsilon: float) -> None:
+def test_the_remaining_budget_is_rounded_down_to_four_digits(epsilon: float) -> None:
     assert epsilon * 0.9989 <= float(rounded_down(epsilon)) <= epsilon * (1.0 + 1e-11)
 
 
-def test_what_is_left_is_reported_any_budget() -> None:
+def test_the_remaining_budget_is_rounded_down_for_any_budget() -> None:
     assert [rounded_down(left) for left in (0.0, -1.0, 4.0, math.inf)] == ["0", "0", "4", "inf"]
 
 
-def test_a_question_says_what_is_left_before_and_after() -> None:
+def test_a_confirmation_states_the_remaining_budget_before_and_after() -> None:
     text = spending("epsilon 1 of budget 'people'", remaining=4.0, after=3.79811)
     assert text == "epsilon 1 of budget 'people', with epsilon 4 left before and 3.798 after"
 
 
-def test_a_joint_outcome_tells_what_is_left_of_each_budget_of_this_ledger() -> None:
+def test_a_joint_outcome_states_the_remainder_of_each_budget_of_this_ledger() -> None:
     sites = [{"population": "north", "remaining": 2.0}, {"site": "south"}]
     report = {"artifact": "sub@3", "reused": False, "verdict": "2 of 2 stand.", "sites": sites}
     assert joint_line(report) == "released sub@3; 2 of 2 stand; epsilon 2 of budget 'north' is left."
     assert joint_line({**report, "reused": True, "sites": []}).startswith("released before, nothing spent: sub@3; ")
 
 
-def test_the_outcome_of_a_stream_is_what_is_paid_for_and_what_is_left() -> None:
+def test_the_outcome_of_a_stream_states_paid_ticks_and_remaining_budget() -> None:
     facts = {"stream": "nightly", "ticks": 30, "left": 28, "remaining": 3.79811, "population": "people"}
     assert stream_line(facts) == (
         "30 ticks of 'nightly' are charged, 28 remain; epsilon 3.798 of budget 'people' is left."
     )
 
 
-def test_an_arrival_that_ended_is_counted_and_the_others_are_left() -> None:
+def test_finished_and_waiting_arrivals_are_counted() -> None:
     run = RefreshOutcome(published="map", left=4)
     run.end("set_aside")
     run.end("set_aside")
@@ -279,5 +279,5 @@ def test_an_arrival_that_ended_is_counted_and_the_others_are_left() -> None:
     }
 
 
-def test_a_run_without_arrivals_says_so() -> None:
+def test_a_run_without_arrivals_reports_this() -> None:
     assert RefreshOutcome(published="map").report()["outcome"] == "nothing arrived"

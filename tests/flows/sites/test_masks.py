@@ -49,7 +49,7 @@ def roster(tmp_path_factory: pytest.TempPathFactory) -> RosterFile:
     return read_roster(written(folder, timeout=10))
 
 
-def test_masks_of_dealt_seeds_cancel_and_the_helper_then_holds_none(roster: RosterFile) -> None:
+def test_masks_of_dealt_seeds_cancel_and_the_helper_erases_the_seeds(roster: RosterFile) -> None:
     dealer = Dealer(roster)
     dealt = {name: dealer.seeds(name, FACTS) for name in NAMES[:1]}
     assert dealer.held == 3
@@ -71,7 +71,7 @@ def test_masks_of_dealt_seeds_cancel_and_the_helper_then_holds_none(roster: Rost
     assert sum(masks).tolist() == [0] * 5  # type: ignore[union-attr]
 
 
-def test_other_dealings_have_other_seeds(roster: RosterFile) -> None:
+def test_each_dealing_has_fresh_seeds(roster: RosterFile) -> None:
     dealer = Dealer(roster)
     first, second = (dealer.seeds("a", {**FACTS, "dealing": name}) for name in ("one", "two"))
     assert not set(first.values()) & set(second.values())
@@ -95,7 +95,7 @@ def test_other_dealings_have_other_seeds(roster: RosterFile) -> None:
         ("a", {"dealing": 300 * "n"}, "facts of a dealing differ from the plan"),
     ],
 )
-def test_a_second_time_another_attempt_or_other_sites_are_refused(
+def test_a_repeated_or_inconsistent_request_for_seeds_is_refused(
     roster: RosterFile, caller: str, change: dict[str, object], message: str
 ) -> None:
     dealer = Dealer(roster)
@@ -105,7 +105,7 @@ def test_a_second_time_another_attempt_or_other_sites_are_refused(
     assert dealer.seeds("b", FACTS).keys() == {"a", "c"}
 
 
-def test_seeds_that_nobody_fetched_are_erased_and_who_is_late_gets_none(roster: RosterFile) -> None:
+def test_unfetched_seeds_are_erased_and_late_sites_get_none(roster: RosterFile) -> None:
     now = [0.0]
     dealer = Dealer(roster, clock=lambda: now[0])
     dealer.seeds("a", FACTS)
@@ -146,7 +146,7 @@ def test_processes_without_a_helper_release_the_arrays_of_one_process(participan
 
 
 @pytest.mark.parametrize("phase", [2, 4])
-def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_another_is_begun(
+def test_a_killed_site_voids_or_leaves_the_attempt_and_a_new_one_succeeds(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
     """Kill one of three sites in phase 2 or 4 of a secure sum: a second attempt must succeed.
@@ -177,7 +177,7 @@ def test_a_site_that_is_killed_in_any_phase_voids_or_leaves_the_attempt_and_anot
 
 
 @pytest.mark.parametrize("lost_in", [0, 1])
-def test_components_of_a_secure_sum_that_a_site_is_lost_in(
+def test_components_are_released_by_a_secure_sum_that_loses_a_site(
     participants: Federation, monkeypatch: pytest.MonkeyPatch, lost_in: int
 ) -> None:
     """Lose one of three sites during a secure sum: the result must be the sum of the others, with the same noise."""
@@ -191,7 +191,7 @@ def test_components_of_a_secure_sum_that_a_site_is_lost_in(
     assert [site["site"] for site in report["sites"]] == [one for one in participants.names if lost_in or one != name]
 
 
-def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(participants: Federation) -> None:
+def test_frames_of_unknown_attempts_and_truncated_frames_are_refused(participants: Federation) -> None:
     requested = request(participants, run_key="stray")
     with aggregator(participants):
         stages.reserve_sites(requested)
@@ -211,7 +211,7 @@ def test_a_frame_of_no_attempt_under_way_and_a_cut_one_are_refused(participants:
                 party.call("agree", about | {"length": 80_000}, arrays={"frame": np.ones(100_000, np.uint64)})
 
 
-def test_frames_travel_as_words_and_come_out_as_they_went_in() -> None:
+def test_frames_are_encoded_as_words_and_decoded_unchanged() -> None:
     for size in (0, 1, 7, 8, 9, 1000):
         raw = bytes(range(256)) * 4
         facts, arrays = packed(raw[:size])
@@ -222,7 +222,7 @@ def test_frames_travel_as_words_and_come_out_as_they_went_in() -> None:
     assert longest_exchange(3) < 4096
 
 
-def test_what_is_remembered_first_stays(tmp_path: Path) -> None:
+def test_the_value_stored_first_is_kept(tmp_path: Path) -> None:
     memory = FileMemory(tmp_path / "memory")
     assert memory.recall(b"key") is None
     assert memory.remember(b"key", b"first") == b"first"
@@ -232,7 +232,9 @@ def test_what_is_remembered_first_stays(tmp_path: Path) -> None:
     assert [path.name for path in sorted((tmp_path / "memory").iterdir())] == sorted([b"key".hex(), b"other".hex()])
 
 
-def test_a_roster_that_a_lying_server_could_open_twice_is_refused(participants: Federation, tmp_path: Path) -> None:
+def test_a_roster_for_which_a_dishonest_server_could_open_two_sums_is_refused(
+    participants: Federation, tmp_path: Path
+) -> None:
     text = participants.roster.read_text()
     for path in participants.folder.glob("*.pem"):
         (tmp_path / path.name).write_text(path.read_text())

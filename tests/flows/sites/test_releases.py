@@ -42,7 +42,7 @@ def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: F
     check_same(artifact, released_alone(federation, planned_of(requested), releases))
 
 
-def test_the_server_receives_masked_messages_alone_whose_sum_is_that_of_the_kept_integers(
+def test_the_server_receives_only_masked_messages_with_the_right_sum(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record everything that reaches the aggregator: only masked words, whose total is the sum of the stored integers.
@@ -104,7 +104,7 @@ STAGES = ["publish_sites", "compute_sites", "finish_sites", "report_sites"]
 @pytest.mark.parametrize(
     "stage", [STAGES[0], *(pytest.param(name, marks=pytest.mark.audit_only) for name in STAGES[1:])]
 )
-def test_an_aggregator_that_was_killed_goes_on_without_new_noise_or_charge(
+def test_a_killed_aggregator_continues_without_new_noise_or_charge(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     requested = request(federation, run_key=f"killed-{stage.replace('_', '-')}", publish="killed")
@@ -172,7 +172,7 @@ def test_a_site_whose_answer_to_the_reservation_was_lost_takes_part_and_is_liste
 
 
 @pytest.mark.parametrize("lost_in", [0, 1])
-def test_components_without_a_site_that_is_lost_in_either_round(federation: Federation, lost_in: int) -> None:
+def test_components_are_released_without_a_site_lost_in_either_round(federation: Federation, lost_in: int) -> None:
     """Lose a site in the first or second round of components.
 
     If it is lost in the first round, that round already uses the smaller roster. The second round keeps the directions

@@ -86,7 +86,7 @@ def test_a_roster_that_cannot_work_is_refused_in_one_line(keys: Path, case: str)
     assert "\n" not in str(refusal.value)
 
 
-def test_what_is_no_yaml_mapping_is_refused(keys: Path) -> None:
+def test_yaml_that_is_not_a_mapping_is_refused(keys: Path) -> None:
     path = keys / "list.yaml"
     path.write_text("- 1\n")
     with pytest.raises(InvalidInput, match="must be a mapping"):
@@ -108,14 +108,14 @@ def test_hostile_yaml_is_refused_in_one_line(keys: Path, text: str) -> None:
     assert len(str(refused.value)) < 400
 
 
-def test_a_pipe_or_a_file_without_end_is_no_roster(keys: Path) -> None:
+def test_a_pipe_or_an_endless_file_is_refused_as_roster(keys: Path) -> None:
     os.mkfifo(keys / "pipe.yaml")
     for path in (keys / "pipe.yaml", Path("/dev/zero")):
         with pytest.raises(InvalidInput, match="cannot be read as YAML"):
             read_roster(path)
 
 
-def test_the_digest_tells_everything_about_noise_and_trust_and_nothing_of_addresses(keys: Path) -> None:
+def test_the_digest_covers_noise_and_trust_and_no_addresses(keys: Path) -> None:
     plain = read_roster(written(keys))
     assert (plain.colluders, plain.dropouts, plain.attempts, plain.relation) == (0, 0, 1, "replace_one")
     moved = [site(name, address="https://elsewhere.example") for name in "abc"]
@@ -284,7 +284,9 @@ def test_a_sound_configuration_is_read(configs: Path) -> None:
         ({"password": "x"}, "has unknown password; it may have"),
     ],
 )
-def test_one_that_does_not_fit_is_refused_in_one_line(configs: Path, change: dict[str, Any], message: str) -> None:
+def test_an_inconsistent_configuration_is_refused_in_one_line(
+    configs: Path, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput, match=message) as refusal:
         read_config(config(configs, **change))
     assert "\n" not in str(refusal.value)

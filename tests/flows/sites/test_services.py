@@ -48,7 +48,7 @@ def caller(federation: Federation, name: str = "site-0", *, shown: str = "aggreg
     return OPEN[-1]
 
 
-def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: Federation) -> None:
+def test_callers_other_than_the_aggregator_of_the_roster_are_refused(federation: Federation) -> None:
     """Connect with unknown certificates, and with those of another site and of the helper: all are refused."""
     make_identity("stranger", federation.folder)
     for shown in ("stranger", "site-1", "helper"):
@@ -61,7 +61,7 @@ def test_who_the_roster_does_not_name_as_the_aggregator_is_refused(federation: F
     assert caller(federation).call("/v1/status", {}).fact("site", str) == "site-0"
 
 
-def test_a_site_with_the_certificate_of_another_is_not_requested(federation: Federation) -> None:
+def test_a_site_that_presents_another_sites_certificate_is_refused(federation: Federation) -> None:
     roster = read_roster(federation.roster)
     swapped = caller(federation, certificate=roster.site("site-1").certificate)
     with pytest.raises(Refused, match="do not accept each other's certificates"):
@@ -169,7 +169,7 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
     assert not np.isin(seen[0], seen[1]).any()
 
 
-def test_sites_that_are_reported_unlike_attempts_answer_nothing_under_one_dealing(federation: Federation) -> None:
+def test_sites_with_different_attempts_do_not_both_answer_under_one_dealing(federation: Federation) -> None:
     """Name different attempts to two sites under one dealing of masks: only one site may answer.
 
     The helper deals masks for one attempt.
@@ -183,7 +183,7 @@ def test_sites_that_are_reported_unlike_attempts_answer_nothing_under_one_dealin
         caller(federation, "site-1").call(path, reported, most=8 * 78)
 
 
-def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_a_dealing(
+def test_sites_refuse_broadcast_inputs_that_are_unplanned_or_differ_between_sites(
     federation: Federation,
 ) -> None:
     """Change the directions, variance or bound that the server sends for the second round: sites must refuse them.
@@ -221,7 +221,7 @@ def test_what_a_server_broadcasts_is_taken_as_planned_alone_and_by_all_sites_of_
     "change",
     [{"model": "topics"}, {"words_at_most": 5}, {"noise_variance": 0.26}, {"noise_variance": 1e9}, {"model": "x"}],
 )
-def test_another_model_than_was_planned_is_not_charged(federation: Federation, change: dict[str, Any]) -> None:
+def test_an_unplanned_model_is_not_charged(federation: Federation, change: dict[str, Any]) -> None:
     with aggregator(federation):
         requested = request(federation, run_key="models", **METHODS["cape_agn of a known variance"])
         facts = planned_of(requested).facts
@@ -263,7 +263,7 @@ def test_a_request_whose_numbers_differ_or_that_the_operator_does_not_admit_is_n
         assert [one for one in home.ledger.statement("rows").releases if one.request["run_key"] == "lies"] == []
 
 
-def test_a_budget_that_is_spent_refuses_for_all_and_nobody_is_charged(federation: Federation) -> None:
+def test_one_spent_budget_refuses_the_joint_release_and_nobody_is_charged(federation: Federation) -> None:
     requested = request(federation, run_key="dear", epsilon=99.9)
     with at_home(federation, "site-2") as home:
         before = home.ledger.statement("rows").spent
@@ -276,7 +276,7 @@ def test_a_budget_that_is_spent_refuses_for_all_and_nobody_is_charged(federation
         assert home.ledger.statement("rows").spent == before
 
 
-def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_alive(federation: Federation) -> None:
+def test_malformed_and_truncated_frames_are_refused_and_the_service_continues(federation: Federation) -> None:
     roster = read_roster(federation.roster)
     site, key = roster.site("site-0"), federation.key
     context = calling_context(certificate=key.with_suffix(".pem"), key=key, peer=site.certificate)
@@ -294,7 +294,7 @@ def test_bytes_that_are_no_frame_are_refused_and_a_cut_one_leaves_the_service_al
     assert caller(federation).call("/v1/status", {}).fact("site", str) == "site-0"
 
 
-def test_who_does_not_answer_in_time_is_silent() -> None:
+def test_a_site_that_does_not_answer_in_time_is_treated_as_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         folder = Path(os.environ["DPCA_STATE_FOLDER"])
         make_identity("deaf", folder)
@@ -322,7 +322,7 @@ def rolled_back(federation: Federation, copy: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("since", ["before the release", "after its first round"])
-def test_a_site_rolled_back_between_rounds_answers_nothing_and_goes_on_when_its_home_is_back(
+def test_a_site_rolled_back_between_rounds_refuses_until_its_home_is_restored(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since: str
 ) -> None:
     requested = request(federation, **METHODS["dps_pca"], run_key=f"rolled back to {since}")

@@ -52,7 +52,7 @@ def test_a_text_that_a_spreadsheet_would_run_is_quoted() -> None:
     assert csv_of("overview", rows).splitlines() == ["name", "'=1+1", "'@sum", "map"]
 
 
-def test_the_first_screen_of_a_version_answers_verdict_guarantee_budget_and_who(site: Site) -> None:
+def test_the_page_of_a_version_starts_with_verdict_guarantee_budget_and_user(site: Site) -> None:
     words = " ".join(Page(site.answer("versions/visits-map@1.html").content).words.split())
     first = words.partition("Eigenvalues")[0]
     for text in (

@@ -87,7 +87,7 @@ def test_the_page_states_what_the_ledger_does(ledger: Ledger, population: str) -
     assert facts["voided"] is False
 
 
-def test_runs_to_come_get_the_shares_that_the_ledger_admits(ledger: Ledger) -> None:
+def test_future_runs_get_the_shares_that_the_ledger_admits(ledger: Ledger) -> None:
     facts = budget_page(Workspace.read_only(), "people")
     assert [row["runs_left"] for row in facts["pacing"]] == [*RUNS]
     for row in facts["pacing"]:
@@ -104,12 +104,12 @@ def test_a_void_budget_is_shown_as_one(ledger: Ledger) -> None:
     assert budget_page(Workspace.read_only(), "open")["voided"] is True
 
 
-def test_streams_are_listed_with_the_ticks_that_are_left(ledger: Ledger) -> None:
+def test_streams_are_listed_with_their_remaining_ticks(ledger: Ledger) -> None:
     found = budget_page(Workspace.read_only(), "people")["streams"]
     assert found == [{"stream": "nightly", "live": True, "dataset": "news", "ticks": 3, "used": 1}]
 
 
-def test_no_name_of_a_population_leaves_the_folder_of_budgets_or_meets_another() -> None:
+def test_names_of_populations_give_distinct_paths_within_the_folder_of_budgets() -> None:
     names = ["people", "People", "../people", "a/b", "a b", ".", "..", "x" * 101, "~abc", "é", SPACED]
     found = [address_of(name) for name in names]
     assert found[0] == "people"
@@ -199,7 +199,7 @@ def test_a_name_has_its_versions_newest_first_with_terms_dataset_and_aliases(sha
     assert moves == newest_first
 
 
-def test_joint_versions_ticks_and_exact_results_are_reported_separate(shared: Path) -> None:
+def test_joint_versions_ticks_and_exact_results_are_listed_separately(shared: Path) -> None:
     workspace = Workspace.read_only()
     joint, tick, exact = (name_facts(workspace, name)["versions"][0] for name in ("joint-map", "nightly", "exact"))
     assert (joint["sites"], joint["mechanism"], joint["population"]) == (2, None, None)
@@ -233,7 +233,7 @@ def without_ids(chart: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("chart", ["scree", "loadings", "budget"])
-def test_a_chart_in_a_theme_is_the_one_that_is_drawn_in_it(chart: str) -> None:
+def test_a_recolored_chart_equals_one_drawn_in_its_theme(chart: str) -> None:
     def drawn(theme: str) -> bytes:
         match chart:
             case "scree":
@@ -248,7 +248,7 @@ def test_a_chart_in_a_theme_is_the_one_that_is_drawn_in_it(chart: str) -> None:
     assert without_ids(in_theme(light, "dark")) == without_ids(dark) != without_ids(light)
 
 
-def test_angles_and_held_variance_are_those_of_the_released_arrays(shared: Path) -> None:
+def test_angles_and_shared_variance_are_those_of_the_released_arrays(shared: Path) -> None:
     workspace = Workspace.read_only()
     left, right = (workspace.registry.load(f"visits-map@{n}", PrivateSubspace) for n in (1, 2))
     facts = difference_facts(workspace, "visits-map@1", "visits-map@2")
@@ -269,7 +269,7 @@ def test_a_version_does_not_differ_from_itself(shared: Path) -> None:
     assert [row["change"] for row in facts["eigenvalues"]] == [0.0] * 3
 
 
-def test_versions_of_unlike_sizes_are_compared_as_far_as_they_go(shared: Path) -> None:
+def test_versions_of_different_sizes_are_compared_on_common_components(shared: Path) -> None:
     facts = difference_facts(Workspace.read_only(), "visits-map@1", "visits-map@3")
     assert len(facts["angles"]) == 2
     assert facts["eigenvalues"][2]["right"] is None
@@ -303,7 +303,7 @@ def test_features_are_matched_by_name_in_any_order_and_number(sample: Path) -> N
     assert (separate["comparable"], separate["angles"]) == (False, None)
 
 
-def test_topics_are_matched_one_to_one_and_items_by_how_far_they_moved(shared: Path) -> None:
+def test_topics_are_matched_one_to_one_and_items_sorted_by_their_change(shared: Path) -> None:
     workspace = Workspace.read_only()
     topics = difference_facts(workspace, "report-topics@1", "report-topics@2")
     assert sorted(pair["left"] for pair in topics["pairs"]) == [1, 2]
@@ -317,7 +317,7 @@ def test_topics_are_matched_one_to_one_and_items_by_how_far_they_moved(shared: P
     assert items["moved"][0]["change"] == pytest.approx((right.offsets - left.offsets)[furthest])
 
 
-def test_estimates_are_compared_by_their_numbers_and_two_kinds_not_at_all(shared: Path) -> None:
+def test_estimates_are_compared_by_value_and_different_kinds_are_refused(shared: Path) -> None:
     workspace = Workspace.read_only()
     facts = difference_facts(workspace, "visits-map.evaluation@1", "visits-map.evaluation@1")
     assert {"name": "share", "left": 0.66, "right": 0.66} in facts["numbers"]

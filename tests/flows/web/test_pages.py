@@ -92,7 +92,7 @@ def test_every_page_is_reached_from_the_index_by_relative_links(shared: Path, wa
     assert {f"versions/{row}.html" for row in names} <= walked.keys()
 
 
-def test_pages_run_nothing_and_load_nothing_from_elsewhere(walked: dict[str, Page]) -> None:
+def test_pages_run_no_script_and_load_nothing_from_other_hosts(walked: dict[str, Page]) -> None:
     for path, page in walked.items():
         assert not page.of("script") + page.of("iframe") + page.of("style"), path
         for tag, attributes in page.tags:
@@ -101,7 +101,7 @@ def test_pages_run_nothing_and_load_nothing_from_elsewhere(walked: dict[str, Pag
                 assert not re.match(r"(?:https?:)?//", attributes.get(name, "")), path
 
 
-def test_pages_say_what_they_are_to_whoever_does_not_see_them(walked: dict[str, Page]) -> None:
+def test_pages_have_titles_landmarks_and_texts_for_screen_readers(walked: dict[str, Page]) -> None:
     for path, page in walked.items():
         assert page.of("html") == [{"lang": "en"}], path
         assert len(page.of("h1")) == len(page.of("main")) == len(page.of("title")) == 1, path
@@ -152,14 +152,14 @@ def test_the_json_next_to_a_page_has_its_numbers(site: Site, walked: dict[str, P
         ("budgets/people.html", ("52", "fit")),
     ],
 )
-def test_each_family_has_a_page_that_says_what_it_is(
+def test_each_family_has_a_page_with_its_description(
     walked: dict[str, Page], path: str, shown: tuple[str, ...]
 ) -> None:
     for text in shown:
         assert text in walked[path].words, text
 
 
-def test_charts_are_drawn_once_in_both_looks_and_have_their_numbers_next_to_them(
+def test_charts_are_drawn_once_for_both_themes_and_have_their_numbers_in_a_table(
     site: Site, walked: dict[str, Page]
 ) -> None:
     shown = {path: page for path, page in walked.items() if page.of("picture")}
@@ -204,7 +204,7 @@ def test_charts_are_drawn_one_at_a_time_however_many_are_requested(site: Site, m
     differences._loadings.cache_clear()
 
 
-def test_names_that_people_chose_are_text_and_no_markup(walked: dict[str, Page]) -> None:
+def test_names_chosen_by_users_are_escaped(walked: dict[str, Page]) -> None:
     assert SPACED in walked["index.html"].words
     assert not walked["index.html"].of("b")
 
@@ -227,7 +227,7 @@ def test_names_that_people_chose_are_text_and_no_markup(walked: dict[str, Page])
         ("names/\N{SNOWMAN}\n.html", 404),
     ],
 )
-def test_what_is_not_there_has_a_page_that_says_so(site: Site, path: str, status: int) -> None:
+def test_a_missing_page_has_an_error_page(site: Site, path: str, status: int) -> None:
     answer = site.answer(path)
     assert answer.status == status
     reported(answer.content, is_json=path.endswith(".json"))
@@ -270,7 +270,7 @@ TROUBLES = ("ledger", "another ledger's names", "keys", "open to others")
 
 
 @pytest.mark.parametrize("kind", [*TROUBLES, "artifact", "manifest", "artifacts gone"])
-def test_damage_has_a_page_of_503_that_tells_no_path_and_other_pages_stay(sample: Path, kind: str) -> None:
+def test_damage_gives_a_503_page_without_paths_and_other_pages_still_work(sample: Path, kind: str) -> None:
     site = Site(live=True)
     damage(sample, kind)
     for path in ("versions/visits-map@1.html", "versions/visits-map@1.json"):
@@ -282,7 +282,7 @@ def test_damage_has_a_page_of_503_that_tells_no_path_and_other_pages_stay(sample
     sample.chmod(0o700)
 
 
-def test_an_unexpected_error_is_a_page_too_and_its_text_stays_inside(shared: Path) -> None:
+def test_an_unexpected_error_gives_an_error_page_without_its_text(shared: Path) -> None:
     def broken() -> Workspace:
         raise RuntimeError(f"sums [0.739085] of {shared}")
 
@@ -292,9 +292,7 @@ def test_an_unexpected_error_is_a_page_too_and_its_text_stays_inside(shared: Pat
     reported(answer.content)
 
 
-def test_a_home_that_is_empty_or_not_there_is_reported_so_and_stays_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_or_missing_home_is_reported_and_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir(mode=0o700)
     for name in ("empty", "none"):
         isolate(monkeypatch, home=tmp_path / name)
@@ -372,7 +370,7 @@ def test_charts_are_drawn_of_the_newest_versions_and_of_those_with_an_alias(
 
 
 @pytest.mark.parametrize("kind", ["artifact", "ledger"])
-def test_a_page_that_cannot_be_made_leaves_nothing(sample: Path, dpca: Command, tmp_path: Path, kind: str) -> None:
+def test_a_site_with_a_failing_page_is_not_written(sample: Path, dpca: Command, tmp_path: Path, kind: str) -> None:
     damage(sample, kind)
     dpca("pages", "build", tmp_path / "out" / "site").complaint(1)
     (tmp_path / "out").mkdir()
@@ -380,12 +378,12 @@ def test_a_page_that_cannot_be_made_leaves_nothing(sample: Path, dpca: Command, 
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_nothing_is_written_over(sample: Path, dpca: Command, tmp_path: Path) -> None:
+def test_an_existing_site_is_not_overwritten(sample: Path, dpca: Command, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     assert "must be a new folder" in dpca("pages", "build", tmp_path / "there").complaint(1)
     assert "must be a new folder" in dpca("pages", "build", tmp_path / "none" / "site").complaint(1)
 
 
-def test_an_empty_home_is_a_site_of_one_page(dpca: Command, home: Path, tmp_path: Path) -> None:
+def test_an_empty_home_gives_a_site_of_one_page(dpca: Command, home: Path, tmp_path: Path) -> None:
     assert '"pages": 1' in dpca("pages", "build", tmp_path / "site", "--json").out
     assert not home.exists()

@@ -39,14 +39,14 @@ def request(*, body: bytes = b"", **headers: str) -> Request:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8410", "127.0.0.1:1", "127.9.9.9", "[::1]:8410", "LOCALHOST"])
-def test_loopback_is_known_by_its_names_and_numbers(host: str) -> None:
+def test_loopback_is_recognized_by_its_names_and_addresses(host: str) -> None:
     assert Access(token=None, loopback=True).knows_host(request(host=host))
 
 
 @pytest.mark.parametrize(
     "host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1", "[::2]", "["]
 )
-def test_a_host_that_was_made_to_resolve_to_loopback_is_not(host: str) -> None:
+def test_a_foreign_host_name_that_resolves_to_loopback_is_refused(host: str) -> None:
     assert not Access(token=None, loopback=True).knows_host(request(host=host))
     assert Access(token=TOKEN, loopback=False).knows_host(request(host=host))
 
@@ -63,11 +63,11 @@ def test_a_host_that_was_made_to_resolve_to_loopback_is_not(host: str) -> None:
         ("", False),
     ],
 )
-def test_a_token_is_admitted_as_a_whole(header: str, *, admitted: bool) -> None:
+def test_only_the_complete_token_is_accepted(header: str, *, admitted: bool) -> None:
     assert Access(token=TOKEN, loopback=False).admits(request(authorization=header)) is admitted
 
 
-def test_without_a_token_everybody_who_reaches_the_port_is_admitted() -> None:
+def test_without_a_token_every_request_is_accepted() -> None:
     assert Access(token=None, loopback=True).admits(request())
 
 
@@ -108,7 +108,7 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_token(tmp_path / "none")
 
 
-def test_the_variable_is_taken_where_no_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_variable_is_used_if_no_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPCA_SERVE_TOKEN", raising=False)
     assert read_token(None) is None
     monkeypatch.setenv("DPCA_SERVE_TOKEN", TOKEN)
@@ -118,7 +118,7 @@ def test_the_variable_is_taken_where_no_file_is_named(monkeypatch: pytest.Monkey
         read_token(None)
 
 
-def test_loopback_is_reported_from_everything_else() -> None:
+def test_loopback_addresses_are_distinguished_from_others() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org", "")))
 
@@ -205,7 +205,7 @@ def test_head_is_get_without_its_content(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
-def test_no_other_method_is_taken(shared: Path, method: str) -> None:
+def test_other_methods_are_refused(shared: Path, method: str) -> None:
     answer = client().request(method, "/", content=b"x" * 100)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
     assert answer.headers.items() >= {name.lower(): value for name, value in HEADERS.items()}.items()
@@ -218,7 +218,7 @@ def test_a_request_under_another_name_is_refused_on_loopback(shared: Path) -> No
     assert "visits-map" not in answer.text
 
 
-def test_without_the_token_nothing_but_the_form_is_shown(shared: Path) -> None:
+def test_without_the_token_only_the_login_form_is_shown(shared: Path) -> None:
     requested = client(token=SERVING_TOKEN, loopback=False)
     for path in (
         "/",
@@ -273,19 +273,19 @@ def test_a_failure_is_one_page_and_the_next_request_is_answered(shared: Path) ->
     assert [requested.get("/index.json").status_code for _ in range(4)] == [500, 500, 500, 200]
 
 
-def test_beyond_loopback_it_does_not_start_without_a_token(dpca: Command) -> None:
+def test_beyond_loopback_the_server_does_not_start_without_a_token(dpca: Command) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         assert "DPCA_SERVE_TOKEN" in dpca("serve", "--host", host).complaint(1)
 
 
-def test_a_port_that_is_taken_is_reported_in_one_line(dpca: Command) -> None:
+def test_a_port_in_use_is_reported_in_one_line(dpca: Command) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "free" in dpca("serve", "--port", str(taken.getsockname()[1])).complaint(1)
 
 
-def test_a_real_server_starts_as_the_guide_says_answers_and_ends_when_reported(sample: Path, tmp_path: Path) -> None:
+def test_a_real_server_starts_as_documented_answers_and_stops_on_a_signal(sample: Path, tmp_path: Path) -> None:
     guide = DOCS / "how-to" / "web-page.md"
     plain, network, _ = shell_blocks(guide)
     assert plain == "dpca serve\n"

@@ -118,14 +118,16 @@ class _Ruinous:
         return print, ("executed",)
 
 
-def test_a_pickle_that_requests_more_than_arrays_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_that_contains_other_objects_than_arrays_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": _Ruinous(), "labels": []}, protocol=4))
     with pytest.raises(BadSource, match=r"contains builtins\.print, which is not an array; name a batch"):
         cifar10(tmp_path / "data_batch_1")
     assert capsys.readouterr().out == ""
 
 
-def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_invalid_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "cut.bin").write_bytes(binary(2, seed=0)[:-1])
     (tmp_path / "wide").write_bytes(b"1 20959:1\n")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(TEXT)[:-9])
@@ -146,7 +148,7 @@ def test_what_is_no_data_set_is_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
 
 
-def test_made_text_has_the_shape_that_it_states() -> None:
+def test_generated_text_has_the_stated_shape() -> None:
     data = made_text(1_048, n_records=3_000)
     assert data.rows.shape == (3_000, 1_048)
     assert data.n_components == 15
@@ -160,7 +162,7 @@ def test_rows_without_labels_are_those_with_labels() -> None:
     assert np.trace(public_data.second_moment(public_data.a9a_rows())) == pytest.approx(32_561)
 
 
-def test_data_that_are_not_there_are_named(tmp_path: Path) -> None:
+def test_missing_data_sets_are_named(tmp_path: Path) -> None:
     sets = {each.name: each for each in public_data.data_sets(tmp_path)}
     found, left_out = public_data.available(tmp_path, "a9a", "mnist", "reuters")
     assert [name for name, each in sets.items() if each.missing] == ["mnist", "reuters", "fmri"]
@@ -189,7 +191,7 @@ def test_another_file_than_covtype_is_refused(tmp_path: Path, text: bytes, messa
         covtype(tmp_path / "covtype.data")
 
 
-def test_made_images_have_the_shape_of_cifar_10() -> None:
+def test_generated_images_have_the_shape_of_cifar_10() -> None:
     """Generated images have the shape of CIFAR-10; one pixel in 400 is zero, as in the paper's Table 2.
 
     The classes differ.

@@ -42,7 +42,7 @@ from tests.storage.releasing import POPULATION, key_names, publish
 PASSPHRASE = "a dozen words or so"
 
 
-def test_no_key_of_a_release_no_staged_step_and_no_witness_is_in_it(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_backup_has_no_release_key_no_staged_step_and_no_witness(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     keys = filled_on_sqlite.home / "keys"
     noise = [(keys / name).read_bytes() for name in key_names(filled_on_sqlite) if len(name) == 32]
     assert len(noise) == 2, "of a release that began, and of one that is reserved"
@@ -56,7 +56,7 @@ def test_no_key_of_a_release_no_staged_step_and_no_witness_is_in_it(filled_on_sq
     assert open_backup(tmp_path / "backup").keys == (PUBLISHERS_KEY, KEY_FILE)
 
 
-def test_it_is_closed_to_others_and_lists_every_file(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_backup_is_private_and_lists_every_file(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     contents = create_backup(tmp_path / "new" / "backup")
     contents.check_files(tmp_path / "new" / "backup")
     assert contents == open_backup(tmp_path / "new" / "backup")
@@ -66,7 +66,7 @@ def test_it_is_closed_to_others_and_lists_every_file(filled_on_sqlite: Ledger, t
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
-def test_one_that_fails_leaves_nothing(
+def test_a_failed_backup_leaves_nothing(
     filled_on_sqlite: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_folder: Path) -> None:
@@ -78,7 +78,7 @@ def test_one_that_fails_leaves_nothing(
     assert list((tmp_path / "backups").iterdir()) == []
 
 
-def test_what_others_do_meanwhile_is_left_to_the_next_one(
+def test_concurrent_changes_are_left_to_the_next_backup(
     filled: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = filled.verify()
@@ -94,7 +94,7 @@ def test_what_others_do_meanwhile_is_left_to_the_next_one(
     assert rehearse_backup(tmp_path / "backup", database_url=database_url()).versions == 3
 
 
-def test_it_is_neither_written_over_another_nor_into_the_home(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_backup_neither_overwrites_another_nor_is_inside_the_home(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     with pytest.raises(Refused, match="part of the home"):
         create_backup(filled_on_sqlite.home / "backup")
     create_backup(tmp_path / "backup")
@@ -104,7 +104,7 @@ def test_it_is_neither_written_over_another_nor_into_the_home(filled_on_sqlite: 
         open_backup(tmp_path)
 
 
-def test_an_artifact_that_is_lost_is_listed_and_the_rest_is_backed_up(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_lost_artifact_is_listed_and_the_rest_is_backed_up(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     digest = Workspace.open().registry.resolve("map@1").digest
     damaged = filled_on_sqlite.home / "registry" / "artifacts" / digest / "manifest.json"
     damaged.write_text(damaged.read_text() + " ")
@@ -114,7 +114,7 @@ def test_an_artifact_that_is_lost_is_listed_and_the_rest_is_backed_up(filled_on_
 
 
 @pytest.mark.parametrize("folder", ["registry/names", "registry/signatures", "trail"])
-def test_a_small_file_that_is_lost_is_listed_and_those_next_to_it_are_backed_up(
+def test_a_lost_small_file_is_listed_and_the_others_are_backed_up(
     filled_on_sqlite: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     home, backup, read = filled_on_sqlite.home, tmp_path / "backup", LocalPlace.read
@@ -161,7 +161,7 @@ def test_a_fingerprint_is_the_size_and_the_sha_256_of_all_pieces(
         assert fingerprint(tmp_path / "file") == (size, hashlib.sha256(payload).hexdigest())
 
 
-def test_it_says_what_was_proven_and_leaves_nothing(
+def test_a_rehearsal_states_what_it_proved_and_leaves_nothing(
     filled: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "temporary").mkdir()
@@ -224,7 +224,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], bool]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_found_in_one_line(filled_on_sqlite: Ledger, tmp_path: Path, change: str) -> None:
+def test_a_changed_backup_is_refused_in_one_line(filled_on_sqlite: Ledger, tmp_path: Path, change: str) -> None:
     contents = create_backup(tmp_path / "backup")
     act, is_listed = CHANGES[change]
     act(tmp_path / "backup")
@@ -235,7 +235,7 @@ def test_what_was_changed_is_found_in_one_line(filled_on_sqlite: Ledger, tmp_pat
     assert "\n" not in str(found.value)
 
 
-def test_another_spent_than_was_stated_is_found(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_changed_spent_budget_is_detected(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     contents = create_backup(tmp_path / "backup")
     text = {name: spent * (1 + 1e-15) for name, spent in contents.spent.items()}
     sign(tmp_path / "backup", replace(contents, spent=text))
@@ -295,7 +295,7 @@ def test_every_forged_file_of_a_backup_is_refused_in_one_line(filled_on_sqlite: 
 KEYS = {"trail-signing.key": bytes(range(32)), "publisher-signing.key": bytes(32)}
 
 
-def test_only_keys_that_sign_are_taken_of_a_key_folder(tmp_path: Path) -> None:
+def test_only_signing_keys_are_copied_from_a_key_folder(tmp_path: Path) -> None:
     for name in ("ab" * 16, f"arrivals-{'cd' * 16}", "witness.json", ".witness.lock", "sites.key"):
         (tmp_path / name).write_bytes(b"secret")
     for name, key in KEYS.items():
@@ -304,7 +304,7 @@ def test_only_keys_that_sign_are_taken_of_a_key_folder(tmp_path: Path) -> None:
     assert sealable_keys(tmp_path / "absent") == {}
 
 
-def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_keys_need_the_passphrase_and_belong_to_one_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     # key derivation with less memory, for speed; all other parameters are unchanged
     monkeypatch.setattr(signatures, "_MEMORY", 1 << 10)
     sealed = seal(KEYS, passphrase=PASSPHRASE, ledger="a" * 32)
@@ -319,7 +319,7 @@ def test_the_passphrase_alone_opens_them_and_for_their_ledger_alone(monkeypatch:
         unseal(seal({"../x": b""}, passphrase=PASSPHRASE, ledger="c"), passphrase=PASSPHRASE, ledger="c")
 
 
-def test_a_passphrase_is_the_first_line_of_a_file_and_not_short(tmp_path: Path) -> None:
+def test_a_passphrase_is_the_first_line_of_a_file_and_has_a_minimum_length(tmp_path: Path) -> None:
     file = tmp_path / "passphrase"
     with pytest.raises(NotFound, match="cannot be read"):
         read_passphrase(file)
@@ -357,7 +357,7 @@ def forge(folder: Path, thief: Path, **signed: str) -> None:
 
 
 @pytest.mark.parametrize("by", READ)
-def test_a_release_that_is_erased_from_rows_and_digests_is_found(
+def test_a_release_erased_from_rows_and_digests_is_detected(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, by: str
 ) -> None:
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
@@ -371,7 +371,7 @@ def test_a_release_that_is_erased_from_rows_and_digests_is_found(
 
 
 @pytest.mark.parametrize("by", READ)
-def test_the_key_of_this_home_is_the_one_that_counts(filled_on_sqlite: Ledger, tmp_path: Path, by: str) -> None:
+def test_a_backup_is_verified_by_the_key_of_the_current_home(filled_on_sqlite: Ledger, tmp_path: Path, by: str) -> None:
     create_backup(tmp_path / "backup")
     forge(tmp_path / "backup", tmp_path / "thief")
     with pytest.raises(Refused, match="the ledger's key is"):
@@ -379,7 +379,7 @@ def test_the_key_of_this_home_is_the_one_that_counts(filled_on_sqlite: Ledger, t
 
 
 @pytest.mark.parametrize("by", READ)
-def test_digests_that_are_changed_without_a_signature_are_found(
+def test_changed_digests_without_a_new_signature_are_detected(
     filled_on_sqlite: Ledger, tmp_path: Path, by: str
 ) -> None:
     contents = create_backup(tmp_path / "backup")
@@ -392,7 +392,7 @@ def test_digests_that_are_changed_without_a_signature_are_found(
 @pytest.mark.parametrize(
     "written", [None, b"", b"{}", b"[]", b"3", b"[" * 100_000, b'{"signature": 3}', b'{"signature": "zz"}', b"\xff"]
 )
-def test_a_signature_that_is_none_is_found(filled_on_sqlite: Ledger, tmp_path: Path, written: bytes | None) -> None:
+def test_an_invalid_signature_is_detected(filled_on_sqlite: Ledger, tmp_path: Path, written: bytes | None) -> None:
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     path = tmp_path / "backup" / SIGNATURE
     path.unlink() if written is None else path.write_bytes(written)
@@ -403,7 +403,7 @@ def test_a_signature_that_is_none_is_found(filled_on_sqlite: Ledger, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["salt", "mac", "signature"])
-def test_every_part_of_a_signature_counts(filled_on_sqlite: Ledger, tmp_path: Path, name: str) -> None:
+def test_every_part_of_a_signature_is_verified(filled_on_sqlite: Ledger, tmp_path: Path, name: str) -> None:
     create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     path = tmp_path / "backup" / SIGNATURE
     facts = json.loads(path.read_text())
@@ -413,7 +413,9 @@ def test_every_part_of_a_signature_counts(filled_on_sqlite: Ledger, tmp_path: Pa
         open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
 
 
-def test_a_mac_that_is_taken_away_leaves_the_key_to_check(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
+def test_a_backup_without_mac_is_verified_by_the_signing_key(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
+) -> None:
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     path = tmp_path / "backup" / SIGNATURE
     path.write_text(json.dumps({"signature": json.loads(path.read_text())["signature"]}))
@@ -425,7 +427,7 @@ def test_a_mac_that_is_taken_away_leaves_the_key_to_check(filled_on_sqlite: Ledg
     assert open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE, key=contents.signed_by) == contents
 
 
-def test_a_published_key_counts_more_than_a_passphrase(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_verification_by_a_published_key_precedes_that_by_passphrase(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     with pytest.raises(Refused, match="the ledger's key is"):
         open_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE, key="0" * 64)
@@ -433,7 +435,9 @@ def test_a_published_key_counts_more_than_a_passphrase(filled_on_sqlite: Ledger,
         open_backup(tmp_path / "backup", key="mine")
 
 
-def test_what_is_whole_is_opened_by_either(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
+def test_an_unchanged_backup_is_accepted_by_key_or_passphrase(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
+) -> None:
     contents = create_backup(tmp_path / "backup", passphrase=SIGNATURES_PASSPHRASE)
     assert open_backup(tmp_path / "backup") == contents
     move("other")

@@ -55,7 +55,7 @@ def shown() -> dict[str, tuple[str, tuple[str, ...]]]:
     return {str(row): (row.digest, row.aliases) for row in Registry.open().list()}
 
 
-def test_what_is_put_back_is_no_orphan_however_old_the_backup_is(
+def test_restored_files_are_never_removed_as_orphans(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sweep_and_publish(self: LocalPlace, staged: Path, *args: Any, **options: Any) -> bool:
@@ -74,7 +74,7 @@ def test_what_is_put_back_is_no_orphan_however_old_the_backup_is(
         Registry.open().load(name)
 
 
-def test_everything_is_back_and_locked_until_it_is_accepted(
+def test_everything_is_restored_and_locked_until_accepted(
     filled: Ledger, tmp_path: Path, move: Move, other_url: str
 ) -> None:
     before, consumers, spent = rows(), shown(), filled.statement(POPULATION).spent
@@ -101,7 +101,7 @@ def test_everything_is_back_and_locked_until_it_is_accepted(
     }
 
 
-def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
+def test_spending_after_the_backup_is_charged_if_the_witness_exists(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move
 ) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by
@@ -122,7 +122,7 @@ def test_what_was_spent_since_is_charged_where_the_witness_is_still_there(
 
 
 @pytest.mark.parametrize(("part", "found"), [("database", "holds ledger"), ("store", "is not empty")])
-def test_a_part_that_is_not_empty_is_refused_and_left_alone(
+def test_a_restore_into_a_nonempty_target_is_refused_without_changes(
     filled_on_sqlite: Ledger, tmp_path: Path, part: str, found: str
 ) -> None:
     create_backup(tmp_path / "backup")
@@ -135,7 +135,7 @@ def test_a_part_that_is_not_empty_is_refused_and_left_alone(
     Workspace.open()
 
 
-def test_another_key_is_not_written_over(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
+def test_a_restore_does_not_overwrite_another_key(filled_on_sqlite: Ledger, tmp_path: Path) -> None:
     create_backup(tmp_path / "backup", passphrase=PASSPHRASE)
     key = filled_on_sqlite.home / "keys" / KEY_FILE
     restore_backup(tmp_path / "backup", into=Target.configured(), only=["keys"], passphrase=PASSPHRASE)
@@ -147,7 +147,7 @@ def test_another_key_is_not_written_over(filled_on_sqlite: Ledger, tmp_path: Pat
         restore_backup(tmp_path / "backup", into=Target.configured(), only=["noise"])
 
 
-def test_one_that_is_cut_short_spends_nothing(
+def test_an_interrupted_restore_spends_nothing(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by
@@ -165,7 +165,7 @@ def test_one_that_is_cut_short_spends_nothing(
 
 
 @pytest.mark.parametrize("call", range(0, 12, 2))
-def test_one_that_was_cut_short_is_run_again_and_restores_all(
+def test_an_interrupted_restore_can_be_repeated_and_restores_everything(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     before, consumers, signed_by = rows(), shown(), create_backup(tmp_path / "backup").signed_by
@@ -194,9 +194,7 @@ def test_one_that_was_cut_short_is_run_again_and_restores_all(
         restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
 
 
-def test_a_store_with_a_file_of_another_content_is_not_empty(
-    filled_on_sqlite: Ledger, tmp_path: Path, move: Move
-) -> None:
+def test_a_store_that_contains_another_file_is_refused(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by
     move("other")
     (name, *_) = sorted((tmp_path / "backup" / "store" / "registry" / "names").iterdir())
@@ -210,7 +208,7 @@ def test_a_store_with_a_file_of_another_content_is_not_empty(
 
 @pytest.mark.parametrize("what", ["database/release.jsonl", "store/registry/names", "store/registry/artifacts"])
 @pytest.mark.parametrize("by", ["bytes", "link"])
-def test_what_is_swapped_after_a_backup_was_checked_is_not_restored(
+def test_files_exchanged_after_verification_are_not_restored(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch, what: str, by: str
 ) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by
@@ -269,7 +267,7 @@ def test_a_store_of_objects_is_backed_up_and_restored(
         restore_backup(tmp_path / "backup", into=Target.configured(), only=["store"], key=signed_by)
 
 
-def test_a_ledger_is_not_restored_over_the_witness_of_another(
+def test_a_ledger_is_not_restored_next_to_the_witness_of_another(
     filled_on_sqlite: Ledger, tmp_path: Path, move: Move
 ) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by

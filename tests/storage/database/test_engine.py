@@ -56,7 +56,7 @@ def noted(engine: sa.Engine) -> list[int]:
         return list(connection.exec_driver_sql("SELECT number FROM noted").scalars())
 
 
-def test_transactions_share_a_connection_until_the_end_and_see_each_other(engine: sa.Engine) -> None:
+def test_transactions_of_a_stage_share_one_connection(engine: sa.Engine) -> None:
     with one_connection():
         first = note(engine, 1)
         with one_connection():
@@ -69,7 +69,7 @@ def test_transactions_share_a_connection_until_the_end_and_see_each_other(engine
 
 
 @pytest.mark.parametrize("context", [Context, copy_context])
-def test_another_thread_has_a_connection_of_its_own(engine: sa.Engine, context: Callable[[], Context]) -> None:
+def test_another_thread_has_a_separate_connection(engine: sa.Engine, context: Callable[[], Context]) -> None:
     found: list[sqlite3.Connection] = []
     with one_connection():
         ours = note(engine, 1)
@@ -101,7 +101,7 @@ def test_a_database_that_is_replaced_is_opened_again(engine: sa.Engine, tmp_path
         assert noted(engine) == [1]
 
 
-def test_a_forked_process_opens_its_own(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_opens_a_new_connection(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with one_connection():
         first = note(engine, 1)
         monkeypatch.setattr(os, "getpid", lambda: -1)
@@ -168,7 +168,7 @@ def test_rows_that_never_change_are_neither_updated_nor_deleted(filled: Ledger) 
     refused(filled, "DELETE FROM release", "never")
 
 
-def test_rows_are_not_swept_away_by_another_verb(filled: Ledger) -> None:
+def test_immutable_rows_are_neither_replaced_nor_truncated(filled: Ledger) -> None:
     for table in (*NEVER, "release"):
         if filled.engine.dialect.name == "postgresql":
             refused(filled, f"TRUNCATE {table} CASCADE", "never change")
@@ -184,7 +184,7 @@ def test_a_run_key_or_version_is_not_replaced_under_another_id(sqlite_ledger: Le
     refused(sqlite_ledger, "REPLACE INTO version SELECT name, 2, 'x', release_id, 'now' FROM version", "never replaced")
 
 
-def test_a_release_moves_neither_back_nor_sideways(filled: Ledger) -> None:
+def test_invalid_state_changes_of_a_release_are_refused(filled: Ledger) -> None:
     for before, after in (
         ("reserved", "committed"),
         ("reserved", "closed"),
@@ -200,7 +200,7 @@ def test_a_release_moves_neither_back_nor_sideways(filled: Ledger) -> None:
         refused(filled, change, "only moves forward")
 
 
-def test_what_was_reserved_never_changes(filled: Ledger) -> None:
+def test_reserved_terms_never_change(filled: Ledger) -> None:
     texts = (
         "id",
         "population",
@@ -264,7 +264,7 @@ def test_a_database_of_a_newer_program_is_refused(ledger: Ledger) -> None:
         Workspace.read_only()
 
 
-def test_no_server_is_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_server_is_reported_as_unavailable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_DATABASE_URL", "postgresql+psycopg://dpca@127.0.0.1:1/none?connect_timeout=2")
     with pytest.raises(Unavailable, match="cannot be used"):
         Workspace.open()
@@ -278,7 +278,7 @@ def test_a_missing_folder_and_a_damaged_file_are_unavailable(home: Path) -> None
         Workspace.open()
 
 
-def test_a_full_disk_is_unavailable_and_leaves_the_ledger_whole(sqlite_ledger: Ledger) -> None:
+def test_a_full_disk_is_reported_as_unavailable_and_the_ledger_stays_intact(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     begin(sqlite_ledger, "first")
     script = (
@@ -311,7 +311,7 @@ def test_a_read_only_file_is_unavailable(sqlite_ledger: Ledger, home: Path) -> N
         connection.execute(tables.ledger.insert().values(id="x", created_at="now"))
 
 
-def test_what_the_database_refuses_is_no_failure_of_the_place(sqlite_ledger: Ledger) -> None:
+def test_a_violated_constraint_is_not_reported_as_unavailable(sqlite_ledger: Ledger) -> None:
     with pytest.raises(sa.exc.IntegrityError), sqlite_ledger.transaction() as connection:
         connection.exec_driver_sql("DELETE FROM ledger")
 
@@ -330,7 +330,7 @@ def test_a_transaction_of_sqlite_holds_the_lock_before_its_first_statement(sqlit
         other.execute("BEGIN IMMEDIATE")
 
 
-def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
+def test_an_error_rolls_back_its_transaction(ledger: Ledger) -> None:
     before = event_names(ledger)
     open_budget(ledger)
 
@@ -348,7 +348,7 @@ def test_an_error_in_a_transaction_leaves_nothing(ledger: Ledger) -> None:
 
 if "postgresql" in DATABASES:
 
-    def test_a_server_that_vanishes_is_unavailable_and_may_come_back(
+    def test_a_lost_server_is_reported_as_unavailable_and_used_again_after_restart(
         home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with running_server() as server:
@@ -376,7 +376,7 @@ if "postgresql" in DATABASES:
             commit(ledger, begun.release_id)
             assert reserve(Workspace.open().ledger).state == "committed"
 
-    def test_a_standby_is_unavailable(ledger_on_postgresql: Ledger) -> None:
+    def test_a_standby_is_reported_as_unavailable(ledger_on_postgresql: Ledger) -> None:
         ledger, name = ledger_on_postgresql, ledger_on_postgresql.engine.url.database
         open_budget(ledger)
         begun = begin(ledger)
@@ -391,7 +391,7 @@ if "postgresql" in DATABASES:
             connection.exec_driver_sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
         begun.keep(0, {})
 
-    def test_a_commit_that_the_server_warns_of_is_not_taken_for_certain(ledger_on_postgresql: Ledger) -> None:
+    def test_a_commit_with_a_warning_of_the_server_is_not_acknowledged(ledger_on_postgresql: Ledger) -> None:
         ledger = ledger_on_postgresql
         warn = "RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'not replicated'; RETURN NULL; END $$"
         with ledger.engine.begin() as connection:
@@ -408,7 +408,7 @@ if "postgresql" in DATABASES:
         open_budget(ledger)  # it was committed
         assert reserve(ledger).is_new  # a warning of the server before the commit does not matter
 
-    def test_an_address_names_several_servers_and_the_one_that_takes_writes_is_found(
+    def test_the_writable_one_of_several_servers_is_used(
         ledger_on_postgresql: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url = ledger_on_postgresql.engine.url
@@ -432,7 +432,7 @@ class _BusyAtFirst:
             raise error
 
 
-def test_switching_a_file_that_others_switch_too_is_tried_again() -> None:
+def test_a_concurrent_switch_of_the_journal_mode_is_retried() -> None:
     connection: Any = _BusyAtFirst(sqlite3.SQLITE_BUSY_RECOVERY)
     _switch_to_wal(connection)
     assert connection.requested == 3

@@ -48,7 +48,7 @@ def used(budget: Ledger) -> Ledger:
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_waits_for_no_writer(used: Ledger, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_does_not_wait_for_a_writer(used: Ledger, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.database.engine.LOCK_TIMEOUT", 0.2)
     home = Workspace.open()
     with transaction(used.engine) as connection:
@@ -105,7 +105,7 @@ def test_a_partial_check_compares_one_state(used: Ledger, monkeypatch: pytest.Mo
     assert used.check_changes(before).known.entries == before.entries
 
 
-def test_a_witness_that_went_on_since_the_state_that_is_read_is_no_alarm(used: Ledger) -> None:
+def test_a_witness_newer_than_the_read_state_causes_no_alarm(used: Ledger) -> None:
     home = Workspace.read_only()
     with reading(home.ledger.engine) as connection:
         seen = journal.head(connection)
@@ -114,9 +114,7 @@ def test_a_witness_that_went_on_since_the_state_that_is_read_is_no_alarm(used: L
         assert witness.check(connection) == seen
 
 
-def test_a_name_that_is_published_while_names_are_compared_is_no_alarm(
-    used: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_published_during_the_comparison_causes_no_alarm(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     read_names, read_tags = vars(agreement)["read_names"], vars(agreement)["read_tags"]
 
     def after_another[T](listed: Callable[..., T], run_key: str) -> Callable[..., T]:
@@ -133,7 +131,9 @@ def test_a_name_that_is_published_while_names_are_compared_is_no_alarm(
     assert agreement.damaged_names(used.engine, Workspace.read_only().store) == set()
 
 
-def test_a_name_whose_file_is_still_to_be_written_is_not_damaged(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_pointer_file_is_not_yet_written_is_not_reported_as_damaged(
+    used: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tests.storage.releasing.rebuild_pointers", lambda *_: None)
     publish(used, "new", name="new", event=SMALL)
     assert agreement.damaged_names(used.engine, Workspace.read_only().store) == set()
@@ -171,7 +171,7 @@ def test_a_writer_holds_the_lock_before_its_first_statement(used: Ledger, monkey
         connection.exec_driver_sql(statement)
 
 
-def test_a_restored_database_is_refused_by_reads_that_decide_what_leaves(used: Ledger) -> None:
+def test_a_restored_database_is_refused_by_reads_that_precede_a_release(used: Ledger) -> None:
     steps = used.steps(reserve(used, "restored", event=SMALL).release_id)
     witness: Witnesses = vars(used)["_witness"]
     # the witness has seen an entry that the restored database does not have
@@ -201,7 +201,7 @@ OF_SCHEMAS = ("workspace.py", "copying.py")
 """The files that create or upgrade tables."""
 
 
-def test_nothing_reaches_a_database_but_by_reading_or_by_a_transaction() -> None:
+def test_databases_are_used_only_by_read_and_write_transactions() -> None:
     files = [path for folder in ("dpca", "storage", "flows") for path in (ROOT / folder).rglob("*.py")]
     inside = ROOT / "storage" / "database"
     assert [found for path in files if inside not in path.parents for found in connects(path)] == []
@@ -218,7 +218,7 @@ def test_nothing_reaches_a_database_but_by_reading_or_by_a_transaction() -> None
         "from storage.database.engine import schema_transaction",
     ],
 )
-def test_another_way_to_a_database_is_found(tmp_path: Path, planted: str) -> None:
+def test_a_planted_direct_use_of_a_database_is_detected(tmp_path: Path, planted: str) -> None:
     path = tmp_path / "planted.py"
     path.write_text(planted)
     assert list(connects(path))

@@ -114,7 +114,7 @@ def test_the_newest_snapshot_is_the_last_ingested_whatever_the_clock_says(
         assert catalog_of_catalog.current("a").created_at.startswith(str(year))
 
 
-def test_what_happens_to_snapshots_stands_in_the_journal(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
+def test_changes_of_snapshots_are_recorded_in_the_journal(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
     add(catalog_of_catalog, tmp_path, "a")
     catalog_of_catalog.remove("a")
     with transaction(catalog_of_catalog.engine) as connection:
@@ -167,7 +167,7 @@ def test_verify_compares_the_files_with_the_catalog(catalog_of_catalog: Catalog,
         catalog_of_catalog.verify("a")
 
 
-def test_files_that_were_lost_are_not_found(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
+def test_lost_files_are_reported_as_not_found(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
     report = add(catalog_of_catalog, tmp_path, "a")
     (tmp_path / "datasets/a" / report.snapshot).rename(tmp_path / "aside")
     with pytest.raises(NotFound, match="there is no snapshot"):
@@ -175,9 +175,7 @@ def test_files_that_were_lost_are_not_found(catalog_of_catalog: Catalog, tmp_pat
     assert catalog_of_catalog.remove("a") == [report.snapshot]
 
 
-def test_names_that_differ_only_by_case_are_refused_while_the_other_is_there(
-    catalog_of_catalog: Catalog, tmp_path: Path
-) -> None:
+def test_names_that_differ_only_by_case_are_refused(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
     add(catalog_of_catalog, tmp_path, "Visits", population="people")
     with pytest.raises(Conflict, match="dataset 'visits' differs from 'Visits' only by case"):
         add(catalog_of_catalog, tmp_path, "visits", population="people")
@@ -210,7 +208,9 @@ def open_rows(catalog: Catalog, rows: NDArray[np.generic], **declared: Any) -> D
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int16", "bool"])
-def test_others_read_the_same_matrix(tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64], dtype: str) -> None:
+def test_other_programs_read_an_export_as_the_same_matrix(
+    tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64], dtype: str
+) -> None:
     values = (rows * 50).astype(dtype)
     dataset = open_rows(catalog, values)
     for format in WRITERS:  # noqa: A001
@@ -231,7 +231,7 @@ def test_others_read_the_same_matrix(tmp_path: Path, catalog: Catalog, rows: NDA
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("format", WRITERS)
-def test_what_comes_back_is_the_same_dataset(
+def test_an_ingested_export_is_the_same_dataset(
     tmp_path: Path,
     catalog: Catalog,
     rows: NDArray[np.float64],
@@ -250,7 +250,7 @@ def test_what_comes_back_is_the_same_dataset(
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_records_and_names_go_along(tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64]) -> None:
+def test_exports_contain_records_and_names(tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64]) -> None:
     np.save(tmp_path / "units.npy", np.arange(200) // 3)
     (tmp_path / "names").write_text("\n".join("abcdefghi"))
     declared = {"units": tmp_path / "units.npy", "feature_names": tmp_path / "names"}
@@ -271,7 +271,7 @@ def test_records_and_names_go_along(tmp_path: Path, catalog: Catalog, rows: NDAr
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_an_export_replaces_nothing(tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64]) -> None:
+def test_an_export_overwrites_no_file(tmp_path: Path, catalog: Catalog, rows: NDArray[np.float64]) -> None:
     dataset = open_rows(catalog, rows)
     (tmp_path / "there").write_text("mine")
     with pytest.raises(Conflict, match="never overwrites a file"):
@@ -314,7 +314,7 @@ def released(source: NightRows, arrivals: tuple[int, ...]) -> np.ndarray:
     return total
 
 
-def test_every_row_comes_once_with_the_number_of_its_night(catalog: Catalog, nights: list[Entry]) -> None:
+def test_every_row_is_read_once_with_the_number_of_its_night(catalog: Catalog, nights: list[Entry]) -> None:
     source = chained(catalog, nights)
     blocks = [source.read(number) for number in range(source.n_blocks)]
     assert [entry.number for entry in nights] == [1, 2, 3]
@@ -328,7 +328,7 @@ def test_every_row_comes_once_with_the_number_of_its_night(catalog: Catalog, nig
         source.read(source.n_blocks)
 
 
-def test_sums_are_those_of_each_night_by_itself_at_its_age(catalog: Catalog, nights: list[Entry]) -> None:
+def test_sums_over_chained_nights_equal_sums_weighted_by_age(catalog: Catalog, nights: list[Entry]) -> None:
     """Compare the sum over three chained nights with sums over each night alone, weighted by age.
 
     The nights are cut into different blocks.
@@ -350,14 +350,14 @@ def test_a_snapshot_bound_to_several_ticks_is_read_once(catalog: Catalog, nights
     assert source.content == chained(catalog, [first, second]).content
 
 
-def test_the_content_tells_nights_and_numbers_separate(catalog: Catalog, nights: list[Entry]) -> None:
+def test_the_content_digest_depends_on_nights_and_numbers(catalog: Catalog, nights: list[Entry]) -> None:
     first, second, third = nights
     contents = {chained(catalog, bound).content for bound in ([first], [first, second], [first, third], nights)}
     renumbered = NightRows.of([(catalog.open(first), 9)])
     assert len(contents | {renumbered.content, first.content_digest}) == 6
 
 
-def test_a_night_from_before_the_numbering_arrives_first(catalog: Catalog, nights: list[Entry]) -> None:
+def test_snapshots_without_a_number_count_as_the_earliest(catalog: Catalog, nights: list[Entry]) -> None:
     first, second, _ = nights
     source = NightRows.of([(catalog.open(first), None), (catalog.open(second), 2)])
     assert source.read(0).first_seen is None
@@ -365,7 +365,7 @@ def test_a_night_from_before_the_numbering_arrives_first(catalog: Catalog, night
         NightRows.of([(catalog.open(second), 2), (catalog.open(first), None)])
 
 
-def test_nights_of_other_columns_and_no_night_are_refused(
+def test_nights_with_different_columns_and_an_empty_chain_are_refused(
     catalog: Catalog, nights: list[Entry], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "rows.npy", np.ones((2, 4)))
@@ -376,7 +376,7 @@ def test_nights_of_other_columns_and_no_night_are_refused(
         NightRows.of([])
 
 
-def test_a_pickle_holds_addresses_and_numbers_alone(catalog: Catalog, nights: list[Entry]) -> None:
+def test_a_pickled_chain_contains_addresses_and_numbers_alone(catalog: Catalog, nights: list[Entry]) -> None:
     source = chained(catalog, nights)
     pickled = pickle.dumps(source)
     assert pickle.loads(pickled) == source
@@ -385,7 +385,7 @@ def test_a_pickle_holds_addresses_and_numbers_alone(catalog: Catalog, nights: li
         assert secret not in repr(source)
 
 
-def test_removed_snapshots_are_looked_at_together(tmp_path: Path, catalog: Catalog) -> None:
+def test_removed_snapshots_are_checked_in_a_fixed_number_of_statements(tmp_path: Path, catalog: Catalog) -> None:
     """Empty a dataset many times: looking for its snapshots must not take a statement for each.
 
     A dataset that was emptied every night for a year must not cost a statement per night.

@@ -82,7 +82,7 @@ def test_blocks_hold_individuals_of_one_first_seen_number_in_their_order(catalog
     assert catalog.epoch(report.snapshot) == dataset.manifest.epoch is not None
 
 
-def test_what_a_first_ingest_writes_is_what_it_was_before_ids_were_followed(catalog: Catalog, take: Take) -> None:
+def test_a_first_ingest_writes_the_files_of_earlier_versions(catalog: Catalog, take: Take) -> None:
     report = take("9", "10", "b", "a", "-1")
     assert report.content_digest == "031de620fbd6db1c2f00c249a722f155523ad32e29e929efa4de7cbebbb311ed"
     assert report.blocks == 1
@@ -127,7 +127,7 @@ def test_an_ingest_that_fails_leaves_an_earlier_number_and_never_a_later_one(cat
     assert catalog.number(report.snapshot) == 3
 
 
-def test_a_bad_row_brings_its_individual_whose_record_is_empty(catalog: Catalog, tmp_path: Path, take: Take) -> None:
+def test_the_individual_of_a_bad_row_is_seen_with_an_empty_record(catalog: Catalog, tmp_path: Path, take: Take) -> None:
     take(*"a")
     (tmp_path / "bad.csv").write_text(f"who,a\nb,x\nc,{value_of('c')}\n")
     options = IngestOptions(features=1, unit_column="who", population="people", on_error="quarantine")
@@ -135,14 +135,16 @@ def test_a_bad_row_brings_its_individual_whose_record_is_empty(catalog: Catalog,
     assert seen(catalog, take(*"abc")) == expected({1: "a", 2: "bc"})
 
 
-def test_no_clock_decides_who_came_first(catalog: Catalog, take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_seen_numbers_do_not_depend_on_clocks(
+    catalog: Catalog, take: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for year, ids in ((2026, "a"), (1999, "ab"), (2030, "abc")):
         monkeypatch.setattr(journal, "now", lambda year=year: f"{year}-01-01T00:00:00.000000+00:00")
         report = take(*ids)
     assert seen(catalog, report) == expected({1: "a", 2: "b", 3: "c"})
 
 
-def test_an_id_is_the_same_whatever_format_it_comes_from(catalog: Catalog, take: Take, tmp_path: Path) -> None:
+def test_equal_ids_of_different_formats_are_one_individual(catalog: Catalog, take: Take, tmp_path: Path) -> None:
     take("7", "8", "-3", "\u00e9")
     columns = {"who": pa.array([7, -3, 5]), "a": pa.array([1.0, 2.0, 3.0])}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
@@ -181,7 +183,7 @@ def test_ids_are_stored_as_hashes_under_a_key_of_the_population(catalog: Catalog
     assert [path.stat().st_mode & 0o777 for path in keys] == [0o600, 0o600]
 
 
-def test_nothing_tells_how_many_came(catalog: Catalog, take: Take) -> None:
+def test_the_journal_does_not_reveal_the_number_of_new_individuals(catalog: Catalog, take: Take) -> None:
     """Compare journal entries of an ingest with three new individuals and of one with none: the form is equal."""
     take(*"abc")
     report = take(*"abc")
@@ -229,7 +231,7 @@ def add_segment(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "harm", [lose_key, change_key, lose_segment, lose_part, change_part, change_marker, add_segment]
 )
-def test_a_table_that_is_lost_makes_arrivals_unknown_once_and_begins_anew(
+def test_a_lost_first_seen_table_makes_arrivals_unknown_once_and_is_replaced(
     catalog: Catalog, take: Take, harm: Callable[[Catalog], None]
 ) -> None:
     first = take(*"ab")
@@ -246,7 +248,7 @@ def test_a_table_that_is_lost_makes_arrivals_unknown_once_and_begins_anew(
     assert catalog.epoch(anew.snapshot) not in (None, catalog.epoch(first.snapshot))
 
 
-def test_files_that_come_back_after_the_loss_are_not_believed(catalog: Catalog, take: Take) -> None:
+def test_recovered_files_of_a_lost_table_are_ignored(catalog: Catalog, take: Take) -> None:
     first = take(*"ab")
     (gone,) = folders(catalog)
     gone.rename(catalog.home / "elsewhere")
@@ -259,9 +261,7 @@ def test_files_that_come_back_after_the_loss_are_not_believed(catalog: Catalog, 
     assert seen(catalog, first) == expected({1: "ab"})
 
 
-def test_a_database_restored_from_before_does_not_believe_the_newer_table(
-    catalog: Catalog, take: Take, tmp_path: Path
-) -> None:
+def test_a_restored_database_ignores_a_newer_first_seen_table(catalog: Catalog, take: Take, tmp_path: Path) -> None:
     take(*"a")
     copy = {path.name: path.read_bytes() for path in tmp_path.glob("dpca.sqlite*")}
     take(*"ab")
@@ -273,7 +273,7 @@ def test_a_database_restored_from_before_does_not_believe_the_newer_table(
     assert seen(catalog, take(*"abc")) == expected({None: "abc"})
 
 
-def test_segments_that_the_database_names_and_an_older_place_lacks_are_lost(catalog: Catalog, take: Take) -> None:
+def test_segments_missing_from_an_older_store_count_as_lost(catalog: Catalog, take: Take) -> None:
     take(*"a")
     present = set(folders(catalog))
     take(*"ab")
@@ -287,7 +287,7 @@ KILLED += [(point, True, True) for point in ("arrivals.published", "arrivals.rec
 
 
 @pytest.mark.parametrize(("point", "known", "resume"), KILLED)
-def test_an_ingest_killed_at_any_point_gives_no_later_number_when_it_runs_again(
+def test_a_repeated_ingest_after_a_kill_gives_no_later_first_seen_number(
     catalog: Catalog, take: Take, point: str, *, known: bool, resume: bool
 ) -> None:
     before = "ab" if known else ""
@@ -339,7 +339,7 @@ def test_an_ingest_killed_between_blocks_is_resumed_with_the_same_numbers(catalo
     assert calm.content_digest == report.content_digest
 
 
-def test_blocks_of_a_killed_ingest_are_not_taken_for_those_of_other_arrivals(catalog: Catalog, take: Take) -> None:
+def test_blocks_of_a_killed_ingest_are_not_resumed_after_numbers_changed(catalog: Catalog, take: Take) -> None:
     """Resume a killed ingest of the same rows after their first-seen numbers have changed: it must be refused.
 
     The former single block would now contain individuals with two numbers.
@@ -377,7 +377,7 @@ def ingest_at_once(number: int, url: str, home: str, ids: str) -> tuple[int | No
     return catalog.number(report.snapshot), seen(catalog, report)
 
 
-def test_ingests_at_once_agree_on_numbers_and_on_who_was_seen_first(ledger: Ledger, database_url: str) -> None:
+def test_concurrent_ingests_agree_on_first_seen_numbers(ledger: Ledger, database_url: str) -> None:
     with contenders() as racers:
         found = racers.race(ingest_at_once, database_url, str(ledger.home), "abc")
     numbers = [number for number, _ in found]

@@ -211,7 +211,7 @@ def drawn(sizes: list[int], rng: np.random.Generator) -> NDArray[np.void]:
     by_line=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_groups_larger_than_a_piece_and_a_batch_stay_whole(
+def test_records_larger_than_a_piece_and_a_batch_are_not_split(
     tmp_path_factory: pytest.TempPathFactory, *, sizes: list[int], most: int, batch: int, by_line: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -225,7 +225,7 @@ def test_groups_larger_than_a_piece_and_a_batch_stay_whole(
 
 
 @pytest.mark.parametrize("by_line", [True, False])
-def test_groups_larger_than_the_real_piece_stay_whole(tmp_path: Path, *, by_line: bool) -> None:
+def test_records_larger_than_the_default_piece_are_not_split(tmp_path: Path, *, by_line: bool) -> None:
     rng = np.random.default_rng(1)
     entries = drawn([1, 5_000, 1_024, 1_025, 3, 2_500, 1], rng)
     entries["value"] = np.arange(len(entries))
@@ -291,7 +291,7 @@ def hexadecimal(ids: pa.Array, *, key: bytes = KEY) -> list[str]:
     return [row.astype("<u8").tobytes().hex() for row in keyed_hashes(ids, key=key)]
 
 
-def test_it_is_siphash() -> None:
+def test_the_hash_is_siphash() -> None:
     assert hexadecimal(pa.array(list(OPENSSL))) == list(OPENSSL.values())
     assert doctest.testmod(keyed_hash).failed == 0
 
@@ -302,7 +302,7 @@ def test_an_integer_hashes_as_its_decimal_text_and_no_other_spelling_does() -> N
     assert len({*hexadecimal(pa.array(["7", "07", "+7", " 7", "7 ", "7.0", "7\x00"]))}) == 7
 
 
-def test_slices_large_strings_and_chunks_hash_alike() -> None:
+def test_slices_large_strings_and_chunks_have_equal_hashes() -> None:
     texts = ["", "b", "\u00e9t\u00e9", "d" * 40]
     expected = hexadecimal(pa.array(texts))
     assert hexadecimal(pa.array(texts, pa.large_string())) == expected

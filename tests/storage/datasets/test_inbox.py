@@ -76,7 +76,7 @@ def addresses(inbox: Inbox, address: Path | str) -> list[str]:
 
 
 class TestFolder:
-    def test_names_of_any_kind_arrive_oldest_first_each_with_one_token(self, inbox: Inbox, folder: Path) -> None:
+    def test_files_of_any_name_arrive_oldest_first_each_with_one_token(self, inbox: Inbox, folder: Path) -> None:
         names = ["two\nlines.npy", "a*[b].npy", "\x1b[31m.npy", os.fsdecode(b"not-utf8-\xff.npy"), "ü ?.npy"]
         for age, name in enumerate(names):
             (folder / name).write_bytes(rows())
@@ -108,7 +108,7 @@ class TestFolder:
             assert inbox.waiting(named, settled=0.0).tokens == (token,), named
 
     @pytest.mark.parametrize("swapped", ["link", "pipe", "folder", "gone", "linked folder", "hidden change"])
-    def test_what_was_swapped_for_a_file_since_is_not_opened(
+    def test_a_replacement_of_an_arrived_file_is_not_opened(
         self, inbox: Inbox, folder: Path, tmp_path: Path, swapped: str
     ) -> None:
         path = folder / "sub" / "rows.npy"
@@ -137,9 +137,7 @@ class TestFolder:
         with pytest.raises(FileNotFoundError), inbox.holding(arrival):
             pytest.fail("it was opened")
 
-    def test_nothing_but_the_file_is_read_while_another_thread_swaps_it_for_a_link(
-        self, inbox: Inbox, folder: Path, tmp_path: Path
-    ) -> None:
+    def test_a_link_exchanged_for_the_file_is_never_read(self, inbox: Inbox, folder: Path, tmp_path: Path) -> None:
         path, kept, link, secret = folder / "rows.npy", tmp_path / "kept", tmp_path / "turn", tmp_path / "secret"
         for made, seed in ((path, 1), (secret, 2)):
             made.write_bytes(rows(seed))
@@ -167,7 +165,7 @@ class TestFolder:
         assert 2 < len(read) < 4_000
         assert {*read} == {rows(1)}
 
-    def test_a_file_that_is_held_is_read_whole_whatever_takes_its_place(self, inbox: Inbox, folder: Path) -> None:
+    def test_an_opened_file_is_read_completely_even_if_replaced(self, inbox: Inbox, folder: Path) -> None:
         path = folder / "rows.npy"
         path.write_bytes(rows(1))
         (token,) = inbox.waiting(str(folder), settled=0.0).tokens
@@ -178,7 +176,7 @@ class TestFolder:
             assert stream.read() == rows(1)[5:]
             assert file.open().read() == rows(1)
 
-    def test_a_file_that_changes_still_is_left_and_a_changed_one_arrives_anew(self, inbox: Inbox, folder: Path) -> None:
+    def test_a_file_being_written_waits_and_a_changed_file_is_a_new_arrival(self, inbox: Inbox, folder: Path) -> None:
         path = folder / "rows.npy"
         path.write_bytes(rows())
         assert inbox.waiting(str(folder), settled=3_600.0).left == 1
@@ -191,9 +189,7 @@ class TestFolder:
         assert not inbox.stands(inbox.arrival(first))
         assert inbox.stands(inbox.arrival(second))
 
-    def test_a_folder_that_is_not_there_is_unavailable_and_an_unknown_token_is_not_found(
-        self, inbox: Inbox, folder: Path
-    ) -> None:
+    def test_a_missing_inbox_is_unavailable_and_an_unknown_token_is_not_found(self, inbox: Inbox, folder: Path) -> None:
         with pytest.raises(Unavailable, match="the folder does not exist"):
             inbox.waiting(str(folder / "elsewhere" / "deep"), settled=0.0)
         with pytest.raises(NotFound, match="list the inbox again"):
@@ -236,7 +232,7 @@ class TestObjectStore:
         assert addresses(inbox, f"s3://{prefix.removeprefix('s3://').replace('/', '//', 1)}//") == found
         assert addresses(inbox, f"{prefix}/z*.npy") == found[:1]
 
-    def test_an_object_that_was_replaced_arrives_anew(self, inbox: Inbox, put: Put) -> None:
+    def test_a_replaced_object_is_a_new_arrival(self, inbox: Inbox, put: Put) -> None:
         prefix = put("rows.npy", rows(1))
         (first,) = inbox.waiting(prefix, settled=0.0).tokens
         put("rows.npy", rows(2))
@@ -244,7 +240,7 @@ class TestObjectStore:
         assert not inbox.stands(inbox.arrival(first))
         assert inbox.stands(inbox.arrival(second))
 
-    def test_equal_rows_that_are_put_again_arrive_anew_as_changed_ones_do(self, inbox: Inbox, put: Put) -> None:
+    def test_equal_rows_that_are_stored_again_are_a_new_arrival(self, inbox: Inbox, put: Put) -> None:
         """Put equal rows again under the same name: they count as a new arrival, as changed rows do.
 
         Whether rows are equal is private, but a store tags an object with a digest of its content.
@@ -266,7 +262,7 @@ class TestObjectStore:
 
 
 @pytest.mark.parametrize("act", ["note_snapshot", "note_reason", "end"])
-def test_what_cannot_be_noted_is_one_clear_line(inbox: Inbox, folder: Path, act: str) -> None:
+def test_an_arrival_that_cannot_be_recorded_is_reported_in_one_line(inbox: Inbox, folder: Path, act: str) -> None:
     (folder / "rows.npy").write_bytes(rows())
     (token,) = inbox.waiting(str(folder), settled=0.0).tokens
     with pytest.raises(Unavailable, match="cannot be written"):
@@ -344,7 +340,7 @@ class TestSnapshots:
         assert not [*(catalog.home / "datasets").iterdir()]
         assert not [name for name in catalog.place.names(entry.path) if name.startswith(".")]
 
-    def test_a_pickle_is_the_address_alone(self, catalog: Catalog) -> None:
+    def test_a_pickled_snapshot_contains_its_address_alone(self, catalog: Catalog) -> None:
         report = add(catalog)
         dataset = catalog.open(catalog.current("x"))
         pickled = pickle.dumps(dataset)
@@ -368,7 +364,9 @@ class TestSnapshots:
         catalog.remove("x")
         assert catalog.place.names("datasets/x") == []
 
-    def test_a_store_that_is_gone_is_not_called_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unavailable_store_is_not_reported_as_damage(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with serve() as passing:
             passing.enter(monkeypatch)
             with catalog_in(tmp_path, open_place(passing.url("x"))) as catalog:
@@ -381,7 +379,7 @@ class TestSnapshots:
 
     @pytest.mark.parametrize("action", ["start over", "resume"])
     @pytest.mark.parametrize("point", ["folder.synced", "folder.renamed"])
-    def test_an_ingest_killed_while_it_publishes_is_invisible_and_leaves_nothing_in_the_end(
+    def test_an_ingest_killed_during_publication_is_invisible_and_finally_removed(
         self, killed: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch, point: str, action: str
     ) -> None:
         s3_server.enter(monkeypatch)

@@ -69,7 +69,7 @@ def assert_nothing_written(home: Path, engine: sa.Engine) -> None:
     assert list(home.rglob("*")) == [home / "datasets"]
 
 
-def test_an_ingest_reports_what_stands_on_disk_and_in_the_catalog(home: Path, engine: sa.Engine, source: Path) -> None:
+def test_the_report_of_an_ingest_agrees_with_disk_and_catalog(home: Path, engine: sa.Engine, source: Path) -> None:
     report = ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4, records_at_most=3))
     dataset = open_reported(home, report)
     assert (report.records, report.rows, report.features, report.nnz, report.blocks) == (3, 3, 4, 4, 1)
@@ -139,9 +139,7 @@ def test_one_row_is_a_dataset(home: Path, engine: sa.Engine, source: Path, text:
         ("1 1:1\n" * 11, "more than the declared 10 records"),
     ],
 )
-def test_a_bad_source_leaves_nothing_behind(
-    home: Path, engine: sa.Engine, source: Path, text: str, reason: str
-) -> None:
+def test_a_bad_source_leaves_no_files(home: Path, engine: sa.Engine, source: Path, text: str, reason: str) -> None:
     source.write_text(text)
     with pytest.raises(BadSource, match=f"^{re.escape(str(source))}: .*{re.escape(reason)}"):
         ingest(source, name="x", home=home, engine=engine, options=IngestOptions(features=4, records_at_most=10))
@@ -275,7 +273,7 @@ def hidden(catalog: Catalog) -> list[Path]:
 
 
 @pytest.mark.parametrize("after", [1, 4])
-def test_a_killed_ingest_is_invisible_and_is_taken_up_again(
+def test_a_killed_ingest_is_invisible_and_can_be_resumed(
     tmp_path: Path, catalog: Catalog, parts: list[Path], after: int
 ) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(after)], check=False)
@@ -296,7 +294,7 @@ def test_a_killed_ingest_is_invisible_and_is_taken_up_again(
 
 
 @pytest.mark.parametrize("blocks", [0, 3])
-def test_a_full_disk_keeps_the_blocks_that_are_whole(
+def test_a_full_disk_keeps_complete_blocks(
     catalog: Catalog, parts: list[Path], monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     write, writes = _PaddedRows.write, []
@@ -336,7 +334,7 @@ def test_an_ingest_stops_at_the_batch_that_passes_the_declared_number_of_records
     assert take(catalog, parts, records_at_most=3000).records == 3000
 
 
-def test_without_resuming_leftovers_are_swept(catalog: Catalog, parts: list[Path]) -> None:
+def test_an_ingest_without_resume_removes_leftovers(catalog: Catalog, parts: list[Path]) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(catalog, parts, progress=Interrupted(3))
     (left,) = hidden(catalog)
@@ -345,7 +343,7 @@ def test_without_resuming_leftovers_are_swept(catalog: Catalog, parts: list[Path
     assert hidden(catalog) == []
 
 
-def test_only_the_same_request_is_taken_up(catalog: Catalog, parts: list[Path]) -> None:
+def test_only_an_equal_request_resumes_an_ingest(catalog: Catalog, parts: list[Path]) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(catalog, parts, progress=Interrupted(3))
     (left,) = hidden(catalog)
@@ -355,7 +353,7 @@ def test_only_the_same_request_is_taken_up(catalog: Catalog, parts: list[Path]) 
 
 
 @pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[::-1]])
-def test_rows_that_changed_are_noticed(catalog: Catalog, parts: list[Path], change: Any) -> None:
+def test_changed_rows_are_detected_on_resume(catalog: Catalog, parts: list[Path], change: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(catalog, parts, progress=Interrupted(3))
     status = parts[0].stat()
@@ -379,7 +377,7 @@ def _restore_time(left: Path, part: Path) -> None:
     os.utime(part, ns=(seen[str(part)], seen[str(part)]))
 
 
-def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -> None:
+def test_a_damaged_block_is_detected_on_resume(catalog: Catalog, parts: list[Path]) -> None:
     with pytest.raises(KeyboardInterrupt):
         take(catalog, parts, progress=Interrupted(3))
     (left,) = hidden(catalog)
@@ -389,7 +387,7 @@ def test_a_block_that_was_torn_is_noticed(catalog: Catalog, parts: list[Path]) -
         take(catalog, parts, resume=True)
 
 
-def test_writers_of_one_name_do_not_touch_each_other(tmp_path: Path) -> None:
+def test_concurrent_writers_of_one_name_do_not_interfere(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     options: dict[str, Any] = {"request": {"rows": 1}, "is_registered": lambda _: False, "discard": lambda _: None}
     with begin(folder, resume=False, **options) as first:
@@ -413,7 +411,7 @@ def test_a_snapshot_that_was_moved_but_never_registered_is_swept(tmp_path: Path)
     assert (folder / "of another ledger").is_dir()
 
 
-def test_a_registered_snapshot_loses_the_notes_of_its_killed_writer(tmp_path: Path) -> None:
+def test_leftover_notes_of_a_killed_writer_are_removed_from_a_registered_snapshot(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     options: dict[str, Any] = {"request": {}, "resume": False, "discard": lambda _: None}
     with begin(folder, is_registered=lambda _: False, **options) as first:
@@ -438,7 +436,7 @@ def test_quarantine_notes_without_a_snapshot_are_swept(tmp_path: Path) -> None:
             assert sorted(folder.glob("*.csv")) == sorted((kept, mine))
 
 
-def test_an_empty_folder_goes_and_who_waits_for_it_makes_it_again(tmp_path: Path) -> None:
+def test_an_empty_staging_folder_is_removed_and_created_again_by_a_waiting_writer(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     options: dict[str, Any] = {
         "request": {},
@@ -456,7 +454,7 @@ def test_an_empty_folder_goes_and_who_waits_for_it_makes_it_again(tmp_path: Path
     assert not folder.exists()
 
 
-def test_where_no_staging_is_made_nothing_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_to_create_a_staging_folder_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(_: str) -> None:
         raise Unavailable("the store does not answer")
 
@@ -489,7 +487,7 @@ def test_where_no_staging_is_made_nothing_stays_locked(tmp_path: Path, monkeypat
     assert len(list(OPEN.iterdir())) == opened
 
 
-def test_scratch_is_private_and_dead_scratch_is_swept(tmp_path: Path) -> None:
+def test_scratch_folders_are_private_and_abandoned_ones_removed(tmp_path: Path) -> None:
     dead = tmp_path / "scratch" / "dead"
     make_folder(dead)
     with scratch_folder(tmp_path) as first, scratch_folder(tmp_path) as second:

@@ -169,7 +169,7 @@ def test_a_schema_of_another_order_keeps_the_saved_one(take_of_saved_columns: Ta
     ],
     ids=["range", "kind", "values", "order of values", "feature", "name"],
 )
-def test_a_schema_that_means_something_else_is_refused(
+def test_a_schema_with_other_rules_is_refused(
     take_of_saved_columns: Taking, changed: dict[str, str], message: str
 ) -> None:
     take_of_saved_columns("csv", ROWS, table_schema=take_of_saved_columns.schema(COLUMNS))
@@ -206,7 +206,7 @@ TEXT = "user,item,rating\nann,0,4\nbob,2,3\nann,1,0\nann,0,4\nann,2,5\nbob,0,0\n
     ("duplicates", "merged"), [("sum", 9.0), ("mean", 3.0), ("last", 1.0)], ids=["sum", "mean", "last"]
 )
 @pytest.mark.parametrize("keep_zeros", [False, True], ids=["zeros dropped", "zeros kept"])
-def test_duplicates_and_zeros_become_what_was_requested(
+def test_duplicates_and_zeros_follow_the_requested_rule(
     take: Take, *, duplicates: str, merged: float, keep_zeros: bool
 ) -> None:
     report, dataset = take(TEXT, features=3, columns=ROLES, duplicates=duplicates, keep_zeros=keep_zeros)
@@ -238,7 +238,7 @@ def test_refused_duplicates_are_a_bad_row(take: Take) -> None:
 
 
 @pytest.mark.parametrize("packed", ["csv", "parquet"])
-def test_without_a_column_of_values_each_is_one(take: Take, tmp_path: Path, packed: str) -> None:
+def test_without_a_value_column_each_value_is_one(take: Take, tmp_path: Path, packed: str) -> None:
     source: Any = "user,item\nann,0\nbob,1\nann,1\nann,0\n"
     if packed == "parquet":
         source = tmp_path / "x.parquet"
@@ -265,7 +265,7 @@ def test_a_mean_of_whole_numbers_is_stored_as_a_float_and_never_rounded_to_a_dec
         take(source, features=1, columns=ROLES, duplicates="mean", dtype="int8")
 
 
-def test_a_zero_that_a_mean_gives_is_kept_without_its_sign(take: Take) -> None:
+def test_a_mean_of_zero_is_kept_without_its_sign(take: Take) -> None:
     text = "user,item,rating\nann,0,-1\nann,0,1\nann,1,-0.0\n"
     _, dataset = take(text, features=2, columns=ROLES, duplicates="mean", keep_zeros=True)
     assert records(dataset) == [[[(0, 0.0), (1, 0.0)]]]
@@ -279,7 +279,7 @@ def test_a_declared_row_without_entries_is_still_empty(take: Take) -> None:
 
 
 @pytest.mark.parametrize("requested", [{"duplicates": "last"}, {"keep_zeros": True}], ids=["duplicates", "zeros"])
-def test_a_table_whose_columns_come_once_refuses_both(take: Take, requested: dict[str, Any]) -> None:
+def test_options_for_listed_entries_are_refused_for_dense_tables(take: Take, requested: dict[str, Any]) -> None:
     with pytest.raises(Invalid, match=r"applies only to (triplets|formats that list the entries)"):
         take("a,b\n1,2\n", features=2, **requested)
 
@@ -340,7 +340,7 @@ def repeated(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", REPEATED)
-def test_a_column_that_comes_twice_in_a_whole_row_is_refused_or_merged_as_requested(
+def test_a_column_repeated_in_a_matrix_row_is_refused_or_merged_as_requested(
     take: Take, tmp_path: Path, name: str
 ) -> None:
     path, given = repeated(tmp_path, name), {"features": 3}
@@ -360,12 +360,12 @@ def test_a_column_that_comes_twice_in_a_whole_row_is_refused_or_merged_as_reques
     assert records(dataset) == [[[(0, 4.0), (2, 2.0)], [(1, 1.0)]]]
 
 
-def test_a_rule_outside_the_list_is_refused() -> None:
+def test_an_unknown_rule_for_duplicates_is_refused_by_an_ingest() -> None:
     with pytest.raises(Invalid, match="duplicates='first' is not one of sum, mean, last, refuse"):
         IngestOptions(duplicates="first")
 
 
-def test_the_rule_enters_the_request_that_a_killed_ingest_is_continued_by(tmp_path: Path) -> None:
+def test_a_killed_ingest_is_resumed_only_under_the_same_rule(tmp_path: Path) -> None:
     source = tmp_path / "x.csv"
     source.write_text(TEXT)
 

@@ -109,7 +109,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(max_examples=25)
 @given(records=RECORDS, block_nnz=st.integers(1, 40), cut=st.integers(0, 12), dtype=st.sampled_from(["u1", "f8"]))
-def test_records_come_back_whole_and_in_order(
+def test_records_are_read_back_complete_and_in_order(
     folders: Path, records: list[Record], block_nnz: int, cut: int, dtype: str
 ) -> None:
     folder = folders / str(len(list(folders.iterdir())))
@@ -124,7 +124,7 @@ def test_records_come_back_whole_and_in_order(
     assert dataset.manifest.nnz == sum(len(row) for record in records for row in record)
 
 
-def test_blocks_are_cut_the_same_whatever_the_batches(tmp_path: Path) -> None:
+def test_blocks_do_not_depend_on_batches(tmp_path: Path) -> None:
     records = single_rows(100, nnz=4)
     cuts = [write(tmp_path / str(cut), records, block_nnz=30, cut=cut) for cut in (0, 1, 7, 50)]
     shapes = [[len(data.read(block).values) for block in range(data.n_blocks)] for data in cuts]
@@ -214,7 +214,7 @@ def test_arrays_are_read_only_and_hidden_from_repr(tmp_path: Path) -> None:
     assert dataset.content not in repr(dataset)
 
 
-def test_a_pickle_is_the_path_alone_and_opens_in_another_process(tmp_path: Path) -> None:
+def test_a_pickled_snapshot_contains_its_path_alone_and_opens_in_another_process(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=20)
     pickled = pickle.dumps(dataset)
     assert dataset.content.encode() not in pickled
@@ -232,7 +232,7 @@ def test_threads_read_the_same_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["values", "indices", "row_nnz", "extents"])
-def test_one_flipped_byte_is_noticed(tmp_path: Path, name: str) -> None:
+def test_one_flipped_byte_is_detected(tmp_path: Path, name: str) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
     path = files_of(dataset, name)[0]
     whole = path.read_bytes()
@@ -245,14 +245,14 @@ def test_one_flipped_byte_is_noticed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["values", "indices", "row_nnz", "extents"])
-def test_a_lost_chunk_is_noticed(tmp_path: Path, name: str) -> None:
+def test_a_lost_chunk_is_detected(tmp_path: Path, name: str) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
     files_of(dataset, name)[0].unlink()
     with pytest.raises(Corrupt):
         Dataset.open(Path(dataset.address).rename(tmp_path / "y")).read(0)
 
 
-def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
+def test_exchanged_chunks_are_detected(tmp_path: Path) -> None:
     dataset = write(tmp_path / "x", single_rows(40), block_nnz=60)
     first, second = files_of(dataset, "values")[:2]
     second.write_bytes(first.read_bytes())
@@ -266,7 +266,7 @@ def test_chunks_put_in_the_place_of_others_are_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["record_rows", "rejected"])
-def test_a_lost_chunk_of_an_array_that_few_blocks_need_is_noticed(tmp_path: Path, name: str) -> None:
+def test_a_lost_chunk_of_a_rarely_needed_array_is_detected(tmp_path: Path, name: str) -> None:
     record: Record = [[(1, 1)], [(2, 1)]] if name == "record_rows" else [[]]
     records = [*([record] if number % 5 == 0 else single_rows(1) for number in range(40))]
     dataset = write(
@@ -281,7 +281,7 @@ def test_a_lost_chunk_of_an_array_that_few_blocks_need_is_noticed(tmp_path: Path
         dataset.read(1)
 
 
-def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_snapshot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no snapshot"):
         Dataset.open(tmp_path / "missing")
     with pytest.raises(Corrupt, match="not a readable snapshot"):
@@ -295,7 +295,7 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
         Dataset.open(Path(dataset.address).rename(tmp_path / "y"))
 
 
-def test_a_manifest_reads_back_and_must_be_whole(tmp_path: Path) -> None:
+def test_a_manifest_is_read_back_and_must_be_complete(tmp_path: Path) -> None:
     manifest = replace(write(tmp_path / "x", single_rows(3)).manifest, records_at_most=5)
     attributes = manifest.to_attributes()
     assert Manifest.from_attributes(attributes) == manifest
@@ -339,7 +339,7 @@ def digest_of(records: list[Record], *, n_features: int = 7, dtype: DTypeLike = 
 
 
 @given(CONTENT_DIGEST_RECORDS, st.integers(0, 6), st.sampled_from(["u1", "i8", "f4", ">f8"]))
-def test_pieces_and_exact_dtypes_do_not_matter(records: list[Record], cut: int, dtype: str) -> None:
+def test_the_digest_does_not_depend_on_pieces_and_exact_dtypes(records: list[Record], cut: int, dtype: str) -> None:
     digest = ContentDigest(n_features=7)
     add(digest, records[:cut], dtype=dtype)
     add(digest, records[cut:])
@@ -347,11 +347,11 @@ def test_pieces_and_exact_dtypes_do_not_matter(records: list[Record], cut: int, 
 
 
 @given(CONTENT_DIGEST_RECORDS, CONTENT_DIGEST_RECORDS)
-def test_unlike_records_have_unlike_digests(records: list[Record], others: list[Record]) -> None:
+def test_different_records_have_different_digests(records: list[Record], others: list[Record]) -> None:
     assert (digest_of(records) == digest_of(others)) == (records == others)
 
 
-def test_the_width_matters() -> None:
+def test_the_digest_depends_on_the_width() -> None:
     assert digest_of([[[(0, 1)]]], n_features=7) != digest_of([[[(0, 1)]]], n_features=8)
 
 

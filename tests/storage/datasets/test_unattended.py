@@ -93,9 +93,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("fault", BAD)
-def test_a_bad_record_is_empty_and_counts_and_the_others_keep_their_bits(
-    take: Callable[..., Dataset], fault: str
-) -> None:
+def test_a_bad_record_is_counted_as_empty_and_others_keep_their_bits(take: Callable[..., Dataset], fault: str) -> None:
     source, good, bad, suffix, options, at, line = BAD[fault]
     clean, spoilt = take(source, suffix, **options), take(source.replace(good, bad, 1), suffix, **options)
     expected = [
@@ -120,7 +118,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("fault", UNKNOWN)
-def test_a_row_whose_individual_cannot_be_read_is_an_empty_record_behind_the_others(
+def test_a_row_without_a_readable_id_is_an_empty_record_after_the_others(
     take: Callable[..., Dataset], fault: str
 ) -> None:
     clean, spoilt = take(WIDE, **OF_WIDE), take(WIDE.replace(b"u2,5,6", UNKNOWN[fault]), **OF_WIDE)
@@ -141,7 +139,7 @@ def test_random_bytes_in_lines_change_no_other_record(take: Callable[..., Datase
     assert 300 < len(found) <= 400
 
 
-def test_rows_beyond_every_bound_are_kept_or_left_out_and_reported(take: Callable[..., Dataset]) -> None:
+def test_rows_beyond_a_bound_are_kept_or_omitted_and_reported(take: Callable[..., Dataset]) -> None:
     many = WIDE + b"u1,9,9\nu1,9,9\nu4,1,1\n"
     found = take(many, **OF_WIDE, max_rows_per_unit=2, records_at_most=3)
     assert [len(rows) for _, rows in records(found)] == [2, 2, 1, 1]
@@ -153,9 +151,7 @@ def test_rows_beyond_every_bound_are_kept_or_left_out_and_reported(take: Callabl
 
 
 @pytest.mark.parametrize("unit", [{}, {"unit_column": "who"}], ids=["rows", "individuals"])
-def test_a_source_without_a_record_is_a_snapshot_without_one(
-    take: Callable[..., Dataset], unit: dict[str, Any]
-) -> None:
+def test_a_source_without_records_gives_an_empty_snapshot(take: Callable[..., Dataset], unit: dict[str, Any]) -> None:
     found = take(b"who,a,b\n" if unit else b"a,b\n", features=2, **unit)
     assert (found.n_records, records(found)) == (0, [])
     spoilt = take(b"who,a,b\nu1,x,1\n" if unit else b"a,b\nx,1\n", features=2, **unit)
@@ -181,7 +177,7 @@ def test_an_undecodable_line_of_another_encoding_is_one_bad_record(
     assert records(found) == [(False, [{0: 1.0}]), (True, [{}]), (False, [{1: 1.0}])]
 
 
-def test_a_first_row_decides_nothing_about_a_text_without_a_header(
+def test_the_first_row_of_a_text_without_header_does_not_affect_its_reading(
     take: Callable[..., Dataset], tmp_path: Path
 ) -> None:
     for first, rejected in ((b"u1,1,2", False), (b'u1,"1', True), (b"u1,1,2,3,4", True), (b"\xff", True)):
@@ -207,14 +203,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("requested", REFUSED)
-def test_options_that_let_a_row_decide_are_refused_in_one_line(take: Callable[..., Dataset], requested: str) -> None:
+def test_options_that_depend_on_rows_are_refused_in_one_line(take: Callable[..., Dataset], requested: str) -> None:
     source, options, rule = REFUSED[requested]
     with pytest.raises(Invalid, match=rule) as refused:
         take(source, **options)
     assert "\n" not in str(refused.value)
 
 
-def test_text_whose_lines_are_no_bytes_is_refused(take: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_text_in_multi_byte_encodings_is_refused(take: Callable[..., Dataset], tmp_path: Path) -> None:
     schema = tmp_path / "schema.yaml"
     schema.write_text("text: {encoding: utf-16}\ncolumns: [{name: a, kind: numeric, range: [0, 1]}]\n")
     with pytest.raises(Invalid, match="save it as UTF-8"):
@@ -233,7 +229,7 @@ FAULTS: dict[str, tuple[bytes, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_file_ends_the_ingest_and_leaves_nothing(
+def test_a_fault_of_the_file_ends_the_ingest_without_leftovers(
     take: Callable[..., Dataset], catalog: Catalog, fault: str
 ) -> None:
     source, suffix, options = FAULTS[fault]
@@ -247,7 +243,7 @@ def test_rows_of_another_population_are_accepted_and_reported(take: Callable[...
     assert [place for place, _, _ in reported(take(WIDE, **OF_WIDE))] == ["all rows"]
 
 
-def test_unit_ids_stay_with_their_rows_behind_a_bad_line(take: Callable[..., Dataset], tmp_path: Path) -> None:
+def test_unit_ids_stay_with_their_rows_after_a_bad_line(take: Callable[..., Dataset], tmp_path: Path) -> None:
     np.save(tmp_path / "who.npy", np.array([1, 2, 2, 3]))
     spoilt = b"a,b\n1,2,9\n3,4\n5,6\n7,8\n"
     found = records(take(spoilt, features=2, units=str(tmp_path / "who.npy")))

@@ -74,7 +74,7 @@ def test_mixed_line_ends_are_read_after_a_return_and_spoil_their_line_after_a_li
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_no_row_of_an_unattended_text_without_a_header_decides_how_lines_end(tmp_path: Path) -> None:
+def test_rows_of_an_unattended_text_without_a_header_do_not_affect_line_ends(tmp_path: Path) -> None:
     first, other = tmp_path / "a.csv", tmp_path / "b.csv"
     first.write_bytes(b"1\r,2\n3,4\n")
     other.write_bytes(b"1,2\n3,4\n")
@@ -94,7 +94,7 @@ LARGE = 2**53 + 1
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(20, 0)], ids=str)
-def test_a_whole_number_that_float64_rounds_is_named_as_such_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
+def test_an_integer_that_float64_rounds_is_reported_in_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     numbers = [decimal.Decimal(LARGE)] if pa.types.is_decimal(kind) else [LARGE]
     pq.write_table(pa.table({"x": pa.array([*numbers, None], kind), "y": [1.0, 2.0]}), tmp_path / "a.parquet")
     with pytest.raises(BadSource, match=r"row 0 has a whole number of 2\^53 or more"):
@@ -103,7 +103,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such_in_parquet(tmp_path
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5ad", "a.mtx"])
-def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, name: str) -> None:
+def test_an_integer_that_float64_rounds_is_reported(tmp_path: Path, name: str) -> None:
     values, path = np.array([[1, LARGE], [2, 3]]), tmp_path / name
     writers: dict[str, Callable[[], object]] = {
         "a.npy": lambda: np.save(path, values),
@@ -119,7 +119,7 @@ def test_a_whole_number_that_float64_rounds_is_named_as_such(tmp_path: Path, nam
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_unsigned_matrix_market_is_read_and_never_skew(tmp_path: Path) -> None:
+def test_unsigned_matrix_market_is_read_and_skew_symmetry_refused(tmp_path: Path) -> None:
     (tmp_path / "a.mtx").write_text(MTX.format("unsigned-integer"))
     assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
     (tmp_path / "b.mtx").write_text(MTX.format("unsigned-integer").replace("general", "skew-symmetric"))
@@ -182,9 +182,7 @@ def test_marker_files_of_a_folder_are_left_out(tmp_path: Path) -> None:
         ("year=2020", r"partitions by 'year', a column that its files lack; give the files as '.*/year=\*/\*'"),
     ],
 )
-def test_a_folder_of_which_the_files_alone_are_not_the_table_is_refused(
-    tmp_path: Path, inside: str, message: str
-) -> None:
+def test_a_partitioned_folder_whose_paths_contain_columns_is_refused(tmp_path: Path, inside: str, message: str) -> None:
     (tmp_path / inside).mkdir()
     shutil.copy(__file__, tmp_path / inside / "part.csv")
     (tmp_path / "part-0.csv").write_text(WIDE)
@@ -337,7 +335,7 @@ LOST = {
 
 @pytest.mark.parametrize("fault", LOST)
 @pytest.mark.parametrize("piece", [1 << 20, 16], ids=["one piece", "many pieces"])
-def test_a_file_is_refused_where_a_record_ends_unknown(
+def test_a_file_is_refused_if_the_end_of_a_record_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, piece: int
 ) -> None:
     monkeypatch.setattr(text, "PIECE", piece)
@@ -364,19 +362,19 @@ def test_the_first_bad_row_is_named_with_its_line(tmp_path: Path, fault: bytes) 
         (b'u1,1,"a" b "c"\n', False),
     ],
 )
-def test_quotes_within_a_line_take_no_other_line_with_them(tmp_path: Path, row: bytes, kept: bool) -> None:  # noqa: FBT001
+def test_quotes_within_a_line_affect_no_other_line(tmp_path: Path, row: bytes, kept: bool) -> None:  # noqa: FBT001
     rows, bad = quarantined(tmp_path, HEAD + row + b"u3,3,z\n")
     assert rows == [("u1", 1.0) if kept else BAD, GOOD]
     assert bad == ([] if kept else ["2"])
 
 
 @pytest.mark.parametrize("head", [b'who,a,"no\nte"\n', b'who,a,"note\n', b'who,"a" b,note\n', b'\xef\xbb\xbf"who,a\n'])
-def test_a_header_whose_quote_is_open_is_refused(tmp_path: Path, head: bytes) -> None:
+def test_a_header_with_an_unclosed_quote_is_refused(tmp_path: Path, head: bytes) -> None:
     with pytest.raises(BadSource, match=r"line 1: the quote at character [0-9]+ is not closed"):
         quarantined(tmp_path, head + b"u1,1,x\n")
 
 
-def test_quotes_are_followed_in_every_encoding_and_with_every_sign(tmp_path: Path) -> None:
+def test_quotes_are_parsed_in_every_encoding_with_every_quote_character(tmp_path: Path) -> None:
     body = "who;a;note\nu1;1;'ä\nu2;2;y\n'\nu3;3;z\n"
     for encoding in ("latin-1", "cp1252", "utf-16", "shift_jis", "iso2022_jp"):
         written = {"encoding": encoding, "delimiter": ";", "quote": "'"}
@@ -391,7 +389,7 @@ def test_quotes_are_followed_in_every_encoding_and_with_every_sign(tmp_path: Pat
         quarantined(tmp_path, spoilt, schema=schema)
 
 
-def test_a_line_too_long_to_follow_its_quotes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_too_long_to_parse_its_quotes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delimited, "LONGEST", 1 << 10)
     monkeypatch.setattr(text, "PIECE", 64)
     content = HEAD + b'u1,1,"' + b"x" * (1 << 12) + b"\nu2,2,y\n" + b'"\nu3,3,z\n'

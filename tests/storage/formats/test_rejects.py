@@ -75,14 +75,16 @@ def rejects(tmp_path: Path) -> Iterator[Quarantine]:
 
 
 @pytest.mark.parametrize("line", ["x,1\n", "x,1\n2,1\n", "x,y\n", "1,\n"])
-def test_bad_cells_of_a_table_are_found_without_a_call_for_each(tmp_path: Path, rejects: Quarantine, line: str) -> None:
+def test_bad_cells_of_a_table_are_found_in_a_fixed_number_of_calls(
+    tmp_path: Path, rejects: Quarantine, line: str
+) -> None:
     (tmp_path / "x.csv").write_text("a,b\n" + line * (ROWS // line.count("\n")))
     calls, _ = calls_of(tables.__file__, tmp_path / "x.csv", rejects)
     assert rejects.count == ROWS // line.count("\n")
     assert calls < 100
 
 
-def test_bad_lines_of_svmlight_cost_no_batch_each(tmp_path: Path, rejects: Quarantine) -> None:
+def test_bad_lines_of_svmlight_do_not_add_batches(tmp_path: Path, rejects: Quarantine) -> None:
     (tmp_path / "x.svm").write_text("1 9:1\n1 2:1\n1 x\n" * ROWS)
     _, batches = calls_of(svmlight.__file__, tmp_path / "x.svm", rejects)
     assert rejects.count == 2 * ROWS
@@ -101,7 +103,7 @@ def test_bad_lines_of_svmlight_cost_no_batch_each(tmp_path: Path, rejects: Quara
         (pa.array([-1, -(2**53), -(2**53) - 1, None], pa.int64()), [-1, -(2**53), None, None]),
     ],
 )
-def test_a_cell_is_a_number_whatever_stands_next_to_it(cells: pa.Array, kept: list[float | None]) -> None:
+def test_a_numeric_cell_does_not_depend_on_other_cells(cells: pa.Array, kept: list[float | None]) -> None:
     for number, alone in enumerate(kept):
         for nearby in (cells[number : number + 1], cells):
             found = cast_cells(nearby, pa.float64())[number if len(nearby) > 1 else 0].as_py()
@@ -133,7 +135,7 @@ def test_a_source_without_a_good_row_ends_in_counts_by_reason_and_column(home: P
     assert notices[0] < 1 == notices[-1]
 
 
-def test_notes_are_counted_as_they_were_taken_and_the_rare_ones_together(tmp_path: Path, rejects: Quarantine) -> None:
+def test_notes_of_bad_rows_are_counted_by_reason_and_rare_reasons_together(tmp_path: Path, rejects: Quarantine) -> None:
     for column in range(2000):
         rejects.reject(place="row", number=column, reason="is bad; correct it", column=column)
     rejects.reject(place="row", number=9, reason="is bad; correct it", column=0)
@@ -187,7 +189,7 @@ def test_text_of_every_encoding_gives_the_same_rows(home: Path, tmp_path: Path, 
     ],
     ids=["byte", "half", "ascii", "utf-8", "cut"],
 )
-def test_text_of_another_encoding_is_one_line_and_leaves_nothing(
+def test_text_of_another_encoding_is_refused_in_one_line_without_leftovers(
     home: Path, tmp_path: Path, content: bytes, encoding: str
 ) -> None:
     with pytest.raises(BadSource, match=r"^[^\n]*rows.csv[^\n]*; (declare its encoding|convert|fetch)[^\n]*$"):
@@ -195,7 +197,7 @@ def test_text_of_another_encoding_is_one_line_and_leaves_nothing(
     assert not (home / "datasets" / "d").exists()
 
 
-def test_an_ingest_that_was_stopped_resumes_by_the_same_schema_alone(home: Path, tmp_path: Path) -> None:
+def test_a_stopped_ingest_resumes_only_with_the_same_schema(home: Path, tmp_path: Path) -> None:
     engine = Workspace.open().ledger.engine
     files = [tmp_path / f"{part}.csv" for part in range(3)]
     for file in files:
@@ -300,7 +302,7 @@ SAVED = {**ARRAYS, "format": b"csr", "shape": CSR.shape}
         ({}, "data", "'data' twice"),
     ],
 )
-def test_an_npz_holds_one_matrix_and_all_of_it(
+def test_an_npz_with_other_than_one_complete_matrix_is_refused(
     tmp_path: Path, changed: Mapping[str, Any], twice: str | None, reason: str
 ) -> None:
     npz(tmp_path / "x.npz", {**SAVED, **changed}, twice=twice)
@@ -420,7 +422,7 @@ def test_attributes_of_a_store_fit_its_arrays(
         ({"X": CSR.toarray()}, {"encoding-type": "array", "shape": [2, 3], "scale_factor": 1.0, "_FillValue": np.nan}),
     ],
 )
-def test_a_store_that_agrees_with_itself_is_read(
+def test_a_consistent_store_is_read(
     tmp_path: Path, suffix: str, arrays: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> None:
     store(tmp_path / f"x.{suffix}", arrays, attributes, {"obs": 2, "var": 3})
@@ -519,7 +521,7 @@ def test_a_suffix_without_a_format_is_not_read_as_text(tmp_path: Path) -> None:
         open_file(tmp_path / "rows.xlsx", Declared(n_features=1))
 
 
-def test_no_name_without_an_entry_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_format_without_a_registry_entry_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.npz").write_text("0 1:1\n")
     declared = Declared(format="svmlight", n_features=1)
     with closing(open_file(locate(tmp_path / "rows.npz"), declared)) as reader:

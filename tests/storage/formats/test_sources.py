@@ -81,7 +81,7 @@ def test_svmlight_reads_what_scikit_learn_writes(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n", "\n# end", "\n\n"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "# head\n"])
-def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> None:
+def test_svmlight_files_with_unusual_starts_and_ends_are_read(tmp_path: Path, start: str, ending: str) -> None:
     (tmp_path / "x.svm").write_bytes(f"{start}1 2:3\n-1{ending}".encode())
     assert read(tmp_path / "x.svm", n_features=2).toarray().tolist() == [[0, 3], [0, 0]]
 
@@ -95,7 +95,7 @@ def test_svmlight_edges_of_a_file(tmp_path: Path, start: str, ending: str) -> No
     ],
     ids=["svmlight", "csv", "mtx"],
 )
-def test_line_numbers_go_on_across_pieces(
+def test_line_numbers_continue_across_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, head: str, good: str, bad: str
 ) -> None:
     monkeypatch.setattr(text, "PIECE", 64)
@@ -249,7 +249,7 @@ def test_other_sparse_formats_of_scipy_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.gz"])
-def test_a_file_cut_short_or_changed_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_truncated_or_changed_file_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "x.npz":
         sp.save_npz(path, random_rows())
@@ -267,13 +267,13 @@ def test_a_file_cut_short_or_changed_is_refused(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("content", [b"PK spam", b"spam", b"\x93NUMPY", b"PK\x05\x06" + bytes(18)])
-def test_what_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_npz_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.npz").write_bytes(content)
     with pytest.raises(BadSource, match="npz"):
         read(tmp_path / "x.npz")
 
 
-def test_an_npz_with_a_lying_header_allocates_nothing(tmp_path: Path) -> None:
+def test_an_npz_header_that_declares_too_much_allocates_nothing(tmp_path: Path) -> None:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)})
     save_parts(tmp_path / "x.npz", data=None)
@@ -283,7 +283,7 @@ def test_an_npz_with_a_lying_header_allocates_nothing(tmp_path: Path) -> None:
         read(tmp_path / "x.npz")
 
 
-def test_sources_that_are_no_readable_file_are_refused(tmp_path: Path) -> None:
+def test_unreadable_sources_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "plain.svm.gz").write_text("1 1:1\n")
     (tmp_path / "empty.svm.gz").write_bytes(gzip.compress(b""))
@@ -333,7 +333,7 @@ def test_a_file_that_changes_between_its_head_and_its_rows_is_refused(tmp_path: 
             list(reader.batches(Rejects()))
 
 
-def test_a_link_that_is_named_is_read_and_what_takes_its_place_meanwhile_is_not(tmp_path: Path) -> None:
+def test_a_link_is_read_and_its_concurrent_replacement_is_not(tmp_path: Path) -> None:
     path, link = tmp_path / "rows.csv", tmp_path / "link.csv"
     path.write_text("a,b\n" + "1,2\n" * 200_000)
     link.symlink_to(path)
@@ -347,7 +347,7 @@ def test_a_link_that_is_named_is_read_and_what_takes_its_place_meanwhile_is_not(
     assert set(values) == {1.0, 2.0}
 
 
-def test_a_process_without_descriptors_is_unavailable_and_no_file_is_at_fault(tmp_path: Path) -> None:
+def test_a_lack_of_file_descriptors_is_not_reported_as_a_fault_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n1,2\n")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

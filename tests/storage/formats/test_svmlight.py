@@ -61,7 +61,7 @@ def numerals() -> st.SearchStrategy[str]:
 
 
 @given(numerals())
-def test_a_decided_number_has_the_bits_of_float(text: str) -> None:
+def test_numbers_parsed_by_the_fast_path_have_the_bits_of_float(text: str) -> None:
     verdict, value, stop = scan(text)
     assert stop == len(text)
     assert verdict in (DECIDED, UNDECIDED)
@@ -69,14 +69,14 @@ def test_a_decided_number_has_the_bits_of_float(text: str) -> None:
 
 
 @given(st.floats(min_value=1e-290, max_value=1e290))
-def test_what_repr_writes_is_decided_without_falling_back(value: float) -> None:
+def test_numbers_written_by_repr_are_parsed_by_the_fast_path(value: float) -> None:
     verdict, read, _ = scan(repr(value))
     assert verdict == UNDECIDED or same_bits(read, value)
     assert scan(f"{value:.12e}")[0] == DECIDED
 
 
 @pytest.mark.parametrize("text", ["", "-", "+", ".", "e5", "1e", "1e+", "-.e1", "nan", "inf", "x1"])
-def test_what_is_no_decimal_is_malformed(text: str) -> None:
+def test_text_that_is_not_decimal_is_malformed(text: str) -> None:
     assert scan(text)[0] == MALFORMED
 
 
@@ -133,7 +133,7 @@ def test_the_digits_that_begin_a_word_are_read(text: str) -> None:
         (b"1 2:123456789012345678901234567890\n", [[1]], [7]),
     ],
 )
-def test_layout_rules(text: bytes, columns: list[list[int]], lines: list[int]) -> None:
+def test_lines_follow_the_documented_layout(text: bytes, columns: list[list[int]], lines: list[int]) -> None:
     parsed = parse(text, first_line=7)
     found = [parsed.indices[a:b].tolist() for a, b in zip(parsed.row_ptr, parsed.row_ptr[1:], strict=False)]
     assert found == columns
@@ -191,7 +191,7 @@ def test_any_bytes_are_rows_or_one_malformed_line(noise: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"1 1:1", b"1 1:1\n" * 20_000])
-def test_text_that_is_not_whole_lines_within_capacity_is_refused(text: bytes) -> None:
+def test_incomplete_lines_and_lines_beyond_capacity_are_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="not complete lines"):
         parse(text)
 
@@ -230,7 +230,9 @@ def take(folder: Path, source: Any, **declared: Any) -> IngestReport:
 
 @pytest.mark.usefixtures("_client")
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_object_is_read_as_the_file_is(tmp_path: Path, seeds: dict[str, Seed], s3_server: Server, kind: str) -> None:
+def test_an_object_is_read_like_the_equal_file(
+    tmp_path: Path, seeds: dict[str, Seed], s3_server: Server, kind: str
+) -> None:
     seed = seeds[kind]
     far = take(tmp_path, s3_server.url(f"seeds/{kind}"), **seed.declared)
     assert far.content_digest == take(tmp_path, seed.path, **seed.declared).content_digest
@@ -298,7 +300,7 @@ def test_folders_and_patterns_of_a_store_are_listed_by_name(s3_server: Server) -
 
 @pytest.mark.usefixtures("_client")
 @pytest.mark.parametrize("source", ["nothing", "parts-of-nothing/*", ""])
-def test_what_is_not_there_is_refused(tmp_path: Path, s3_server: Server, source: str) -> None:
+def test_missing_objects_are_refused(tmp_path: Path, s3_server: Server, source: str) -> None:
     with pytest.raises(BadSource, match="no file exists there"):
         take(tmp_path, f"s3://{s3_server.bucket}/{source}" if source else f"s3://{s3_server.bucket}/x*", features=3)
 
@@ -313,7 +315,9 @@ def test_a_store_that_cannot_be_used_and_other_urls_are_named(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("_client")
-def test_columns_first_are_not_jumped_through(tmp_path: Path, seeds: dict[str, Seed], s3_server: Server) -> None:
+def test_arrays_in_column_major_order_are_refused_in_an_object_store(
+    tmp_path: Path, seeds: dict[str, Seed], s3_server: Server
+) -> None:
     assert seeds["columns.npy"].path.exists()
     with pytest.raises(BadSource, match="column-major order"):
         take(tmp_path, s3_server.url("seeds/columns.npy"))

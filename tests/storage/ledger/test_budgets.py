@@ -69,14 +69,14 @@ def call(ledger: Ledger, run_key: str, event: Mapping[str, Any], *, epsilon: flo
     )
 
 
-def test_a_tenth_of_delta_is_set_aside_unless_reported_otherwise(ledger: Ledger) -> None:
+def test_a_tenth_of_delta_is_reserved_for_failures_by_default(ledger: Ledger) -> None:
     assert ledger.open_budget("usual", **TERMS).failure_delta == pytest.approx(DELTA / 10)
     assert ledger.open_budget("none", **TERMS, failure_delta=0.0).failure_delta == 0
     assert ledger.open_budget("half", **TERMS, failure_delta=DELTA / 2).failure_delta == DELTA / 2
 
 
 @pytest.mark.parametrize("stands", [0.0, None, DELTA / 4])
-def test_opening_again_without_saying_takes_what_stands(ledger: Ledger, stands: float | None) -> None:
+def test_reopening_a_budget_without_terms_keeps_its_terms(ledger: Ledger, stands: float | None) -> None:
     """Open a budget again without all its terms: the original terms stay in force.
 
     So a nightly script written when the default was 0 continues.
@@ -90,7 +90,7 @@ def test_opening_again_without_saying_takes_what_stands(ledger: Ledger, stands: 
     assert event_names(ledger).count("budget_opened") == 1
 
 
-def test_the_default_costs_a_gaussian_less_than_a_hundredth() -> None:
+def test_the_default_failure_delta_costs_gaussians_less_than_one_percent() -> None:
     for epsilon in (0.1, 1.0, 4.0, 10.0):
         for delta in (1e-5, 1e-6, 1e-9):
             noise = [gaussian_noise_multiplier(epsilon=epsilon, delta=part * delta) for part in (1.0, 0.9)]
@@ -99,7 +99,7 @@ def test_the_default_costs_a_gaussian_less_than_a_hundredth() -> None:
 
 @pytest.mark.parametrize("event", [pure(0.5), pure(0.5, 1e-8), SAMPLED], ids=["pure", "approximate", "sampled"])
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
-def test_default_terms_take_every_kind_of_event_after_a_gaussian(
+def test_default_terms_admit_every_kind_of_event_after_a_gaussian(
     sqlite_ledger: Ledger, event: Mapping[str, Any], filter_: str
 ) -> None:
     sqlite_ledger.open_budget(POPULATION, **TERMS, filter=filter_)
@@ -108,7 +108,7 @@ def test_default_terms_take_every_kind_of_event_after_a_gaussian(
     reserve(sqlite_ledger, "last", event=calibrated(0.5))
 
 
-def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sqlite_ledger: Ledger) -> None:
+def test_a_refused_pure_request_after_a_gaussian_states_cause_and_possible_requests(sqlite_ledger: Ledger) -> None:
     """A refused pure request after a Gaussian release: the message must state the reason and what still fits.
 
     An earlier message was "has epsilon 3.81729 left for one release, 1 at delta 0 was asked; ask for less".
@@ -129,7 +129,9 @@ def test_a_pure_request_after_a_gaussian_hears_the_cause_and_what_still_fits(sql
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("failure_delta", [None, 0.0])
-def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str, failure_delta: float | None) -> None:
+def test_a_request_that_a_refusal_states_as_possible_is_admitted(
+    sqlite_ledger: Ledger, filter_: str, failure_delta: float | None
+) -> None:
     """Request exactly what a refusal states as still possible: the ledger must admit it.
 
     An earlier message described a request for all of delta as non-private, and suggested to insist on it.
@@ -143,7 +145,7 @@ def test_what_a_refusal_says_still_fits_does(sqlite_ledger: Ledger, filter_: str
     call(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
 
 
-def test_a_gaussian_request_beyond_the_rest_hears_of_no_other_kind(sqlite_ledger: Ledger) -> None:
+def test_a_refused_gaussian_request_mentions_no_other_kind_of_request(sqlite_ledger: Ledger) -> None:
     sqlite_ledger.open_budget(POPULATION, **TERMS)
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"left for one release, and 1 at delta 1e-06 was requested"):
@@ -162,7 +164,7 @@ def test_a_gaussian_request_beyond_the_rest_hears_of_no_other_kind(sqlite_ledger
         ((10**7,), 1e-6, True),
     ],
 )
-def test_a_budgets_delta_is_below_one_over_the_records(
+def test_the_delta_of_a_budget_must_be_below_one_over_the_records(
     ledger: Ledger, declared: tuple[int | None, ...], delta: float, *, refused: bool
 ) -> None:
     facts = {"population": POPULATION, "n_features": 3, "path": "p", "content_digest": "c", "created_at": "now"}
@@ -180,7 +182,7 @@ def test_a_budgets_delta_is_below_one_over_the_records(
     ledger.open_budget(POPULATION, epsilon=1.0, delta=delta)
 
 
-def test_the_newest_bound_of_a_dataset_counts(ledger: Ledger) -> None:
+def test_the_newest_bound_on_records_of_a_dataset_applies(ledger: Ledger) -> None:
     facts = {"population": POPULATION, "name": "data", "n_features": 3, "path": "p", "content_digest": "c"}
     with ledger.transaction() as connection:
         for seq, bound in enumerate((None, 200)):
@@ -246,7 +248,7 @@ def added_up(ledger: Ledger) -> prices.Charge:
 
 
 @pytest.mark.parametrize("kind", ["gdp", "renyi"])
-def test_the_note_follows_every_step_of_a_release(ledger: Ledger, kind: str) -> None:
+def test_the_stored_total_follows_every_step_of_a_release(ledger: Ledger, kind: str) -> None:
     open_budget(ledger, filter=kind, epsilon=4.0, failure_delta=1e-7)
     assert not has_note(ledger)
     for number, event in enumerate((*EVENTS, *EVENTS)):
@@ -261,7 +263,7 @@ def test_the_note_follows_every_step_of_a_release(ledger: Ledger, kind: str) -> 
     ledger.verify()
 
 
-def test_a_stream_and_its_ticks_are_followed(sqlite_ledger: Ledger) -> None:
+def test_the_stored_total_follows_streams_and_ticks(sqlite_ledger: Ledger) -> None:
     ledger = sqlite_ledger
     open_budget(ledger, epsilon=4.0)
     register(ledger)
@@ -273,7 +275,7 @@ def test_a_stream_and_its_ticks_are_followed(sqlite_ledger: Ledger) -> None:
     ledger.verify()
 
 
-def test_a_missing_note_is_added_up_and_noted_anew(ledger: Ledger) -> None:
+def test_a_missing_stored_total_is_recomputed_and_stored(ledger: Ledger) -> None:
     open_budget(ledger)
     reserve(ledger, "first")
     spent = ledger.statement(POPULATION).spent
@@ -289,7 +291,7 @@ def test_a_missing_note_is_added_up_and_noted_anew(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("column", ["charge", "releases"])
-def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, column: str) -> None:
+def test_an_edited_stored_total_admits_nothing_and_is_detected(ledger: Ledger, column: str) -> None:
     open_budget(ledger)
     begin(ledger)
     value = {"charge": "[0, 0, 0, 0]", "releases": 0}[column]
@@ -309,7 +311,7 @@ def test_a_note_that_was_edited_admits_nothing_and_is_found(ledger: Ledger, colu
     assert len(entries_of(ledger)) == entries
 
 
-def test_a_release_that_was_edited_away_admits_nothing(ledger: Ledger) -> None:
+def test_a_ledger_with_a_deleted_release_admits_nothing(ledger: Ledger) -> None:
     open_budget(ledger)
     reserve(ledger, "first")
     with ledger.engine.begin() as connection:
@@ -324,7 +326,7 @@ def entries_of(ledger: Ledger) -> list[str]:
         return list(connection.execute(sa.select(tables.event.c.name)).scalars())
 
 
-def test_an_entry_that_states_no_total_admits_nothing(sqlite_ledger: Ledger) -> None:
+def test_a_journal_entry_without_a_total_admits_nothing(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     reserve(sqlite_ledger, "first")
     with sqlite_ledger.engine.begin() as connection:
@@ -333,7 +335,7 @@ def test_an_entry_that_states_no_total_admits_nothing(sqlite_ledger: Ledger) -> 
         reserve(sqlite_ledger, "second")
 
 
-def test_units_that_this_version_does_not_know_are_refused(ledger: Ledger) -> None:
+def test_charges_in_unknown_units_are_refused(ledger: Ledger) -> None:
     open_budget(ledger)
     reserve(ledger)
     with ledger.engine.begin() as connection:
@@ -342,7 +344,7 @@ def test_units_that_this_version_does_not_know_are_refused(ledger: Ledger) -> No
         reserve(ledger, "another")
 
 
-def test_a_restored_ledger_is_charged_with_what_it_lacked(sqlite_ledger: Ledger) -> None:
+def test_a_restored_ledger_is_charged_for_lost_releases(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     for number in range(3):
         reserve(sqlite_ledger, f"run {number}")
@@ -398,7 +400,7 @@ def levels(ledger: Ledger, *, releases: int, population: str = POPULATION) -> di
 
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
-def test_half_a_fifth_and_a_twentieth_left_are_alerted_once_each(sqlite_ledger: Ledger, filter_: str) -> None:
+def test_alerts_at_50_20_and_5_percent_are_sent_once_each(sqlite_ledger: Ledger, filter_: str) -> None:
     open_budget(sqlite_ledger, epsilon=EPSILON * (1.0 if filter_ == "gdp" else 1.5), filter=filter_)
     found = levels(sqlite_ledger, releases=20)
     assert [level for reached in found.values() for level in reached] == [50, 20, 5][: len(found)]
@@ -426,7 +428,7 @@ def test_a_level_that_was_reached_stays_alerted_when_a_reservation_is_given_back
     assert budget.alerts(reserve(budget, "again", event=calibrated(0.8 * EPSILON)).release_id) == ()
 
 
-def test_charges_at_once_reach_a_level_once(budget: Ledger) -> None:
+def test_concurrent_charges_reach_an_alert_level_once(budget: Ledger) -> None:
     def charge(number: int) -> tuple[int, ...]:
         return budget.alerts(reserve(budget, f"at once {number}", event=equal(20)).release_id)
 
@@ -435,14 +437,14 @@ def test_charges_at_once_reach_a_level_once(budget: Ledger) -> None:
     assert sorted(reached) == [5, 20, 50]
 
 
-def test_nothing_is_left_of_a_voided_budget_and_all_of_a_fresh_one() -> None:
+def test_the_remaining_percentage_is_0_for_voided_and_100_for_new_budgets() -> None:
     rules = build_filter("gdp", epsilon=EPSILON, delta=DELTA)
     assert share_left(rules, rules.zero) == 1.0
     assert share_left(rules, rules.charge_after(rules.zero, {"name": "non_private"}, delta=DELTA)) == 0.0
 
 
 @pytest.mark.parametrize(("kind", "epsilon", "delta"), [("gdp", 1e-12, 1e-12), ("renyi", 1e-5, 1e-15)])
-def test_where_no_gaussian_release_is_admitted_what_is_left_is_left_of_epsilon(
+def test_without_admissible_gaussians_the_remaining_percentage_is_that_of_epsilon(
     kind: str, epsilon: float, delta: float
 ) -> None:
     rules = build_filter(kind, epsilon=epsilon, delta=delta)

@@ -96,7 +96,7 @@ def test_a_ledger_keeps_its_id(engine: sa.Engine) -> None:
     assert verify(engine) == 1
 
 
-def test_whoever_locks_the_journal_waits_for_the_other_transaction(engine: sa.Engine) -> None:
+def test_locking_the_journal_waits_for_another_transaction(engine: sa.Engine) -> None:
     order, has_begun = [], threading.Event()
 
     def lock_second() -> None:
@@ -116,34 +116,34 @@ def test_whoever_locks_the_journal_waits_for_the_other_transaction(engine: sa.En
     assert order == ["first", "second"]
 
 
-def test_a_name_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
+def test_an_unknown_event_name_is_refused(engine: sa.Engine) -> None:
     with transaction(engine) as connection, pytest.raises(Invalid, match="not one of"):
         journal.append(connection, "refund")
     assert verify(engine) == 1
 
 
-def test_a_fact_that_is_not_in_the_table_is_refused(engine: sa.Engine) -> None:
+def test_an_unknown_fact_of_an_event_is_refused(engine: sa.Engine) -> None:
     with transaction(engine) as connection, pytest.raises(Invalid, match="'step_kept' has no fact 'content'"):
         journal.append(connection, "step_kept", release_id="r", detail={"step": 0, "content": "f" * 64})
     assert verify(engine) == 1
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_any_change_of_an_event_is_seen(engine: sa.Engine, field: str) -> None:
+def test_any_change_of_an_event_is_detected(engine: sa.Engine, field: str) -> None:
     write(engine)
     tamper(engine, tables.event.update().where(tables.event.c.seq == 3).values({field: FIELDS[field]}))
     with pytest.raises(Corrupt, match="entry 3 of the journal"):
         verify(engine)
 
 
-def test_an_event_that_was_taken_out_is_seen(engine: sa.Engine) -> None:
+def test_a_removed_event_is_detected(engine: sa.Engine) -> None:
     write(engine)
     tamper(engine, tables.event.delete().where(tables.event.c.seq == 2))
     with pytest.raises(Corrupt, match="entry 2 of the journal"):
         verify(engine)
 
 
-def test_events_that_are_renumbered_over_a_gap_are_seen(engine: sa.Engine) -> None:
+def test_events_renumbered_over_a_gap_are_detected(engine: sa.Engine) -> None:
     write(engine)
     seq = tables.event.c.seq
     tamper(engine, tables.event.delete().where(seq == 3))
@@ -165,19 +165,19 @@ def found(ledger: Ledger, statement: str) -> str:
     return text
 
 
-def test_what_happened_agrees_also_after_it_was_accepted_as_restored(used: Ledger) -> None:
+def test_rows_agree_with_the_journal_also_after_an_accepted_restore(used: Ledger) -> None:
     count = used.verify()
     assert Workspace.open(accept_restored="a drill").ledger.verify() == count + 1
 
 
-def test_a_row_that_was_edited_is_found(used: Ledger) -> None:
+def test_an_edited_row_is_detected(used: Ledger) -> None:
     for statement, name, columns in EDITS.values():
         text = found(used, statement)
         assert text.startswith(f"the row of {name}")
         assert f"differs from the journal ({columns});" in text
 
 
-def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
+def test_a_removed_row_is_detected(used: Ledger) -> None:
     for row, name in {
         "step": "step 0 of release ",
         "alias WHERE alias = 'shadow'": "map@shadow",
@@ -188,13 +188,13 @@ def test_a_row_that_was_removed_is_missed(used: Ledger) -> None:
         assert "but its row is missing" in text
 
 
-def test_a_row_that_was_put_in_is_found(used: Ledger) -> None:
+def test_an_inserted_row_is_detected(used: Ledger) -> None:
     columns = ", ".join(column.name for column in tables.release.c if column.name not in ("id", "run_key"))
     text = found(used, f"INSERT INTO release (id, run_key, {columns}) SELECT 'x', 'x', {columns} FROM release LIMIT 1")
     assert text.startswith("release x has a row, but no entry in the journal;")
 
 
-def test_the_ledger_says_so_when_it_is_verified(used: Ledger) -> None:
+def test_verification_of_the_ledger_reports_edited_rows(used: Ledger) -> None:
     with used.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE budget SET epsilon = 100")
     with pytest.raises(Corrupt, match=r"the row of budget 'people' .* \(epsilon\)"):
@@ -328,7 +328,9 @@ def _ticks(ledger: Ledger) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_whatever_happens_agrees_without_a_look_at_everything(used: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incremental_checks_report_nothing_after_any_regular_operation(
+    used: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = known_of(used)
     monkeypatch.setattr(checks, "PART", 30)
     for happen in (_new_budget, _new_snapshot, _new_alias, _second_name, _ended, _ticks):
@@ -338,7 +340,7 @@ def test_whatever_happens_agrees_without_a_look_at_everything(used: Ledger, monk
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_the_parts_of_a_round_are_all_entries(used_on_sqlite: Ledger) -> None:
+def test_the_parts_of_a_round_of_checks_cover_all_entries(used_on_sqlite: Ledger) -> None:
     known = known_of(used_on_sqlite)
     read: list[int] = []
     for _ in range(-(-known.entries // PART)):
@@ -351,7 +353,7 @@ def test_the_parts_of_a_round_are_all_entries(used_on_sqlite: Ledger) -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_everything_is_read_where_the_earlier_look_is_of_another_history(used_on_sqlite: Ledger) -> None:
+def test_everything_is_checked_if_the_previous_check_was_of_another_history(used_on_sqlite: Ledger) -> None:
     known = known_of(used_on_sqlite)
     with transaction(used_on_sqlite.engine) as connection:
         for other in (replace(known, head="f" * 64), replace(known, entries=known.entries + 1)):
@@ -364,7 +366,7 @@ def test_everything_is_read_where_the_earlier_look_is_of_another_history(used_on
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_tick_that_nothing_pays_for_is_found_among_what_is_new(used_on_sqlite: Ledger) -> None:
+def test_an_incremental_check_finds_a_new_tick_without_a_charge(used_on_sqlite: Ledger) -> None:
     known = known_of(used_on_sqlite)
     with used_on_sqlite.transaction() as connection:
         forged = "UPDATE release SET event = :event WHERE run_key = 'begun'"

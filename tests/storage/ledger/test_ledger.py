@@ -68,14 +68,14 @@ def test_a_population_without_a_budget_cannot_spend(sqlite_ledger: Ledger) -> No
         reserve(sqlite_ledger)
 
 
-def test_each_population_has_a_budget_of_its_own(budget: Ledger) -> None:
+def test_each_population_has_a_separate_budget(budget: Ledger) -> None:
     open_budget(budget, "others", epsilon=2.0)
     reserve(budget, "a", event=calibrated(EPSILON))
     assert budget.statement("others").spent == 0
     assert budget.statement(POPULATION).spent == pytest.approx(EPSILON)
 
 
-def test_ten_fit_and_an_eleventh_is_refused_without_a_trace(budget: Ledger) -> None:
+def test_ten_releases_fit_and_an_eleventh_is_refused_without_traces(budget: Ledger) -> None:
     for number in range(10):
         reserve(budget, f"run {number}")
     before, kept = event_names(budget), key_names(budget)
@@ -89,7 +89,7 @@ def test_ten_fit_and_an_eleventh_is_refused_without_a_trace(budget: Ledger) -> N
     assert statement.remaining < 1e-3
 
 
-def test_what_remains_can_be_requested_and_a_hundredth_more_cannot(budget: Ledger) -> None:
+def test_the_remaining_budget_can_be_requested_and_one_percent_more_cannot(budget: Ledger) -> None:
     reserve(budget, "a", event=calibrated(0.6))
     remaining = budget.statement(POPULATION).remaining
     more = budget.quote(POPULATION, calibrated(1.01 * remaining), epsilon=1.01 * remaining, delta=DELTA)
@@ -114,7 +114,7 @@ def test_the_same_run_key_is_the_same_release_in_every_state(budget: Ledger) -> 
     assert len(budget.statement(POPULATION).releases) == 1
 
 
-def test_a_run_key_stands_for_one_request_of_one_population(budget: Ledger) -> None:
+def test_a_run_key_identifies_one_request_of_one_population(budget: Ledger) -> None:
     open_budget(budget, "others")
     reserve(budget)
     with pytest.raises(Conflict, match="belongs to another request"):
@@ -124,12 +124,12 @@ def test_a_run_key_stands_for_one_request_of_one_population(budget: Ledger) -> N
 
 
 @pytest.mark.parametrize("run_key", ["", " ", "a\0b", "a\nb", "x" * 501])
-def test_a_run_key_is_a_name(sqlite_budget: Ledger, run_key: str) -> None:
+def test_invalid_run_keys_are_refused(sqlite_budget: Ledger, run_key: str) -> None:
     with pytest.raises(Invalid, match="run key"):
         reserve(sqlite_budget, run_key)
 
 
-def test_a_key_that_was_drawn_before_is_refused(budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_noise_key_that_was_used_before_is_refused(budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(releases, "new_key", lambda: b"k" * 32)
     first = reserve(budget, "a")
     with pytest.raises(Conflict, match="a key serves only one release"):
@@ -138,7 +138,7 @@ def test_a_key_that_was_drawn_before_is_refused(budget: Ledger, monkeypatch: pyt
     assert budget.begin(first.release_id).key == b"k" * 32
 
 
-def test_events_that_are_not_of_the_table_are_refused(sqlite_budget: Ledger) -> None:
+def test_events_outside_the_table_are_refused_by_the_ledger(sqlite_budget: Ledger) -> None:
     with pytest.raises(InvalidInput, match="ledger's table"):
         reserve(sqlite_budget, event={"name": "mystery"})
 
@@ -157,7 +157,7 @@ def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledg
     assert spent["replace_one"] > 2 * spent["add_remove"]
 
 
-def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -> None:
+def test_failures_use_only_the_delta_reserved_for_them(sqlite_ledger: Ledger) -> None:
     open_budget(sqlite_ledger)
     open_budget(sqlite_ledger, "careful", failure_delta=2e-7)
     for population in (POPULATION, "careful"):  # from here on, all releases are charged as one composition
@@ -171,7 +171,7 @@ def test_failures_take_only_what_was_set_aside_for_them(sqlite_ledger: Ledger) -
     assert sqlite_ledger.statement("careful").remaining < EPSILON
 
 
-def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budget: Ledger) -> None:
+def test_first_standalone_charges_cost_their_epsilon_and_state_the_remainder(sqlite_budget: Ledger) -> None:
     pure = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
     reserve(sqlite_budget, "one", event=pure)
     assert sqlite_budget.statement(POPULATION).spent == 0.4
@@ -186,7 +186,7 @@ def test_opening_releases_cost_what_they_are_and_say_what_they_leave(sqlite_budg
         reserve(sqlite_budget, "four", event={**pure, "epsilon": 0.1})
 
 
-def test_an_opening_release_is_given_back_only_until_the_composition_begins(sqlite_budget: Ledger) -> None:
+def test_a_standalone_charge_is_refunded_only_before_the_composition_begins(sqlite_budget: Ledger) -> None:
     """Abandon the first, standalone charges: possible only until the first charge by composition.
 
     Otherwise, a person who saw the composition's answer could choose between its bound and the release.
@@ -201,7 +201,7 @@ def test_an_opening_release_is_given_back_only_until_the_composition_begins(sqli
     assert sqlite_budget.statement(POPULATION).spent == pytest.approx(0.7)
 
 
-def test_a_release_without_privacy_is_refused_unless_insisted_on_and_then_voids_the_budget(budget: Ledger) -> None:
+def test_a_release_without_privacy_needs_an_explicit_option_and_voids_the_budget(budget: Ledger) -> None:
     terms: dict[str, Any] = {"fingerprint": "f", "epsilon": float("inf"), "delta": 0.0, "request": {}}
     terms["snapshot_id"] = "s" * 32
     event = {"name": "self_composed", "event": {"name": "non_private"}, "count": 1}
@@ -226,7 +226,7 @@ OWN = {"name": "approximate", "epsilon": 0.4, "delta": 0.0}
 
 
 @pytest.mark.parametrize("event", [calibrated(0.8), OWN], ids=["composed", "by itself"])
-def test_what_an_older_accounting_admitted_keeps_its_price(
+def test_charges_of_an_older_accounting_never_change(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, event: Mapping[str, Any]
 ) -> None:
     """Change the price of an event that was admitted earlier: statements and later quotes must not change.
@@ -250,9 +250,7 @@ def test_what_an_older_accounting_admitted_keeps_its_price(
         assert (again.spent, str(again.refusal)) == (quote.spent, str(quote.refusal))
 
 
-def test_a_charge_in_units_that_this_version_does_not_know_is_refused_not_guessed(
-    sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_charge_in_unknown_units_is_refused(sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(filters.GdpFilter, "accounting", "pld-1")
         reserve(sqlite_budget, "other")
@@ -264,7 +262,7 @@ def test_a_charge_in_units_that_this_version_does_not_know_is_refused_not_guesse
 
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
-def test_the_statement_and_the_history_tell_the_same(sqlite_ledger: Ledger, filter_: str) -> None:
+def test_the_statement_agrees_with_the_history(sqlite_ledger: Ledger, filter_: str) -> None:
     open_budget(sqlite_ledger, epsilon=5.0, filter=filter_)
     assert sqlite_ledger.statement(POPULATION).spent == 0
     assert sqlite_ledger.history(POPULATION) == []

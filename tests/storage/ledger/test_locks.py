@@ -118,7 +118,7 @@ other.
 
 
 @pytest.mark.parametrize("write", RULES, ids=" ".join)
-def test_a_write_and_what_it_is_decided_by_come_after_their_locks(trace: Trace, write: tuple[str, str]) -> None:
+def test_rows_are_locked_before_they_are_read_for_a_decision_or_written(trace: Trace, write: tuple[str, str]) -> None:
     locks, read = RULES[write]
     writing = trace.writing(write)
     assert writing
@@ -127,14 +127,14 @@ def test_a_write_and_what_it_is_decided_by_come_after_their_locks(trace: Trace, 
         assert locks <= set(statements[: min(first, statements.index(write))])
 
 
-def test_the_end_of_the_journal_is_read_under_its_lock_by_each_that_appends(trace: Trace) -> None:
+def test_each_append_reads_the_end_of_the_journal_under_its_lock(trace: Trace) -> None:
     for statements in trace.writing(("insert", "event")):
         written = statements.index(("insert", "event"))
         last_read = max(at for at, each in enumerate(statements[:written]) if each == ("read", "event"))
         assert JOURNAL in statements[:last_read]
 
 
-def test_a_tick_is_bound_to_its_stream_as_it_is_under_the_lock(trace: Trace) -> None:
+def test_a_tick_is_bound_to_its_stream_under_the_lock(trace: Trace) -> None:
     for statements in trace.writing(("insert", "tick")):
         after = statements[statements.index(BUDGET) : statements.index(("insert", "tick"))]
         assert ("read", "stream") in after
@@ -168,7 +168,7 @@ def fill(home: Path, *, free: int) -> None:
         os.posix_fallocate(filler.fileno(), 0, max(1, space.f_bavail - free) * space.f_bsize)
 
 
-def test_no_key_is_left_of_a_reservation_that_found_the_disk_full(home: Path) -> None:
+def test_a_reservation_on_a_full_disk_leaves_no_key(home: Path) -> None:
     """Reserve on disks with different free space: no key may be left without a row.
 
     At some levels the key cannot be written, at others the row; with a few free pages the release is charged.
@@ -201,7 +201,7 @@ def test_no_key_is_left_of_a_reservation_that_found_the_disk_full(home: Path) ->
 
 
 @pytest.mark.parametrize("point", ["reserve.key_written", "reserve.row_written"])
-def test_a_key_of_a_process_that_was_killed_goes_at_the_next_opening(
+def test_the_unused_key_of_a_killed_process_is_removed_at_the_next_opening(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     class Killed(BaseException):
@@ -243,7 +243,7 @@ def epoch(ledger: Ledger) -> str:
         return arrivals.begin_epoch(connection, population="people", epoch="e1")
 
 
-def test_numbers_rise_with_registration_whoever_began_first(ledger: Ledger, epoch: str) -> None:
+def test_numbers_of_ingests_follow_the_order_of_registration(ledger: Ledger, epoch: str) -> None:
     assert register_of_arrivals(ledger, "a") == 1
     slow = record(ledger, epoch, "slow", [])
     quick = record(ledger, epoch, "quick", segments(ledger, epoch))
@@ -263,7 +263,7 @@ def test_the_number_of_an_ingest_that_failed_is_not_used_again(ledger: Ledger, e
     assert register_of_arrivals(ledger, "a") == 2
 
 
-def test_a_segment_that_was_compared_with_others_than_those_there_gets_no_number(ledger: Ledger, epoch: str) -> None:
+def test_a_segment_compared_with_outdated_segments_is_not_registered(ledger: Ledger, epoch: str) -> None:
     assert record(ledger, epoch, "first", []) == 1
     assert record(ledger, epoch, "second", []) is None
     (first,) = segments(ledger, epoch)
@@ -274,7 +274,7 @@ def test_a_segment_that_was_compared_with_others_than_those_there_gets_no_number
     assert record(ledger, epoch, "fourth", segments(ledger, epoch)) is None
 
 
-def test_a_population_has_one_epoch_until_it_is_lost(ledger: Ledger, epoch: str) -> None:
+def test_a_population_has_one_first_seen_table_until_it_is_lost(ledger: Ledger, epoch: str) -> None:
     with ledger.transaction() as connection:
         assert arrivals.begin_epoch(connection, population="people", epoch="e2") == epoch
         assert arrivals.begin_epoch(connection, population="others", epoch="e3") == "e3"
@@ -286,7 +286,7 @@ def test_a_population_has_one_epoch_until_it_is_lost(ledger: Ledger, epoch: str)
     assert ledger.verify() == len(event_names(ledger))
 
 
-def test_accepting_a_restored_ledger_loses_every_epoch(ledger: Ledger, epoch: str) -> None:
+def test_accepting_a_restored_ledger_ends_every_first_seen_table(ledger: Ledger, epoch: str) -> None:
     Workspace.open(accept_restored="a test")
     with ledger.transaction() as connection:
         assert arrivals.epoch_of(connection, "people") is None
@@ -312,7 +312,7 @@ def test_rows_of_first_seen_ids_are_never_changed_or_deleted(ledger: Ledger, epo
         connection.exec_driver_sql(statement)
 
 
-def test_numbers_changed_by_hand_are_found(ledger: Ledger) -> None:
+def test_manually_changed_numbers_are_detected(ledger: Ledger) -> None:
     register_of_arrivals(ledger, "a")
     with ledger.transaction() as connection:
         connection.exec_driver_sql("UPDATE snapshot SET number = 7")
@@ -320,7 +320,7 @@ def test_numbers_changed_by_hand_are_found(ledger: Ledger) -> None:
         compare(found)
 
 
-def test_a_segment_put_in_by_hand_is_found(ledger: Ledger, epoch: str) -> None:
+def test_a_manually_inserted_segment_is_detected(ledger: Ledger, epoch: str) -> None:
     with ledger.transaction() as connection:
         arrivals.plan_segment(connection, epoch=epoch, segment="planned")
         compare(connection)

@@ -95,7 +95,7 @@ def test_abandoned_releases_cost_nothing_and_closed_ones_stay_charged(budget: Le
     assert budget.statement(POPULATION).spent == spent > 0
 
 
-def test_only_what_has_not_begun_is_abandoned_and_only_what_has_is_closed_or_committed(budget: Ledger) -> None:
+def test_only_unbegun_releases_are_abandoned_and_only_begun_ones_closed_or_committed(budget: Ledger) -> None:
     waiting, begun = reserve(budget, "waiting").release_id, begin(budget, "begun").release_id
     for end in (Ledger.close, commit):
         with pytest.raises(Refused, match="is reserved"):
@@ -137,7 +137,7 @@ def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
-def test_what_begins_says_whose_neighbours_were_charged_and_which_rows(ledger: Ledger, relation: str) -> None:
+def test_beginning_a_release_returns_its_charged_relation_and_content_digest(ledger: Ledger, relation: str) -> None:
     """Begin a release: the ledger must return the charged relation, and the content digest of the snapshot.
 
     The rows may have been registered before the reservation: terms never change, and a removed snapshot keeps its row.
@@ -164,7 +164,7 @@ def folder(tmp_path: Path) -> KeyFolder:
     return KeyFolder(tmp_path / "home" / "keys")
 
 
-def test_a_key_comes_back(folder: KeyFolder) -> None:
+def test_a_stored_key_is_read_back(folder: KeyFolder) -> None:
     folder.create(release_id_of(KEY), KEY)
     assert folder.read(release_id_of(KEY)) == KEY
     assert folder.release_ids() == [release_id_of(KEY)]
@@ -180,7 +180,7 @@ def test_only_the_owner_may_read(folder: KeyFolder) -> None:
     assert stat.S_IMODE((folder.folder / release_id_of(KEY)).stat().st_mode) == 0o600
 
 
-def test_an_erased_key_is_gone_and_erasing_again_is_fine(folder: KeyFolder) -> None:
+def test_an_erased_key_is_gone_and_can_be_erased_again(folder: KeyFolder) -> None:
     folder.create(release_id_of(KEY), KEY)
     for _ in range(2):
         folder.erase(release_id_of(KEY))
@@ -197,7 +197,7 @@ def test_another_key_than_the_release_is_named_after_is_refused(folder: KeyFolde
         folder.read(release_id_of(KEY))
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_impossible_key_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Unavailable, match="cannot be written"):
         KeyFolder(tmp_path / "file" / "keys").create("a", KEY)
@@ -207,20 +207,20 @@ def test_a_folder_that_was_never_used_has_no_keys(folder: KeyFolder) -> None:
     assert folder.release_ids() == []
 
 
-def test_what_is_no_key_is_not_taken_for_one(folder: KeyFolder) -> None:
+def test_files_that_are_not_keys_are_ignored(folder: KeyFolder) -> None:
     folder.create(release_id_of(KEY), KEY)
     for name in ("witness.json", ".witness.lock", f".{'0' * 32}.tmp", "G" * 32, "0" * 31):
         (folder.folder / name).touch()
     assert folder.release_ids() == [release_id_of(KEY)]
 
 
-def test_keys_are_drawn_afresh_and_whole() -> None:
+def test_each_drawn_key_is_new_and_complete() -> None:
     drawn = {new_key() for _ in range(100)}
     assert len(drawn) == 100
     assert {len(key) for key in drawn} == {releases.KEY_BYTES} == {32}
 
 
-def test_the_name_of_a_release_is_fixed_by_its_key_and_tells_nothing_of_it() -> None:
+def test_the_id_of_a_release_is_derived_from_its_key_without_revealing_it() -> None:
     # computed as HMAC-SHA256 of the label under the key, by `openssl dgst -sha256 -mac HMAC`
     assert release_id_of(KEY) == "d91f93869dcd54a851d9f6c92564061f"
     assert KEY.hex() not in release_id_of(KEY)
@@ -246,7 +246,7 @@ def test_a_key_is_private_and_appears_in_no_text(sqlite_budget: Ledger) -> None:
         assert repr(key) not in text
 
 
-def test_keys_without_a_row_go_at_once_other_orphans_after_an_hour_and_all_else_stays(sqlite_budget: Ledger) -> None:
+def test_keys_without_a_row_are_removed_at_once_and_other_orphans_after_an_hour(sqlite_budget: Ledger) -> None:
     live = begin(sqlite_budget)
     live.keep(0, ANSWER)
     keys_, staging = sqlite_budget.home / "keys", sqlite_budget.home / "staging"
@@ -275,7 +275,7 @@ def test_keys_without_a_row_go_at_once_other_orphans_after_an_hour_and_all_else_
 
 
 @pytest.mark.parametrize("orphans", [0, 1])
-def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
+def test_a_key_drawn_during_a_paused_cleanup_is_kept(
     sqlite_budget: Ledger, monkeypatch: pytest.MonkeyPatch, orphans: int
 ) -> None:
     folder, drawn = sqlite_budget.home / "keys", list[str]()
@@ -297,7 +297,7 @@ def test_a_key_drawn_while_a_sweep_slept_is_kept_whatever_the_clock_says(
     assert key_names(sqlite_budget) == {drawn[1]}
 
 
-def test_what_a_crash_left_of_an_ended_release_is_removed_at_once(sqlite_budget: Ledger) -> None:
+def test_leftovers_of_an_ended_release_are_removed_at_once(sqlite_budget: Ledger) -> None:
     begun = begin(sqlite_budget)
     begun.keep(0, ANSWER)
     key = begun.key
@@ -309,7 +309,7 @@ def test_what_a_crash_left_of_an_ended_release_is_removed_at_once(sqlite_budget:
     assert not (sqlite_budget.home / "staging" / begun.release_id).exists()
 
 
-def test_a_lost_key_is_named_and_a_kept_step_needs_none(sqlite_budget: Ledger) -> None:
+def test_a_lost_key_is_named_and_a_stored_step_needs_no_key(sqlite_budget: Ledger) -> None:
     begun = begin(sqlite_budget)
     begun.keep(0, ANSWER)
     (sqlite_budget.home / "keys" / begun.release_id).unlink()
@@ -328,7 +328,7 @@ def test_a_key_folder_elsewhere_is_used(home: Path, tmp_path: Path, monkeypatch:
     assert not (home / "keys").exists()
 
 
-def test_a_folder_into_which_somebody_still_writes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_still_written_to_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail to remove an old folder because it is not empty: the folder must remain.
 
     A process may still be writing into it, because the clock of this or of that process may have jumped.

@@ -135,7 +135,7 @@ def test_an_edited_row_is_refused_before_it_is_used(used: Ledger) -> None:
     used.verify()
 
 
-def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
+def test_states_that_contradict_the_journal_are_refused(used: Ledger) -> None:
     """Set each release to a state that the journal does not state: every use must be refused.
 
     Otherwise an abandoned release could be reserved again and released uncharged, or a begun one refunded.
@@ -157,7 +157,7 @@ def test_no_state_that_the_journal_does_not_state_is_used(used: Ledger) -> None:
     assert tried == 20
 
 
-def test_a_charge_that_was_edited_away_is_not_forgotten_with_the_next_one_given_back(used: Ledger) -> None:
+def test_a_charge_removed_by_an_edit_is_detected_at_the_next_refund(used: Ledger) -> None:
     """Delete the stored total and refund a charge by an edit: the next change must be refused.
 
     Without a stored total, the ledger sums rows, which it must compare with the journal.
@@ -169,7 +169,7 @@ def test_a_charge_that_was_edited_away_is_not_forgotten_with_the_next_one_given_
             assert "differ from the total in the journal" in refused(used, use)
 
 
-def test_a_snapshot_that_was_removed_or_brought_back_by_hand_is_refused(used: Ledger) -> None:
+def test_a_manually_removed_or_restored_snapshot_is_refused(used: Ledger) -> None:
     def refuses() -> None:
         for use in OF_SNAPSHOTS:
             assert "(removed)" in refused(used, use)
@@ -230,7 +230,7 @@ def test_a_stream_or_tick_that_was_edited_is_refused(ledger: Ledger) -> None:
         refused(ledger, lambda ledger: begin_tick(ledger, "night 2"))
 
 
-def test_a_version_or_alias_that_was_put_in_or_deleted_by_hand_is_refused(used: Ledger) -> None:
+def test_a_manually_inserted_or_deleted_version_or_alias_is_refused(used: Ledger) -> None:
     with edited(used, "DELETE FROM alias WHERE alias = 'champion'"):
         assert "map@champion, but its row is missing" in refused(used, rebuild)
         assert "map@champion, but its row is missing" in refused(used, move_alias)
@@ -241,7 +241,7 @@ def test_a_version_or_alias_that_was_put_in_or_deleted_by_hand_is_refused(used: 
     assert "map@2 has a row, but no entry in the journal" in refused(used, rebuild)
 
 
-def test_names_that_begin_alike_or_stand_in_a_reason_are_reported_separate(sqlite_ledger: Ledger) -> None:
+def test_names_with_equal_prefixes_or_inside_reasons_are_not_confused(sqlite_ledger: Ledger) -> None:
     ledger = sqlite_ledger
     open_budget(ledger)
     for name in ("map", "map-2", "ma"):

@@ -75,7 +75,7 @@ def test_a_step_without_an_answer_has_none(release: Reservation) -> None:
     assert release.kept(0) is None
 
 
-def test_an_answer_comes_back_here_and_in_a_resumed_release(ledger: Ledger, release: Reservation) -> None:
+def test_an_answer_is_read_back_in_this_and_in_a_resumed_release(ledger: Ledger, release: Reservation) -> None:
     assert_same(release.keep(0, ANSWER), ANSWER)
     assert_same(release.kept(0), ANSWER)
     assert_same(ledger.begin(release.release_id).kept(0), ANSWER)
@@ -83,7 +83,7 @@ def test_an_answer_comes_back_here_and_in_a_resumed_release(ledger: Ledger, rele
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8", "bool", ">f8"])
-def test_arrays_of_every_kind_come_back_as_they_were(release: Reservation, dtype: str) -> None:
+def test_arrays_of_every_type_are_read_back_unchanged(release: Reservation, dtype: str) -> None:
     arrays = {"empty": np.zeros((0, 3), dtype), "scalar": np.ones((), dtype), "matrix": np.ones((2, 2), dtype).T}
     assert_same(release.keep(0, arrays), arrays)
 
@@ -105,7 +105,7 @@ def test_a_digest_covers_answer_public_inputs_step_and_key_and_never_the_request
     assert len({digest, step_digest(bytes(31) + b"1", 0, ANSWER), *digests}) == len(others) + 3
 
 
-def test_the_digest_of_a_step_is_keyed_and_that_of_a_losing_answer_is_in_no_entry(
+def test_the_digest_of_a_step_is_keyed_and_discarded_answers_have_no_entry(
     ledger: Ledger, release: Reservation
 ) -> None:
     release.keep(0, ANSWER)
@@ -127,7 +127,7 @@ def test_the_ledger_is_verified_without_the_keys_of_its_releases(ledger: Ledger,
         release.keep(1, ANSWER)
 
 
-def test_of_two_requests_with_one_answer_the_first_is_stored(ledger: Ledger, release: Reservation) -> None:
+def test_the_first_of_two_requests_with_equal_answers_is_stored(ledger: Ledger, release: Reservation) -> None:
     first: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 1, np.uint8)}
     second: dict[str, NDArray[Any]] = {**ANSWER, REQUEST: np.full(32, 2, np.uint8)}
     release.keep(0, first)
@@ -144,7 +144,7 @@ def test_the_answer_is_private_and_its_digest_is_journalled(ledger: Ledger, rele
     assert noted(ledger, "step_kept") == 1
 
 
-def test_the_witness_knows_of_an_answer(ledger: Ledger, release: Reservation) -> None:
+def test_the_witness_records_an_answer(ledger: Ledger, release: Reservation) -> None:
     release.keep(0, ANSWER)
     last = ledger.verify()
     assert f'"seq": {last},' in (ledger.home / "keys" / "witness.json").read_text()
@@ -157,7 +157,7 @@ def test_the_same_answer_again_changes_nothing(ledger: Ledger, release: Reservat
     assert noted(ledger, "step_conflict") == 0
 
 
-def test_an_unlike_answer_loses_goes_and_alarms(
+def test_a_different_second_answer_is_discarded_and_reported(
     ledger: Ledger, release: Reservation, caplog: pytest.LogCaptureFixture
 ) -> None:
     release.keep(0, ANSWER)
@@ -169,7 +169,7 @@ def test_an_unlike_answer_loses_goes_and_alarms(
     assert "computed twice with different results" in caplog.text
 
 
-def test_a_lost_answer_may_be_made_again_but_not_another(ledger: Ledger, release: Reservation) -> None:
+def test_a_lost_answer_may_be_computed_again_but_not_replaced(ledger: Ledger, release: Reservation) -> None:
     release.keep(0, ANSWER)
     (path,) = staged(ledger, release)
     path.unlink()
@@ -180,7 +180,7 @@ def test_a_lost_answer_may_be_made_again_but_not_another(ledger: Ledger, release
     assert_same(release.keep(0, ANSWER), ANSWER)
 
 
-def test_a_changed_answer_is_not_given_out(ledger: Ledger, release: Reservation) -> None:
+def test_a_changed_answer_is_refused(ledger: Ledger, release: Reservation) -> None:
     release.keep(0, ANSWER)
     (path,) = staged(ledger, release)
     content = path.read_bytes()
@@ -213,7 +213,7 @@ def test_a_staging_folder_that_cannot_be_written_is_one_clear_line(ledger: Ledge
     assert noted(ledger, "step_kept") == 0
 
 
-def test_of_many_unlike_answers_one_stands_for_all(ledger: Ledger, release: Reservation) -> None:
+def test_one_of_several_concurrent_answers_is_used_by_all(ledger: Ledger, release: Reservation) -> None:
     answers = [{"answer": np.full(3, number)} for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda arrays: release.keep(0, arrays), answers))
@@ -243,7 +243,7 @@ def refusing(ledger: Ledger) -> Iterator[None]:
         path.with_suffix(".away").rename(path)
 
 
-def test_an_answer_without_a_row_does_not_leave(home: Path) -> None:
+def test_an_answer_without_a_row_is_not_returned(home: Path) -> None:
     ledger = Workspace.open().ledger
     ledger.open_budget("people", epsilon=1.0, delta=1e-6)
     event = {"name": "gaussian", "noise_multiplier": 20.0}
@@ -278,7 +278,7 @@ def files(place: LocalPlace) -> list[Path]:
     return sorted((place.root / "streams" / ("f" * 32)).iterdir())
 
 
-def test_an_answer_is_read_back_as_it_was_and_copied_once(place: LocalPlace) -> None:
+def test_an_answer_of_a_tick_is_read_back_unchanged_and_copied_once(place: LocalPlace) -> None:
     numbers = np.arange(-500, 500, dtype=np.int64)
     digest = keep_answer(place, tick(1), numbers)
     assert keep_answer(place, tick(1), numbers) == digest

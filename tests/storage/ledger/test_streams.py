@@ -49,7 +49,7 @@ def test_a_stream_runs_to_its_end_on_either_database(budget: Ledger) -> None:
 
 
 class TestOpening:
-    def test_charges_one_event_which_can_never_be_given_back(self, budget: Ledger) -> None:
+    def test_opening_a_stream_charges_one_event_that_is_never_refunded(self, budget: Ledger) -> None:
         stream = open_stream(budget, ticks=365)
         assert stream.is_live
         assert stream.ticks == 365
@@ -57,7 +57,9 @@ class TestOpening:
         with pytest.raises(Refused, match="noising"):
             budget.abandon(stream.id)
 
-    def test_again_with_the_same_terms_charges_nothing_and_with_others_is_refused(self, sqlite_budget: Ledger) -> None:
+    def test_opening_a_stream_again_is_free_with_equal_terms_and_refused_with_others(
+        self, sqlite_budget: Ledger
+    ) -> None:
         stream = open_stream(sqlite_budget)
         before = spent(sqlite_budget)
         assert open_stream(sqlite_budget) == stream
@@ -67,7 +69,7 @@ class TestOpening:
         assert spent(sqlite_budget) == before
 
     @pytest.mark.parametrize("kind", ["gdp", "renyi"])
-    def test_lives_next_to_other_releases_under_both_filters(self, ledger: Ledger, kind: str) -> None:
+    def test_a_stream_shares_a_budget_with_other_releases_under_both_filters(self, ledger: Ledger, kind: str) -> None:
         open_budget(ledger, filter=kind)
         register(ledger)
         reserve(ledger, "before")
@@ -85,14 +87,14 @@ class TestOpening:
         assert ledger.find("stream third") is None
         assert spent(ledger) > together
 
-    def test_takes_a_gaussian_event_and_ticks(self, sqlite_budget: Ledger) -> None:
+    def test_opening_a_stream_requires_a_gaussian_event_and_ticks(self, sqlite_budget: Ledger) -> None:
         whole: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "terms": TERMS}
         with pytest.raises(Invalid, match="a Gaussian event"):
             sqlite_budget.streams.open(POPULATION, name=NAME, ticks=1, event=stream_tick("x", 1, 1.0), **whole)
         with pytest.raises(Invalid, match="at least 1"):
             sqlite_budget.streams.open(POPULATION, name=NAME, ticks=0, event=TENTH, **whole)
 
-    def test_of_a_closed_stream_is_a_new_one_that_is_charged_anew(self, sqlite_budget: Ledger) -> None:
+    def test_opening_a_closed_stream_again_charges_a_new_stream(self, sqlite_budget: Ledger) -> None:
         first = open_stream(sqlite_budget)
         once = spent(sqlite_budget)
         assert not sqlite_budget.streams.close(NAME).is_live
@@ -108,7 +110,7 @@ def _fits(ledger: Ledger) -> bool:
 
 
 class TestExtending:
-    def test_pays_for_more_ticks_once_and_states_the_guarantee_of_all(self, budget: Ledger) -> None:
+    def test_an_extension_is_charged_once_and_states_the_guarantee_of_all_ticks(self, budget: Ledger) -> None:
         register(budget)
         open_stream(budget, ticks=1)
         publish_tick(budget)
@@ -122,7 +124,7 @@ class TestExtending:
         assert spent(budget) == after
         assert budget.release(begin_tick(budget, "night 2").release_id).epsilon == after
 
-    def test_is_refused_where_somebody_extended_meanwhile_or_the_stream_is_closed(self, sqlite_budget: Ledger) -> None:
+    def test_an_extension_of_an_already_extended_or_closed_stream_is_refused(self, sqlite_budget: Ledger) -> None:
         open_stream(sqlite_budget, ticks=1)
         sqlite_budget.streams.extend(NAME, ticks=2, event=SPLIT, epsilon=0.1, after=1)
         with pytest.raises(Conflict, match="now charged for 2 ticks, not 1"):
@@ -140,7 +142,7 @@ class TestTicks:
         open_stream(sqlite_budget)
         return sqlite_budget
 
-    def test_charge_nothing_and_are_shown_as_one_gaussian_release_each(self, opened: Ledger) -> None:
+    def test_ticks_are_free_and_shown_as_one_gaussian_release_each(self, opened: Ledger) -> None:
         before = spent(opened)
         nights = [publish_tick(opened, f"night {number}") for number in (1, 2, 3)]
         assert spent(opened) == before
@@ -150,14 +152,14 @@ class TestTicks:
         assert key_names(opened) == set()
         assert opened.verify() > 0
 
-    def test_reserve_their_own_gaussian_and_no_reservation_has_their_kind(self, opened: Ledger) -> None:
+    def test_ticks_reserve_one_gaussian_and_other_reservations_cannot_be_ticks(self, opened: Ledger) -> None:
         tick = begin_tick(opened)
         assert opened.begin(tick.release_id).event == gaussian(TERMS["noise_multiplier"])
         for stream in (tick.stream, "nobody's"):
             with pytest.raises(InvalidInput, match="no separate price"):
                 reserve(opened, "free", event=stream_tick(stream, 2, 1.0))
 
-    def test_are_one_a_slot_with_the_snapshot_that_they_began_with(self, opened: Ledger) -> None:
+    def test_each_slot_has_one_tick_with_its_first_snapshot(self, opened: Ledger) -> None:
         first = begin_tick(opened)
         register(opened, "t")
         assert begin_tick(opened) == first
@@ -168,17 +170,17 @@ class TestTicks:
         assert (again.release_id, again.state) == (first.release_id, "committed")
         assert begin_tick(opened, "night 2").snapshot_id == "t" * 32
 
-    def test_are_refused_with_other_data_once_they_began(self, opened: Ledger) -> None:
+    def test_begun_ticks_are_refused_with_other_data(self, opened: Ledger) -> None:
         begin_tick(opened)
         corrected = register(opened, "t")
         with pytest.raises(Conflict, match="the next tick includes corrected data"):
             begin_tick(opened, snapshot_id=corrected)
 
-    def test_of_an_empty_night_are_bound_to_the_same_snapshot_and_a_missed_night_is_none(self, opened: Ledger) -> None:
+    def test_a_night_without_new_data_has_a_tick_and_a_missed_night_has_none(self, opened: Ledger) -> None:
         first, third = publish_tick(opened, "night 1"), publish_tick(opened, "night 3")
         assert (third.tick, third.snapshot_id) == (2, first.snapshot_id)
 
-    def test_are_refused_out_of_order_under_other_terms_and_beyond_what_was_paid(self, opened: Ledger) -> None:
+    def test_ticks_out_of_order_with_other_terms_or_unpaid_are_refused(self, opened: Ledger) -> None:
         with pytest.raises(Conflict, match="other terms"):
             begin_tick(opened, fingerprint=fingerprint_of({**TERMS, "clip_norm": 2.0}))
         begin_tick(opened)
@@ -193,7 +195,7 @@ class TestTicks:
         with pytest.raises(NotFound, match="stream 'unheard-of' does not exist"):
             opened.streams.show("unheard-of")
 
-    def test_closed_by_an_operator_are_used_up(self, opened: Ledger) -> None:
+    def test_ticks_closed_by_an_operator_are_used_up(self, opened: Ledger) -> None:
         tick = begin_tick(opened)
         assert opened.streams.close_tick(NAME, 1).state == "closed"
         assert key_names(opened) == set()
@@ -205,19 +207,19 @@ class TestTicks:
         with pytest.raises(NotFound, match="not 7"):
             opened.streams.close_tick(NAME, 7)
 
-    def test_end_with_their_stream(self, opened: Ledger) -> None:
+    def test_ticks_end_with_their_stream(self, opened: Ledger) -> None:
         tick = begin_tick(opened)
         opened.streams.close(NAME)
         assert opened.release(tick.release_id).state == "closed"
         with pytest.raises(Refused, match="closed permanently"):
             begin_tick(opened, "night 2")
 
-    def test_of_a_stream_whose_charge_was_closed_as_a_release_are_refused(self, opened: Ledger) -> None:
+    def test_ticks_of_a_stream_whose_charge_was_closed_are_refused(self, opened: Ledger) -> None:
         opened.close(opened.streams.show(NAME)[0].id)
         with pytest.raises(Refused, match="closed permanently"):
             begin_tick(opened)
 
-    def test_never_go_back_to_an_older_snapshot(self, opened: Ledger) -> None:
+    def test_ticks_never_use_an_older_snapshot_than_their_predecessors(self, opened: Ledger) -> None:
         newest = register(opened, "t")
         assert publish_tick(opened).number == 2
         Catalog(opened.engine, opened.home).remove("news", snapshot=newest, force=True)
@@ -235,7 +237,7 @@ class TestTicks:
             ([None, "one", "one"], ["unknown", "unknown", "unknown"]),
         ],
     )
-    def test_keep_to_the_arrivals_of_the_first_or_know_none_for_good(
+    def test_ticks_keep_the_first_seen_table_of_the_first_tick_or_none(
         self, opened: Ledger, epochs: list[str | None], found: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shown = iter(epochs)
@@ -246,7 +248,7 @@ class TestTicks:
             commit(opened, seen[-1].release_id)
         assert [tick.arrivals for tick in seen] == found
 
-    def test_have_one_answer(self, opened: Ledger) -> None:
+    def test_each_tick_has_one_answer(self, opened: Ledger) -> None:
         tick = begin_tick(opened)
         digest = answer_tick(opened, tick)
         assert answer_tick(opened, tick) == digest
@@ -296,7 +298,7 @@ def _fire(index: int) -> str:
     return begin_tick(Workspace.open().ledger, "night 1").release_id
 
 
-def test_a_slot_that_fires_in_many_processes_at_once_is_one_tick(sqlite_budget: Ledger) -> None:
+def test_a_slot_that_runs_in_many_processes_at_once_is_one_tick(sqlite_budget: Ledger) -> None:
     register(sqlite_budget)
     open_stream(sqlite_budget)
     with get_context("fork").Pool(4) as pool:
@@ -328,14 +330,14 @@ class TestVerification:
             ),
         ],
     )
-    def test_a_tick_that_nothing_pays_for_is_found(
+    def test_a_tick_without_a_charge_is_detected(
         self, sqlite_budget: Ledger, forge: Callable[[Ledger, str], None], text: str
     ) -> None:
         forge(sqlite_budget, open_stream(sqlite_budget).id)
         with pytest.raises(Corrupt, match=text):
             sqlite_budget.verify()
 
-    def test_a_tick_row_changed_by_hand_is_found(self, sqlite_budget: Ledger) -> None:
+    def test_a_manually_changed_row_of_a_tick_is_detected(self, sqlite_budget: Ledger) -> None:
         register(sqlite_budget)
         open_stream(sqlite_budget)
         publish_tick(sqlite_budget)

@@ -36,7 +36,7 @@ def engine(database_url: str) -> sa.Engine:
     return engine
 
 
-def test_the_witness_is_what_was_noted_last(tmp_path: Path) -> None:
+def test_the_witness_contains_the_last_recorded_event(tmp_path: Path) -> None:
     witness = Witness(tmp_path / "keys")
     assert witness.read() is None
     head = Head(ledger="l", seq=3, hash="h")
@@ -44,7 +44,7 @@ def test_the_witness_is_what_was_noted_last(tmp_path: Path) -> None:
     assert witness.read() == head
 
 
-def test_the_witness_never_moves_back_unless_an_operator_says_so(tmp_path: Path) -> None:
+def test_the_witness_never_moves_back_without_an_explicit_request(tmp_path: Path) -> None:
     witness, head = Witness(tmp_path), Head(ledger="l", seq=3, hash="h")
     witness.advance(head)
     witness.advance(replace(head, seq=2))
@@ -66,7 +66,7 @@ def check(engine: sa.Engine, folder: Path, *, restored: bool = False) -> None:
         Witness(folder).check(connection, journal.head(connection), restored=restored)
 
 
-def test_a_journal_that_went_on_after_its_witness_is_fine(engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_journal_newer_than_its_witness_is_accepted(engine: sa.Engine, tmp_path: Path) -> None:
     Witness(tmp_path).advance(write(engine))
     check(engine, tmp_path)
     write(engine)
@@ -82,7 +82,7 @@ def test_a_new_journal_needs_no_witness_and_an_old_one_does(engine: sa.Engine, t
 
 
 @pytest.mark.parametrize("since", [0, 1, 5])
-def test_a_restored_journal_is_refused_also_when_it_went_on(tmp_path: Path, since: int) -> None:
+def test_a_restored_journal_is_refused_even_after_new_events(tmp_path: Path, since: int) -> None:
     kept, copied = tmp_path / "kept", tmp_path / "copied"
     engine = connect(f"sqlite:///{kept}")
     with transaction(engine) as connection:
@@ -98,7 +98,7 @@ def test_a_restored_journal_is_refused_also_when_it_went_on(tmp_path: Path, sinc
 
 
 @pytest.mark.parametrize("restored", [False, True])
-def test_another_ledger_is_refused_also_as_a_restored_one(engine: sa.Engine, tmp_path: Path, *, restored: bool) -> None:
+def test_another_ledger_is_refused_even_as_a_restored_one(engine: sa.Engine, tmp_path: Path, *, restored: bool) -> None:
     Witness(tmp_path).advance(replace(write(engine), ledger="another"))
     with pytest.raises(Refused, match="belongs to ledger another"):
         check(engine, tmp_path, restored=restored)
@@ -107,25 +107,25 @@ def test_another_ledger_is_refused_also_as_a_restored_one(engine: sa.Engine, tmp
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", '{"ledger": "l"}', '{"ledger": "l", "seq": 1, "hash": "h", "x": 1}']
 )
-def test_a_damaged_witness_is_not_taken_for_none(tmp_path: Path, content: str) -> None:
+def test_a_damaged_witness_is_not_treated_as_missing(tmp_path: Path, content: str) -> None:
     (tmp_path / "witness.json").write_text(content)
     with pytest.raises(Corrupt, match="is damaged"):
         Witness(tmp_path).read()
 
 
-def test_an_unreadable_witness_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_an_unreadable_witness_is_not_treated_as_missing(tmp_path: Path) -> None:
     (tmp_path / "witness.json").mkdir()
     with pytest.raises(Unavailable, match="cannot be read"):
         Witness(tmp_path).read()
 
 
-def test_a_pipe_is_a_damaged_witness_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_a_damaged_witness_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "witness.json")
     with pytest.raises(Corrupt, match="is damaged"):
         Witness(tmp_path).read()
 
 
-def test_a_copy_that_went_on_is_missed_by_the_next_event_of_the_other(tmp_path: Path) -> None:
+def test_the_next_event_detects_that_a_copy_of_the_ledger_was_used(tmp_path: Path) -> None:
     engines = []
     for name in ("one", "other"):
         engines.append(connect(f"sqlite:///{tmp_path / name}"))
@@ -146,7 +146,7 @@ def test_a_copy_that_went_on_is_missed_by_the_next_event_of_the_other(tmp_path: 
             at_work[1].advance(write(engines[1], count=count), engine=engines[1])
 
 
-def test_another_process_of_the_same_ledger_is_no_copy(engine: sa.Engine, tmp_path: Path) -> None:
+def test_another_process_of_the_same_ledger_is_not_reported_as_a_copy(engine: sa.Engine, tmp_path: Path) -> None:
     at_work = [Witnesses(local=tmp_path / "keys", separate=tmp_path / "separate") for _ in range(2)]
     for turn in range(4):
         last = write(engine, count=1)
@@ -154,7 +154,7 @@ def test_another_process_of_the_same_ledger_is_no_copy(engine: sa.Engine, tmp_pa
         assert Witness(tmp_path / "separate").read() == last
 
 
-def test_a_process_at_work_notices_that_its_ledger_forgot_before_it_writes(sqlite_budget: Ledger) -> None:
+def test_a_running_process_detects_a_restored_ledger_before_writing(sqlite_budget: Ledger) -> None:
     url = str(sqlite_budget.engine.url.database)
     shutil.copy(url, f"{url}.copy")
     reserve(sqlite_budget, "forgotten")
@@ -166,7 +166,7 @@ def test_a_process_at_work_notices_that_its_ledger_forgot_before_it_writes(sqlit
         assert journal.head(connection).seq == 2
 
 
-def test_a_process_that_writes_more_than_was_forgotten_notices_it_too(sqlite_budget: Ledger) -> None:
+def test_a_running_process_detects_a_restored_ledger_after_many_events(sqlite_budget: Ledger) -> None:
     url = str(sqlite_budget.engine.url.database)
     release = begin(sqlite_budget).release_id
     shutil.copy(url, f"{url}.copy")
@@ -182,7 +182,7 @@ def test_a_process_that_writes_more_than_was_forgotten_notices_it_too(sqlite_bud
         promoted(record=publish)
 
 
-def test_notes_are_kept_in_order_and_half_a_line_is_none(tmp_path: Path) -> None:
+def test_notes_are_read_in_order_without_an_incomplete_last_line(tmp_path: Path) -> None:
     witness = Witnesses(local=tmp_path, separate=tmp_path / "separate")
     assert witness.noted() == []
     witness.note([{"release": {"id": "a"}}, {"version": 1}])
@@ -211,7 +211,7 @@ def file_of(witness: Witness) -> Path:
     return witness.folder / "witness.json"
 
 
-def test_the_older_copy_is_written_over_and_the_file_stays(witness: Witness) -> None:
+def test_the_older_copy_of_the_witness_is_overwritten_in_place(witness: Witness) -> None:
     path = file_of(witness)
     before, number = path.read_bytes(), path.stat().st_ino
     witness.advance(HEADS[4])
@@ -222,7 +222,7 @@ def test_the_older_copy_is_written_over_and_the_file_stays(witness: Witness) -> 
 
 
 @pytest.mark.parametrize("written", [0, 1, 60, 200, 512, PAGE - 1])
-def test_a_write_cut_short_leaves_the_event_before_and_the_next_one_is_written(witness: Witness, written: int) -> None:
+def test_an_interrupted_write_keeps_the_previous_event(witness: Witness, written: int) -> None:
     path = file_of(witness)
     before = path.read_bytes()
     witness.advance(HEADS[4])
@@ -240,7 +240,7 @@ def test_a_write_cut_short_leaves_the_event_before_and_the_next_one_is_written(w
     assert path.read_bytes() == after
 
 
-def test_one_flipped_bit_in_both_copies_is_damage_and_in_one_is_a_write_cut_short(witness: Witness) -> None:
+def test_a_flipped_bit_is_damage_in_both_copies_and_an_interrupted_write_in_one(witness: Witness) -> None:
     path = file_of(witness)
     sound = path.read_bytes()
     for bit in range(0, 8 * 200, 17):
@@ -271,7 +271,7 @@ def test_an_operator_moves_both_copies_back(witness: Witness) -> None:
     assert witness.read() == HEADS[2]
 
 
-def test_an_event_is_one_sync_and_it_comes_before_anything_else(
+def test_recording_an_event_needs_one_sync_before_anything_else(
     witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -288,7 +288,7 @@ def test_an_event_is_one_sync_and_it_comes_before_anything_else(
 
 
 @pytest.mark.parametrize("error", ["pwrite", "fsync"])
-def test_a_disk_that_fails_is_one_clear_error_and_the_event_before_is_still_there(
+def test_a_failing_disk_is_one_clear_error_and_the_previous_event_is_kept(
     witness: Witness, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     def fail(*_: object) -> int:
@@ -313,7 +313,7 @@ def test_reading_a_witness_writes_and_locks_nothing(witness: Witness) -> None:
     assert file_of(witness).stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_two_processes_that_go_on_by_turns_leave_the_newest_event_whole(tmp_path: Path) -> None:
+def test_two_alternating_processes_leave_the_complete_newest_event(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib\n"
         "from storage.ledger.journal import Head\n"

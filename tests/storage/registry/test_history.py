@@ -49,7 +49,7 @@ def moved(ledger: Ledger, name: str, version: int, alias: str = "champion") -> N
         promote(connection, name=name, version=version, alias=alias)
 
 
-def test_every_move_is_reported_with_what_the_alias_meant_before(budget: Ledger) -> None:
+def test_every_alias_move_is_listed_with_the_previous_version(budget: Ledger) -> None:
     for run in ("one", "two", "three"):
         publish(budget, run)
     publish(budget, "other", name="map.a")
@@ -74,14 +74,14 @@ def test_every_move_is_reported_with_what_the_alias_meant_before(budget: Ledger)
     assert [move.name for move in every] == ["map"] * 4 + ["map.a", "map"]
 
 
-def test_a_move_is_reported_with_the_facts_that_made_it(budget: Ledger) -> None:
+def test_an_alias_move_is_listed_with_the_facts_of_its_decision(budget: Ledger) -> None:
     publish(budget, "one")
     with budget.transaction() as connection:
         promote(connection, name="map", version=1, alias="champion", why={"drift": 0.1})
         assert [dict(move.why) for move in alias_history(connection, "map")] == [{"drift": 0.1}]
 
 
-def test_a_name_with_a_sign_that_databases_take_for_any_is_found_alone(budget: Ledger) -> None:
+def test_a_name_with_a_wildcard_character_matches_only_itself(budget: Ledger) -> None:
     for name in ("a_b", "axb"):
         publish(budget, f"run-{name}", name=name)
         moved(budget, name, 1)
@@ -110,7 +110,9 @@ def round_of(ledger: Ledger) -> list[tuple[tuple[int, int] | None, int]]:
     return [check(ledger) for _ in range(-(-entries // checks.PART))]
 
 
-def test_a_round_reads_each_manifest_and_a_look_reads_few(sqlite_budget: Ledger, published: list[str]) -> None:
+def test_a_round_of_checks_reads_each_manifest_and_one_check_reads_few(
+    sqlite_budget: Ledger, published: list[str]
+) -> None:
     assert check(sqlite_budget) == (None, RELEASES)
     seen = round_of(sqlite_budget)
     assert sum(count for _, count in seen) >= RELEASES
@@ -122,7 +124,7 @@ def test_a_round_reads_each_manifest_and_a_look_reads_few(sqlite_budget: Ledger,
     assert check(sqlite_budget, everything=True) == (None, RELEASES + 1)
 
 
-def test_an_old_manifest_that_was_edited_is_found_within_a_round_and_stays_found(
+def test_an_edited_old_manifest_is_found_within_a_round_and_reported_again(
     sqlite_budget: Ledger, published: list[str], home: Path
 ) -> None:
     check(sqlite_budget)
@@ -151,7 +153,7 @@ def _of_another_form(note: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [Path.unlink, _of_another_version, _of_another_form, lambda note: note.write_text("{")]
 )
-def test_without_a_note_that_this_program_wrote_everything_is_read(
+def test_without_a_valid_note_of_the_last_check_everything_is_read(
     sqlite_budget: Ledger, published: list[str], damage: Callable[[Path], object]
 ) -> None:
     check(sqlite_budget)
@@ -161,7 +163,7 @@ def test_without_a_note_that_this_program_wrote_everything_is_read(
     assert check(sqlite_budget)[0] is not None
 
 
-def test_a_ledger_that_does_not_agree_leaves_no_note(sqlite_budget: Ledger, published: list[str]) -> None:
+def test_a_failed_check_leaves_no_note(sqlite_budget: Ledger, published: list[str]) -> None:
     with sqlite_budget.engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER budget_no_update")
         connection.exec_driver_sql("UPDATE budget SET epsilon = 100")
@@ -261,7 +263,7 @@ def owners() -> frozenset[str | None]:
         return owners_of(connection, "map")
 
 
-def test_a_name_with_a_joint_version_is_of_no_population_alone(home_of_joint_versions: Path) -> None:
+def test_a_name_with_a_joint_version_belongs_to_no_single_population(home_of_joint_versions: Path) -> None:
     assert owners() == frozenset()
     published_of_joint_versions()
     assert owners() == {None}
@@ -295,7 +297,7 @@ def test_a_joint_release_has_one_artifact_under_any_name(home_of_joint_versions:
             published_of_joint_versions(name, digest=written(epsilon=2.0))
 
 
-def test_a_row_that_is_changed_by_hand_or_an_artifact_of_other_sites_is_found(home_of_joint_versions: Path) -> None:
+def test_manually_changed_rows_and_artifacts_of_other_sites_are_detected(home_of_joint_versions: Path) -> None:
     published_of_joint_versions()
     workspace = Workspace.open()
     for statement in (
@@ -319,7 +321,9 @@ def test_a_row_that_is_changed_by_hand_or_an_artifact_of_other_sites_is_found(ho
 
 
 @pytest.mark.parametrize("lost", ["database", "database and witness"])
-def test_a_restored_ledger_enters_it_again_and_charges_nobody(home_of_joint_versions: Path, lost: str) -> None:
+def test_a_restored_ledger_records_a_joint_version_again_without_charge(
+    home_of_joint_versions: Path, lost: str
+) -> None:
     Workspace.open()
     for file in home_of_joint_versions.glob("dpca.sqlite*"):
         shutil.copy(file, home_of_joint_versions.parent / file.name)

@@ -102,7 +102,7 @@ class TestAddVersion:
         with pytest.raises(Conflict, match="news@1"), transaction(engine) as connection:
             add_version(connection, name="news", digest="f" * 64, release_id=RELEASES[0])
 
-    def test_the_journal_tells_what_was_published(self, engine: sa.Engine) -> None:
+    def test_the_journal_records_published_versions(self, engine: sa.Engine) -> None:
         publish(engine, "news", RELEASES[3])
         detail = {"name": "news", "version": 1, "digest": DIGESTS[RELEASES[3]]}
         assert events(engine) == [("version_published", RELEASES[3], detail)]
@@ -124,7 +124,7 @@ class TestAddVersion:
         assert not events(engine)
         assert publish(engine, "news", RELEASES[1]) == 1
 
-    def test_concurrent_publishers_get_unlike_consecutive_versions(self, engine: sa.Engine) -> None:
+    def test_concurrent_publishers_get_distinct_consecutive_versions(self, engine: sa.Engine) -> None:
         with ThreadPoolExecutor(max_workers=6) as pool:
             versions = list(pool.map(lambda release: publish(engine, "news", release), RELEASES * 2))
         assert sorted(versions[:12]) == list(range(1, 13))
@@ -133,7 +133,7 @@ class TestAddVersion:
 
 
 class TestPromote:
-    def test_an_alias_moves_and_the_journal_remembers(self, engine: sa.Engine, tmp_path: Path) -> None:
+    def test_an_alias_move_is_recorded_in_the_journal(self, engine: sa.Engine, tmp_path: Path) -> None:
         for release in RELEASES[:2]:
             publish(engine, "news", release)
         for version in (1, 2, 2, 1):
@@ -210,7 +210,7 @@ class TestPointers:
         rebuild(engine, tmp_path)
         assert not (tmp_path / "registry").exists()
 
-    def test_files_that_are_right_are_left_alone(self, engine: sa.Engine, tmp_path: Path) -> None:
+    def test_correct_pointer_files_are_not_rewritten(self, engine: sa.Engine, tmp_path: Path) -> None:
         publish(engine, "news", RELEASES[0])
         rebuild(engine, tmp_path)
         path = tmp_path / Pointer.path("news")
@@ -218,7 +218,7 @@ class TestPointers:
         rebuild(engine, tmp_path)
         assert path.stat().st_ino == before
 
-    def test_a_write_that_fails_leaves_the_old_file(
+    def test_a_failed_write_leaves_the_old_file(
         self, engine: sa.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish(engine, "news", RELEASES[0])
@@ -297,7 +297,7 @@ class RegistryModel(RuleBasedStateMachine):
         (self.home / Pointer.path(name)).unlink(missing_ok=True)
 
     @invariant()
-    def the_files_tell_what_the_model_tells(self) -> None:
+    def the_pointer_files_agree_with_the_model(self) -> None:
         rebuild(self.engine, self.home)
         registry = Registry.open(self.home)
         shown = [(row.name, row.version, row.digest, row.aliases) for row in registry.list()]

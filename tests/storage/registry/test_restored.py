@@ -126,7 +126,7 @@ LOCKED: Mapping[str, tuple[Callable[[World], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", LOCKED)
-def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again(world: World, kind: str) -> None:
+def test_a_restored_ledger_is_locked_until_accepted_and_then_charged_again(world: World, kind: str) -> None:
     before = shown()
     act, reason = LOCKED[kind]
     act(world)
@@ -148,7 +148,7 @@ def test_what_was_restored_is_locked_until_it_is_accepted_and_then_charged_again
             assert compare_artifacts(connection, store()) == 4
 
 
-def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
+def test_events_in_the_notes_are_entered_unchanged(world: World) -> None:
     with closing(connect(f"sqlite:///{world.home / 'dpca.sqlite'}").connect()) as connection:
         query = sa.select(tables.release).where(tables.release.c.run_key == "third")
         before = dict(connection.execute(query).mappings().one())
@@ -161,15 +161,13 @@ def test_what_was_noted_is_entered_as_it_was(world: World) -> None:
     assert ledger.budget("others").epsilon == 1.0
 
 
-def test_a_copied_home_is_locked_once_the_other_went_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_home_is_locked_after_the_original_was_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_HOME", str(world.copy))
     with pytest.raises(Refused, match="another copy is in use"):
         Workspace.open()
 
 
-def test_of_two_copies_in_use_at_once_one_alone_goes_on(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_one_of_two_used_copies_can_continue(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))
     ledger = Workspace.open().ledger
     open_budget(ledger)
@@ -208,7 +206,7 @@ def test_a_lost_database_next_to_a_full_registry_is_locked(world: World, names: 
     assert ledger.verify() == len(event_names(ledger))
 
 
-def test_names_of_another_ledger_are_neither_charged_nor_published(world: World) -> None:
+def test_names_of_another_ledger_are_refused_without_charges(world: World) -> None:
     before = shown()
     lose(world, "dpca.sqlite", "keys")
     accepted = Workspace.open(accept_restored="they publish here too", another_ledger=True)
@@ -222,7 +220,7 @@ def test_names_of_another_ledger_are_neither_charged_nor_published(world: World)
     assert ledger.verify() == len(event_names(ledger))
 
 
-def test_a_database_deleted_next_to_its_keys_is_reported_separate(world: World) -> None:
+def test_a_deleted_database_with_remaining_keys_has_a_separate_message(world: World) -> None:
     lose(world, "dpca.sqlite")
     with pytest.raises(Refused, match="of one ledger together"):
         Workspace.open()
@@ -237,7 +235,7 @@ def test_files_that_are_older_than_the_database_lock_nothing(world: World, names
     assert sorted(spent(ledger)) == ALL
 
 
-def test_a_home_on_another_machine_opens_and_is_watched_from_then_on(world: World) -> None:
+def test_a_home_moved_to_another_machine_opens_and_gets_a_new_witness(world: World) -> None:
     shutil.rmtree(world.state)
     assert sorted(spent(Workspace.open().ledger)) == ALL
     restore(world, "dpca.sqlite", "keys", "registry")
@@ -272,7 +270,7 @@ def test_a_release_is_charged_also_over_its_budget(world: World) -> None:
     assert statement.remaining == 0
 
 
-def test_other_bytes_under_a_used_version_are_refused_and_never_written_over(world: World) -> None:
+def test_other_bytes_under_a_used_version_are_refused_and_not_overwritten(world: World) -> None:
     path = world.home / Pointer.path("map")
     pointer = Pointer.read(store(), "map")
     digest = pointer.versions[1]
@@ -317,7 +315,7 @@ def test_an_artifact_that_cannot_be_read_keeps_the_lock(world: World) -> None:
         Workspace.open()
 
 
-def test_every_manifest_is_compared_when_somebody_asks(world: World) -> None:
+def test_an_explicit_check_compares_every_manifest(world: World) -> None:
     ledger = Workspace.open().ledger
     with ledger.transaction() as connection:
         assert compare_artifacts(connection, store()) == 3
@@ -419,7 +417,7 @@ def accepted() -> Ledger:
 
 
 @pytest.mark.parametrize("knows", ["witness", "registry"])
-def test_lost_ticks_are_entered_again_and_the_stream_goes_on(
+def test_lost_ticks_are_entered_again_and_the_stream_continues(
     ledger_of_restored_streams: Ledger, home: Path, state: Path, knows: str
 ) -> None:
     open_stream(ledger_of_restored_streams, ticks=5)
@@ -457,7 +455,7 @@ def test_a_lost_stream_is_charged_again_with_its_ticks(ledger_of_restored_stream
     assert begin_tick(again, "night 3").release_id == ticks[2].release_id
 
 
-def test_a_stream_of_which_only_versions_are_left_is_charged_in_full_and_closed(
+def test_a_stream_with_only_published_versions_is_charged_in_full_and_closed(
     ledger_of_restored_streams: Ledger, home: Path, state: Path
 ) -> None:
     stream = open_stream(ledger_of_restored_streams)
@@ -477,7 +475,7 @@ def test_a_stream_of_which_only_versions_are_left_is_charged_in_full_and_closed(
     workspace.ledger.verify()
 
 
-def test_an_answer_that_no_tick_explains_closes_the_stream(
+def test_an_answer_without_a_tick_closes_the_stream(
     ledger_of_restored_streams: Ledger, home: Path, state: Path
 ) -> None:
     open_stream(ledger_of_restored_streams)
@@ -491,7 +489,7 @@ def test_an_answer_that_no_tick_explains_closes_the_stream(
         begin_tick(again, "night 2")
 
 
-def test_a_tick_between_published_ones_of_which_nothing_is_left_closes_the_stream(
+def test_a_lost_tick_between_published_ones_closes_the_stream(
     ledger_of_restored_streams: Ledger, home: Path, state: Path
 ) -> None:
     stream = open_stream(ledger_of_restored_streams)

@@ -108,7 +108,7 @@ def test_after_a_crash_the_old_or_the_new_state_is_signed_and_opening_finishes(
     assert numbered(workspace.store, NAME) == 2
 
 
-def test_with_an_older_database_the_number_goes_on_from_the_file(workspace: Workspace, home: Path) -> None:
+def test_with_an_older_database_the_number_continues_from_the_file(workspace: Workspace, home: Path) -> None:
     for alias in ("one", "two"):
         workspace.promote(NAME, version=1, alias=alias)
     assert consumed().resolve(NAME).version == 1
@@ -120,7 +120,7 @@ def test_with_an_older_database_the_number_goes_on_from_the_file(workspace: Work
     assert consumed().resolve(f"{NAME}@three").version == 1
 
 
-def test_with_an_older_file_the_number_goes_on_from_the_database(workspace: Workspace, home: Path) -> None:
+def test_with_an_older_file_the_number_continues_from_the_database(workspace: Workspace, home: Path) -> None:
     older = {path: (home / path).read_bytes() for path in (SignedPointer.path(NAME), Pointer.path(NAME))}
     workspace.promote(NAME, version=1, alias="champion")
     assert consumed().resolve(f"{NAME}@champion").version == 1
@@ -131,7 +131,9 @@ def test_with_an_older_file_the_number_goes_on_from_the_database(workspace: Work
     assert consumed().resolve(f"{NAME}@champion").version == 1
 
 
-def test_after_a_loss_of_both_it_goes_on_above_what_consumers_saw(workspace: Workspace, home: Path) -> None:
+def test_after_a_loss_of_both_the_number_continues_above_the_newest_seen_by_consumers(
+    workspace: Workspace, home: Path
+) -> None:
     for alias in ("one", "two", "three"):
         workspace.promote(NAME, version=1, alias=alias)
     consumed().resolve(NAME)
@@ -149,7 +151,7 @@ def test_after_a_loss_of_both_it_goes_on_above_what_consumers_saw(workspace: Wor
     assert consumed().resolve(NAME).version == 1
 
 
-def test_a_signed_pointer_that_is_lost_or_changed_is_written_anew_by_opening(workspace: Workspace, home: Path) -> None:
+def test_a_lost_or_changed_signed_pointer_is_rewritten_on_opening(workspace: Workspace, home: Path) -> None:
     path = home / SignedPointer.path(NAME)
     for damage in (b"", b"{}", path.read_bytes().replace(b"a", b"b", 1)):
         path.write_bytes(damage)
@@ -160,7 +162,7 @@ def test_a_signed_pointer_that_is_lost_or_changed_is_written_anew_by_opening(wor
     assert consumed().resolve(NAME).version == 1
 
 
-def test_signing_anew_checks_every_byte_first(workspace: Workspace, home: Path) -> None:
+def test_signing_again_verifies_every_byte_first(workspace: Workspace, home: Path) -> None:
     digest = consumed().resolve(NAME).digest
     chunk = next((home / "registry" / "artifacts" / digest).rglob("c/0/0"))
     signed = (home / SignedPointer.path(NAME)).read_bytes()
@@ -184,7 +186,7 @@ def test_the_next_key_signs_once_the_root_delegates_to_it(workspace: Workspace) 
     assert consumed().resolve(f"{NAME}@two").version == 1
 
 
-def test_after_a_revocation_nothing_loads_until_it_is_signed_anew(workspace: Workspace) -> None:
+def test_after_a_revocation_nothing_loads_until_signed_again(workspace: Workspace) -> None:
     old = publisher()
     after = Signer(keys=key_folder()).rotate()
     update_root(workspace.store, [ROOT_KEY], delegate={after: ("*",)}, revoke=[old])
@@ -194,7 +196,7 @@ def test_after_a_revocation_nothing_loads_until_it_is_signed_anew(workspace: Wor
     assert consumed().load(NAME).n_components == 2
 
 
-def test_a_key_and_its_file_are_for_their_owner_alone(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_key_and_its_file_are_readable_by_their_owner_alone(workspace: Workspace, tmp_path: Path) -> None:
     assert (key_folder() / PUBLISHERS_KEY).stat().st_mode & 0o777 == 0o600
     made = make_new_key(tmp_path / "root.key")
     assert (tmp_path / "root.key").stat().st_mode & 0o777 == 0o600
@@ -205,7 +207,7 @@ def test_a_key_and_its_file_are_for_their_owner_alone(workspace: Workspace, tmp_
 
 
 @pytest.mark.parametrize("make", [make_key, make_new_key])
-def test_of_those_who_make_one_key_at_once_nobody_is_given_another(
+def test_concurrent_creators_of_a_key_get_the_same_key(
     tmp_path: Path, make: Callable[[Path], Ed25519PrivateKey]
 ) -> None:
     def made(path: Path) -> bytes | None:
@@ -233,7 +235,7 @@ def test_a_new_key_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeyp
     assert make_new_key(path).private_bytes_raw() == path.read_bytes()
 
 
-def test_a_signature_holds_its_artifact_and_no_name(workspace: Workspace) -> None:
+def test_a_signature_contains_its_artifact_and_no_name(workspace: Workspace) -> None:
     digest = consumed().resolve(NAME).digest
     payload = workspace.store.read(signature_path(digest)).payload
     assert digest.encode() in payload
@@ -255,7 +257,7 @@ SIGNED, PLAIN = SignedPointer.path(ROOTS_NAME), Pointer.path(ROOTS_NAME)
 
 
 class TestKeys:
-    def test_what_a_retired_key_signed_stays_and_a_new_key_goes_on(self, made: Publication) -> None:
+    def test_content_signed_by_a_retired_key_stays_valid_and_a_new_key_signs(self, made: Publication) -> None:
         old, after = made.publisher, read_key(made.signer.keys / "publisher-signing.key")
         assert consumer(made).resolve(ROOTS_NAME).version == 1
         new = make_key(made.home / "keys" / "publisher-signing.next.key")
@@ -271,7 +273,7 @@ class TestKeys:
         put_back(made.place, {SIGNED: late.sign(after), PLAIN: pointer.encode()})
         assert f"was retired after pointer 1 of '{ROOTS_NAME}'" in refusal(consumer(made))
 
-    def test_what_a_revoked_key_signed_is_refused_until_another_signs_it(self, made: Publication) -> None:
+    def test_content_signed_by_a_revoked_key_is_refused_until_signed_again(self, made: Publication) -> None:
         old, digest = made.publisher, made.versions[1]
         update_root(made.place, [ROOT_KEY], revoke=[old])
         assert "was revoked in version 2 of the root" in refusal(consumer(made))
@@ -286,7 +288,7 @@ class TestKeys:
         with pytest.raises(Refused, match="revoked permanently"):
             update_root(made.place, [ROOT_KEY], delegate={old: ("*",)})
 
-    def test_a_root_signed_by_nobody_or_by_another_is_refused(self, made: Publication) -> None:
+    def test_an_unsigned_root_or_one_with_a_foreign_signature_is_refused(self, made: Publication) -> None:
         registry = consumer(made)
         root = registry.trust.root(made.place) if registry.trust is not None else None
         assert root is not None
@@ -299,7 +301,7 @@ class TestKeys:
         put_back(made.place, {Root.path(2): canonical_json({"signed": own.facts(), "signatures": {}})})
         assert "not a root with enough signatures of its own keys" in refusal(registry)
 
-    def test_a_threshold_needs_so_many_keys(self, publishers_home: Path) -> None:
+    def test_a_root_with_a_threshold_needs_that_number_of_signatures(self, publishers_home: Path) -> None:
         keys = [key_of(1), key_of(2)]
         made = publication(publishers_home, LocalPlace(publishers_home), keys=keys)
         pins = [public_name(key) for key in keys]
@@ -311,7 +313,7 @@ class TestKeys:
         put_back(made.place, {Root.path(2): sign(alone.facts(), role="root", keys=keys[:1])})
         assert "is not signed by 2 of the keys of version 1" in refusal(consumer(made, *pins))
 
-    def test_the_roots_own_keys_change_and_old_and_new_pins_lead_there(self, made: Publication) -> None:
+    def test_consumers_with_old_or_new_pins_follow_a_change_of_root_keys(self, made: Publication) -> None:
         new = key_of(3)
         old = consumer(made)
         old.resolve(ROOTS_NAME)

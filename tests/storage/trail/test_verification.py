@@ -139,7 +139,7 @@ def test_a_later_export_continues_an_earlier_one_and_holds_its_checkpoint(worksp
         verify_trail(second, key="00" * 32)
 
 
-def test_it_tells_nothing_of_another_population_but_hashes(workspace: Workspace) -> None:
+def test_a_trail_contains_only_hashes_of_other_populations(workspace: Workspace) -> None:
     trail = exported(workspace)
     assert "others" not in json.dumps(trail)
     assert {entry["population"] for entry in trail["entries"]} <= {"patients", None}
@@ -195,7 +195,7 @@ def test_instalments_of_a_stream_cover_its_ticks(home: Path) -> None:
     assert found["spent"] == ledger.statement(POPULATION).spent
 
 
-def test_an_instalment_that_costs_too_little_is_found(home: Path) -> None:
+def test_an_undercharged_instalment_is_detected(home: Path) -> None:
     _paid_in_parts(more_noise=1.0 + 1e-9)
     with pytest.raises(Corrupt, match="does not have the facts that its name requires"):
         verify_trail(exported(Workspace.open(), POPULATION))
@@ -226,9 +226,7 @@ def _detail_of(trail: Trail, name: str) -> Trail:
         ("release_reserved", "release_begun"),
     ],
 )
-def test_entries_appended_and_signed_cannot_take_back_what_was_spent(
-    trail: Trail, name: str, about: str | None
-) -> None:
+def test_appended_signed_entries_cannot_reduce_spending(trail: Trail, name: str, about: str | None) -> None:
     assert verify_trail(signed_anew(copy.deepcopy(trail)))["spent"] == verify_trail(trail)["spent"]
     longer = copy.deepcopy(trail)
     release = None if about is None else find_entry(longer, about)["release_id"]
@@ -237,7 +235,7 @@ def test_entries_appended_and_signed_cannot_take_back_what_was_spent(
         verify_trail(signed_anew(longer))
 
 
-def test_an_acceptance_that_begins_what_was_given_up_is_refused(trail: Trail) -> None:
+def test_an_acceptance_that_begins_an_abandoned_release_is_refused(trail: Trail) -> None:
     longer = copy.deepcopy(trail)
     given_up = find_entry(longer, "release_abandoned")["release_id"]
     append(longer, "ledger_accepted", {"reason": "lost", "begun": [given_up]})
@@ -246,7 +244,7 @@ def test_an_acceptance_that_begins_what_was_given_up_is_refused(trail: Trail) ->
 
 
 @pytest.mark.parametrize("detail", ["[" * 200_000, "null", "3", '{"epsilon": 1180591620717411303424}'], ids=str.__len__)
-def test_a_signed_entry_that_says_nothing_is_refused_in_one_line(trail: Trail, detail: str) -> None:
+def test_a_signed_entry_without_facts_is_refused_in_one_line(trail: Trail, detail: str) -> None:
     edited = copy.deepcopy(trail)
     opened = find_entry(edited, "budget_opened")
     opened["detail"] = json.dumps(json.loads(opened["detail"]) | json.loads(detail)) if "{" in detail else detail
@@ -268,7 +266,7 @@ def test_a_trail_of_another_version_is_refused(trail: Trail, junk: object) -> No
 
 
 @pytest.mark.parametrize("junk", [None, 3, [], {}, {"format": "dpca-audit-trail", "version": 1}, "x"], ids=str)
-def test_what_is_no_trail_is_refused(junk: object) -> None:
+def test_a_file_that_is_not_a_trail_is_refused(junk: object) -> None:
     with pytest.raises(Corrupt, match=r"not an audit trail|lacks"):
         verify_trail(junk)
 
@@ -301,7 +299,7 @@ def rewritten(workspace: Workspace) -> None:
         path.write_bytes(encode(replace(decode(path.read_bytes()), hash=before)))
 
 
-def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Workspace) -> None:
+def test_a_ledger_rewritten_with_its_witnesses_cannot_sign(workspace: Workspace) -> None:
     earlier = exported(workspace)
     rewritten(workspace)
     # a process that is already running remembers the newest entry
@@ -316,7 +314,7 @@ def test_a_ledger_rewritten_with_its_witnesses_signs_nothing_more(workspace: Wor
         verify_trail(exported(workspace), earlier=earlier)
 
 
-def test_another_key_does_not_pass_for_the_published_one(workspace: Workspace) -> None:
+def test_a_trail_signed_by_another_key_is_refused(workspace: Workspace) -> None:
     published = exported(workspace)["checkpoints"][0]["key"]
     (workspace.home / "keys" / KEY_FILE).unlink()
     with pytest.raises(Corrupt, match=f"not by {published}"):
@@ -384,7 +382,7 @@ def test_entries_after_the_last_checkpoint_are_refused(trail: Trail, count: int)
         verify_trail(forged)
 
 
-def test_a_release_that_is_given_up_after_the_last_checkpoint_is_refused(workspace: Workspace) -> None:
+def test_a_release_abandoned_after_the_last_checkpoint_is_refused(workspace: Workspace) -> None:
     release = spend(workspace.ledger, "patients", GAUSSIAN, 9, begin=False)
     forged = exported(workspace)
     append(forged, "release_abandoned", {}, release=release)

@@ -33,7 +33,7 @@ def plain(**changes):
     return Als(**{"rank": RANK, "ridge": 1e-4, "offsets": False, "user_means": False, **changes})
 
 
-def test_it_is_a_reference_and_not_a_mechanism():
+def test_the_reference_is_not_listed_as_a_private_mechanism():
     assert REFERENCES["als"] is Als
     assert REFERENCES.keys().isdisjoint(MECHANISMS)
     event = plain(rounds=3).plan(problem(), NO_GUARANTEE).event
@@ -46,7 +46,7 @@ def test_ratings_of_low_rank_are_completed(low_rank):
     assert unseen_error(disclosed(plain(), rows, problem()), whole, seen) < 0.002
 
 
-def test_it_solves_the_regressions_of_a_second_implementation(low_rank):
+def test_the_factors_are_those_of_a_second_implementation(low_rank):
     rows, facts, mechanism = low_rank[0][:200], problem(records_at_most=200), plain(rounds=2, ridge=2.0)
     found = disclosed(mechanism, rows, facts).factors
     before = disclosed(plain(rounds=1, ridge=2.0), rows, facts).factors
@@ -62,7 +62,7 @@ def test_it_solves_the_regressions_of_a_second_implementation(low_rank):
         assert found[item] == pytest.approx(expected, abs=0.01)
 
 
-def test_offsets_are_taken_off_and_blocks_do_not_matter(low_rank):
+def test_offsets_are_subtracted_and_blocks_do_not_matter(low_rank):
     rows, facts = low_rank[0][:200].copy(), problem(records_at_most=200)
     rows.data = rows.data + np.linspace(-2, 2, 60)[rows.indices]
     mechanism = Als(rank=RANK, rounds=2)
@@ -73,12 +73,12 @@ def test_offsets_are_taken_off_and_blocks_do_not_matter(low_rank):
 
 
 @pytest.mark.parametrize("target", [PrivacyTarget(epsilon=1.0, delta=1e-6), PrivacyTarget(epsilon=np.inf, delta=0.0)])
-def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words(target):
+def test_the_reference_requires_an_explicit_acknowledgment(target):
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         plain().plan(problem(), target)
 
 
-def test_an_ordinary_curator_has_no_way_out_without_noise(low_rank):
+def test_an_ordinary_curator_releases_nothing_without_noise(low_rank):
     plan = plain().plan(problem(), NO_GUARANTEE)
     reservation = InMemoryReservation(event=plan.event)
     with pytest.raises(Refused, match="needs a DisclosingCurator"):
@@ -122,7 +122,7 @@ def test_a_round_solves_the_regressions_of_a_second_implementation(choices):
         assert found[item] == pytest.approx(expected, abs=0.01)  # tolerance for rounding users to their grid
 
 
-def test_items_like_those_chosen_are_recommended(choices):
+def test_items_similar_to_the_chosen_ones_are_recommended(choices):
     result = disclosed(Ials(rank=IALS_RANK, ridge=1.0), choices, FACTS)
     items = ItemEmbeddings(
         factors=result.factors,
@@ -136,13 +136,13 @@ def test_items_like_those_chosen_are_recommended(choices):
     assert not {0, 2, 4} & set(best)
 
 
-def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words_of_ials():
+def test_implicit_als_requires_an_explicit_acknowledgment():
     assert REFERENCES["ials"] is Ials
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         Ials(rank=IALS_RANK).plan(FACTS, PrivacyTarget(epsilon=1.0, delta=1e-6))
 
 
 @pytest.mark.parametrize("wrong", [{"unobserved": 0.0}, {"ridge": -1.0}, {"rounds": 0}])
-def test_settings_out_of_their_domain_are_refused_of_ials(wrong):
+def test_settings_of_implicit_als_out_of_their_domain_are_refused(wrong):
     with pytest.raises(InvalidInput, match="positive and finite"):
         Ials(rank=IALS_RANK, **wrong).plan(FACTS, NO_GUARANTEE)

@@ -96,7 +96,7 @@ def test_totals_and_rounds_add_up_to_the_target(mechanism, epsilon):
 
 
 @pytest.mark.parametrize(("epsilon", "true"), [(1, 1.06), (2, 2.19), (5, 5.575), (10, 10.97), (20, 20.89)])
-def test_printed_noise_is_charged_what_it_costs(epsilon, true):
+def test_printed_noise_is_charged_its_true_epsilon(epsilon, true):
     """Charge the noise that the paper prints by its true epsilon.
 
     The noise multiplier is the printed sigma divided by the bound of one rating, on both statistics of every round.
@@ -112,7 +112,7 @@ def test_printed_noise_is_charged_what_it_costs(epsilon, true):
     assert with_totals.real_epsilon > plan.real_epsilon, "totals are charged beside the rounds"
 
 
-def test_printed_noise_is_for_removed_users():
+def test_printed_noise_is_offered_only_for_added_or_removed_users():
     with pytest.raises(Refused, match="replace_one"):
         plain(calibration="paper").plan(problem(relation="replace_one"), target(1))
 
@@ -124,7 +124,7 @@ def test_a_printed_release_runs_with_its_noise(low_rank):
     assert mechanism._query(facts, target(5), bits=4, factors=result.factors).outer_share == 0.5
 
 
-def test_coins_of_a_round_choose_others_than_those_of_the_release(low_rank):
+def test_sampling_in_each_round_differs_from_sampling_once_per_release(low_rank):
     """Sample ratings once per release and anew in each round, with negligible noise.
 
     The factors of the two runs must differ, because their sampled ratings differ.
@@ -185,7 +185,7 @@ def test_a_start_by_analyze_gauss_is_charged_and_saves_rounds(low_rank, orthonor
     assert errors[0] < errors[1] / 2
 
 
-def test_a_private_centre_of_nobody_stays_in_the_range():
+def test_the_private_mean_of_no_users_is_within_the_range():
     rows = sparse.csr_array((50, ITEMS))
     result = run(Dpals(rank=RANK, private_centre=True), rows, problem(records_at_most=50), 0.1)
     assert -10.0 <= result.user_step["centre"] <= 10.0
@@ -199,7 +199,7 @@ def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, epsilon
 
 
 @pytest.mark.parametrize("clip", ["weight", "paper"])
-def test_the_other_clips_learn_too(low_rank, clip):
+def test_other_kinds_of_clipping_learn_too(low_rank, clip):
     rows, whole, seen = low_rank
     result = run(plain(clip=clip, user_norm=8.0, user_ridge=0.1), rows, problem(), 20)
     assert unseen_error(result, whole, seen) < 0.6
@@ -246,7 +246,7 @@ def test_infrequent_items_get_no_factor_and_tails_are_counted_first():
 
 
 @pytest.mark.parametrize(("records", "epsilon", "is_few"), [(943, 1.0, True), (943, 10.0, True), (50_000, 5.0, False)])
-def test_too_few_users_are_warned_of_by_public_facts_alone(records, epsilon, is_few):
+def test_the_warning_of_too_few_users_depends_on_public_facts_alone(records, epsilon, is_few):
     facts = problem(n_features=1682, ratings_per_user=50, records_at_most=records, low=1.0, high=5.0)
     warnings = Dpals(rank=4).plan(facts, PrivacyTarget(epsilon=epsilon, delta=1e-6)).warnings
     assert any("use item_means" in warning for warning in warnings) is is_few
@@ -285,7 +285,7 @@ def test_statistics_larger_than_memory_are_planned():
     assert events.count_steps(plan.event) == 3
 
 
-def test_weights_learn_as_a_choice_does(low_rank):
+def test_weighted_ratings_are_learned_as_well_as_sampled_ones(low_rank):
     rows, whole, seen = low_rank
     facts = problem(ratings_per_user=12)
     weighted, chosen = (

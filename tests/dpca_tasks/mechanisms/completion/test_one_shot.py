@@ -109,7 +109,7 @@ def test_settings_out_of_their_domain_are_refused(wrong, rule):
         plain(**wrong).plan(problem(), target(1))
 
 
-def test_more_items_than_a_moment_is_held_of_are_refused():
+def test_too_many_items_for_a_moment_are_refused():
     with pytest.raises(InvalidInput, match="declare fewer items, or use dpals"):
         plain().plan(problem(n_features=20_000), target(1))
 
@@ -133,7 +133,7 @@ def test_an_orthonormal_frame_keeps_directions_and_rows_of_zeros():
     assert not orthonormal(np.zeros((4, 2))).any()
 
 
-def test_pooling_is_a_weighted_mean():
+def test_pooled_rows_are_weighted_means():
     one, other = (1.0, np.ones((2, 1, 1)), np.zeros((2, 1))), (3.0, np.zeros((2, 1, 1)), np.ones((2, 1)))
     outer, weighted = pool([one, other])
     assert (outer == 0.25).all()
@@ -182,7 +182,7 @@ def test_an_empty_range_is_refused():
 @pytest.mark.audit
 @pytest.mark.parametrize("name", ["item_means", "dpals", "dpfw", "dpsvd", "one_shot"])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_an_attack_finds_no_more_than_is_claimed_and_a_part_of_it(name, relation):
+def test_the_attack_finds_at_least_half_of_the_claim_and_never_more(name, relation):
     """Audit each completion mechanism: the bound on epsilon must be between 0.5 and the claim.
 
     The bound is wrong with probability at most 0.05; keys come from a fixed seed, so the test is deterministic.
@@ -220,7 +220,7 @@ def test_every_round_is_charged(epsilon):
 
 
 @pytest.mark.parametrize(("relation", "bound"), [("zero_out", 1.0), ("replace_one", math.sqrt(2.0))])
-def test_the_printed_noise_is_charged_by_what_it_is(relation, bound):
+def test_the_printed_noise_is_charged_its_true_epsilon(relation, bound):
     """Charge the noise that the paper prints by its true epsilon, below 0.25 at a claim of 1.
 
     The std of the noise is ``sqrt(64 T ln(1 / delta)) / epsilon`` in squared norms of a row, in any relation.
@@ -263,7 +263,7 @@ def test_a_direction_that_is_all_noise_has_a_finite_gain(low_rank, epsilon):
 @pytest.mark.parametrize(
     "moment", [-np.eye(60), np.zeros((60, 60)), 1e-12 * np.eye(60)], ids=["less", "none", "little"]
 )
-def test_a_moment_of_less_than_one_row_counts_as_one_row(monkeypatch, low_rank, moment):
+def test_a_moment_below_one_row_is_treated_as_one_row(monkeypatch, low_rank, moment):
     monkeypatch.setattr(Curator, "release_parts", lambda *_: {"moment": moment})
     facts = problem(records_at_most=300)
     result = run(plain_of_dpfw(rounds=2), low_rank[0][:3], facts, 1)
@@ -271,7 +271,7 @@ def test_a_moment_of_less_than_one_row_counts_as_one_row(monkeypatch, low_rank, 
     assert result.user_step["gains"] == [pytest.approx(most, rel=1e-12)] * 2
 
 
-def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same_of_dpfw(low_rank):
+def test_blocks_and_resumption_do_not_change_a_bit_of_dpfw(low_rank):
     rows, facts, mechanism = low_rank[0][:200], problem(records_at_most=200), Dpfw(rank=RANK, rounds=3)
     plan = mechanism.plan(facts, target(5))
     first = InMemoryReservation(event=plan.event, key=bytes(32))
@@ -299,6 +299,6 @@ def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same_of_dpfw(lo
         ({"offsets": True, "calibration": "paper"}, "offsets=false"),
     ],
 )
-def test_settings_out_of_their_domain_are_refused_of_dpfw(wrong, rule):
+def test_settings_of_dpfw_out_of_their_domain_are_refused(wrong, rule):
     with pytest.raises(InvalidInput, match=rule):
         plain_of_dpfw(**wrong).plan(problem(), target(1))

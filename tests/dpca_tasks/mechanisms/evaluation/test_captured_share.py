@@ -64,7 +64,7 @@ def estimate(mechanism, problem, target, *, seed):
 
 @pytest.mark.parametrize("mean", [None, MEAN], ids=["origin", "mean"])
 @pytest.mark.parametrize("target", [PURE, GAUSSIAN], ids=["laplace", "gaussian"])
-def test_an_estimate_is_as_near_as_its_standard_deviation_says(target, mean):
+def test_estimates_have_the_stated_standard_deviation(target, mean):
     mechanism, problem = CapturedShare(components=COMPONENTS, mean=mean), terms(centred=mean is not None)
     around = ROWS if mean is None else clipped(ROWS - mean)
     first, others = (around[:, :2] ** 2).sum(axis=0)
@@ -96,13 +96,13 @@ def attacked(relation, *, trials, subject=SUBSPACE_EVALUATION.audit):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_under_a_sixteenth_of_the_trials(relation):
+def test_a_sixteenth_of_the_trials_finds_no_epsilon_above_the_claim(relation):
     assert attacked(relation, trials=125).passed
 
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_and_the_attack_comes_near_it(relation):
+def test_the_attack_finds_an_epsilon_near_the_claim_but_not_above_it(relation):
     finding = attacked(relation, trials=2000)
     assert finding.passed
     assert finding.bound >= 0.45
@@ -120,20 +120,20 @@ def test_noise_follows_the_relation_and_the_mean(relation):
         assert stds[GAUSSIAN] == pytest.approx((math.sqrt(2.0) if replaced else 1.0) * multiplier)
 
 
-def test_what_noise_hides_is_not_stated_and_shares_stay_within_bounds():
+def test_fractions_hidden_by_noise_are_not_stated_and_others_are_within_bounds():
     hidden = estimated_share(np.array([1.0, 1.0, 1.0]), std=10.0, n_components=2)
     assert hidden["share"] is hidden["share_std"] is hidden["share_beyond_first"] is None
     assert hidden["reconstruction_error"] == 1.0
     assert estimated_share(np.array([50.0, 1.0, -3.0]), std=1.0, n_components=2)["share"] == 1.0
 
 
-def test_one_component_has_nothing_beyond_the_first():
+def test_a_single_component_has_no_variance_beyond_the_first():
     found = estimate(CapturedShare(components=COMPONENTS[:1]), terms(n_components=1), GAUSSIAN, seed=1).outcome
     assert found["share_beyond_first"] is None
     assert found["share"] == pytest.approx((ROWS[:, 0] ** 2).sum() / (ROWS**2).sum(), abs=5 * found["share_std"])
 
 
-def test_a_guarantee_that_cannot_be_given_is_refused():
+def test_an_impossible_guarantee_is_refused():
     mechanism = CapturedShare(components=COMPONENTS)
     with pytest.raises(InvalidInput, match="epsilon=0"):
         mechanism.plan(terms(), PrivacyTarget(epsilon=0.0, delta=1e-6))
@@ -156,7 +156,7 @@ def diagnosed(*, center="none", mean=None, components=SUBSPACE_DIAGNOSTICS_COMPO
 
 
 @pytest.mark.parametrize("centred", [False, True], ids=["origin", "mean"])
-def test_every_number_is_that_of_dense_arithmetic(centred):
+def test_every_diagnostic_equals_dense_arithmetic(centred):
     released = SUBSPACE_DIAGNOSTICS_ROWS.mean(axis=0) + 0.02
     found = diagnosed(center="private" if centred else "none", mean=released if centred else None)
     rows = SUBSPACE_DIAGNOSTICS_ROWS - SUBSPACE_DIAGNOSTICS_ROWS.mean(axis=0) if centred else SUBSPACE_DIAGNOSTICS_ROWS
@@ -213,7 +213,7 @@ def exact():
     return MECHANISM.diagnose(curator, terms_of_prediction_error())
 
 
-def test_an_estimate_is_as_near_to_the_diagnostics_as_its_standard_deviation_says():
+def test_estimates_differ_from_the_diagnostics_by_the_stated_standard_deviation():
     truth, plan, found = exact(), MECHANISM.plan(terms_of_prediction_error(), TARGET), []
     for seed in range(PREDICTION_ERROR_SEEDS):
         key = subkey(bytes(32), label="test", info=seed.to_bytes(4, "little")).secret
@@ -226,7 +226,7 @@ def test_an_estimate_is_as_near_to_the_diagnostics_as_its_standard_deviation_say
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_under_attack(relation):
+def test_the_attack_finds_no_epsilon_above_the_claim(relation):
     subject = COMPLETION_EVALUATION.audit
     mechanism = subject.build("prediction_error")
     assert audit_mechanism(mechanism, relation=relation, subject=subject, trials=125).passed
@@ -234,7 +234,7 @@ def test_the_claim_stands_under_attack(relation):
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_the_claim_stands_and_the_attack_comes_near_it_of_prediction_error(relation):
+def test_the_attack_on_prediction_errors_finds_an_epsilon_near_the_claim_but_not_above_it(relation):
     subject = COMPLETION_EVALUATION.audit
     mechanism = subject.build("prediction_error")
     finding = audit_mechanism(mechanism, relation=relation, subject=subject, trials=2000)
@@ -248,13 +248,13 @@ def test_the_noise_covers_two_units_in_every_relation(relation):
     assert MECHANISM.noise_std(plan) == pytest.approx(2.0 * plan.noise_multiplier)
 
 
-def test_what_noise_hides_is_not_stated():
+def test_estimates_hidden_by_noise_are_not_stated():
     found = estimated_scores(np.array([1.0, 2.0, 2.0, 5.0]), std=10.0, width=4.0)
     assert found["rmse"] is found["recall"] is found["ndcg"] is None
     assert estimated_scores(np.array([-1.0, 2.0, 2.0, 50.0]), std=1.0, width=4.0)["rmse_std"] is None
 
 
-def test_a_guarantee_that_cannot_be_given_is_refused_of_prediction_error():
+def test_an_impossible_guarantee_for_prediction_errors_is_refused():
     with pytest.raises(InvalidInput, match="epsilon"):
         MECHANISM.plan(terms_of_prediction_error(), PrivacyTarget(epsilon=0.0, delta=1e-6))
     with pytest.raises(InvalidInput, match="delta"):

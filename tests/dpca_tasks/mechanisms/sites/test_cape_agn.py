@@ -53,7 +53,7 @@ def test_the_total_has_pooled_noise_without_colluders_and_more_with_each():
 
 
 @pytest.mark.parametrize(("colluders", "epsilon"), [(0, 1.39), (3, 1.55)])
-def test_the_printed_variances_give_less_privacy_than_they_claim(colluders, epsilon):
+def test_the_true_epsilon_of_the_printed_variances_exceeds_the_claim(colluders, epsilon):
     cape = Cape(sites=10, colluders=colluders, masks="gaussian", calibration="paper")
     noise = cape.noise(scale=1 / mu_of(epsilon=1.0, delta=1e-5))
     assert noise.view_epsilon(1e-5) == pytest.approx(epsilon, abs=0.01)
@@ -62,7 +62,7 @@ def test_the_printed_variances_give_less_privacy_than_they_claim(colluders, epsi
     )
 
 
-def test_the_site_that_needs_most_gets_its_mu_and_every_other_less():
+def test_the_strictest_site_gets_its_mu_and_every_other_site_less():
     weights, mus = [1.0, 0.5, 0.1], [0.4, 0.3, 0.2]
     noise = Cape(sites=3, colluders=1).noise(scale=least_scale(weights=weights, sensitivities=[1.4] * 3, mus=mus))
     reached = [noise.view_mu(distance=1.4 * weight) / mu for weight, mu in zip(weights, mus, strict=True)]
@@ -151,7 +151,7 @@ def found(mechanism, problem, target=CLEAR, *, kept=None, plan=None):
 
 @every_model
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_with_hardly_any_noise_the_sites_find_the_components_of_all_rows(mechanism, problem):
+def test_with_little_noise_the_sites_find_the_components_of_all_rows(mechanism, problem):
     result = found(mechanism, problem)
     truth = MEANS / (D / K) ** 0.5 if problem.model == "topics" else MEANS
     np.testing.assert_allclose(result.components, truth, atol=0.09 if mechanism.name == "local_agn" else 0.05)
@@ -196,7 +196,7 @@ def test_the_opened_noise_of_both_rounds_is_pooled_but_for_colluders(colluders, 
 
 
 @every_model
-def test_what_the_second_round_asks_follows_from_the_first_total_alone(problem):
+def test_the_query_of_the_second_round_depends_on_the_first_total_alone(problem):
     mechanism = CapeAgn(n_components=K)
     plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
     parties = parties_of(plan, rows_of(problem))
@@ -219,7 +219,7 @@ def test_a_restarted_release_gives_the_same_components(mechanism, problem):
 
 
 @every_model
-def test_a_second_round_without_a_site_is_taken_along_the_first_directions(problem):
+def test_a_second_round_that_loses_a_site_keeps_the_first_directions(problem):
     """Lose a site in the second round, which uses the directions of the full first round.
 
     Components of topics do not depend on scale; components of mixtures are divided by the record count of each total.
@@ -243,7 +243,7 @@ def test_a_second_round_without_a_site_is_taken_along_the_first_directions(probl
 
 
 @every_model
-def test_a_first_round_that_lost_a_site_since_is_met_by_directions_that_were_requested_before(problem):
+def test_a_stored_second_round_keeps_its_directions_if_the_first_round_loses_a_site(problem):
     """Lose a site in the first round of a resumed run, whose second round is already stored.
 
     The resumed run draws fresh noise in the first round and resends the stored second round, which has other
@@ -281,7 +281,7 @@ def test_impossible_requests_are_refused(mechanism):
 
 
 @every_model
-def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
+def test_unplanned_rounds_and_public_arrays_are_refused(problem):
     mechanism = CapeAgn(n_components=K)
     plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
     largest = dict(mechanism.inputs(plan, index=1))
@@ -308,7 +308,7 @@ def test_a_round_or_public_arrays_that_are_not_planned_are_refused(problem):
 
 
 @pytest.mark.parametrize("declared", [None, 0.02])
-def test_a_variance_or_a_bound_that_does_not_follow_from_what_is_known_is_refused(declared):
+def test_a_variance_or_bound_that_contradicts_the_known_facts_is_refused(declared):
     problem = dataclasses.replace(MIXTURE, noise_variance=declared)
     mechanism = CapeAgn(n_components=K)
     plan = mechanism.plan([problem] * SITES, [USUAL] * SITES, session="alone")
@@ -343,7 +343,7 @@ def run(mechanism, parts, target=NOISED_MOMENTS_CLEAR):
 
 
 @pytest.mark.parametrize(("kind", "of"), [(Conv, slice(None)), (DpDis, slice(None)), (Local, slice(1))])
-def test_with_hardly_any_noise_each_finds_the_directions_of_its_rows(kind, of):
+def test_with_little_noise_each_baseline_finds_the_directions_of_its_rows(kind, of):
     parts = sites()
     rows = np.vstack(parts[of])
     leading = np.linalg.eigh(rows.T @ rows)[1][:, -3:]
@@ -371,6 +371,6 @@ def test_every_site_is_charged_for_one_release_and_local_for_the_first_alone():
     ],
 )
 @pytest.mark.parametrize("kind", [Conv, DpDis, Local], ids=lambda kind: kind.name)
-def test_sites_that_do_not_fit_are_refused(kind, problems, text):
+def test_incompatible_sites_are_refused(kind, problems, text):
     with pytest.raises(InvalidInput, match=text):
         kind(n_components=2).plan(problems, [NOISED_MOMENTS_CLEAR] * len(problems), session="")

@@ -55,7 +55,7 @@ def run(mechanism, plan, rows, kept):
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_with_hardly_any_noise_the_sites_find_the_directions_of_all_rows(mechanism):
+def test_with_little_noise_the_sites_find_the_directions_of_all_rows(mechanism):
     rows = unit_rows()
     plan = mechanism.plan([PROBLEM] * 4, [CLEAR] * 4, session="clear")
     found = run(mechanism, plan, rows, reservations(plan)).components
@@ -64,7 +64,7 @@ def test_with_hardly_any_noise_the_sites_find_the_directions_of_all_rows(mechani
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_each_site_is_charged_the_joint_event_and_no_less_noise_serves_the_strictest(mechanism):
+def test_each_site_is_charged_the_joint_event_and_the_strictest_site_determines_the_noise(mechanism):
     targets = [dataclasses.replace(USUAL, epsilon=epsilon) for epsilon in (2.0, 0.5, 1.0, 1.0)]
     plan = mechanism.plan([PROBLEM] * 4, targets, session="unlike")
     rounds = getattr(mechanism, "iterations", 1)
@@ -102,7 +102,7 @@ def test_a_restarted_release_opens_the_same_sums_under_new_masks(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_nobody_left_to_trust_and_impossible_rounds_are_refused(mechanism):
+def test_rosters_without_honest_sites_and_impossible_rounds_are_refused(mechanism):
     with pytest.raises(InvalidInput, match="colluders=3 and dropouts=1"):
         dataclasses.replace(mechanism, colluders=3, dropouts=1).plan([PROBLEM] * 4, [USUAL] * 4, session="")
     with pytest.raises(InvalidInput, match="needs at least 2 sites"):
@@ -131,7 +131,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_a_site_that_knows_the_plan_and_the_public_arrays_asks_itself_the_same(mechanism):
+def test_a_site_derives_the_same_query_from_plan_and_public_arrays(mechanism):
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="alone")
     parties = Watched(plan, unit_rows())
     mechanism.run(parties, plan)
@@ -142,7 +142,7 @@ def test_a_site_that_knows_the_plan_and_the_public_arrays_asks_itself_the_same(m
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_a_round_or_public_arrays_that_are_not_planned_are_refused(mechanism):
+def test_unplanned_rounds_and_public_arrays_are_refused(mechanism):
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="alone")
     start = mechanism.query(plan, index=0, public=planned_arrays(mechanism)).public_inputs()
     for index, public in ((99, start), (0, {"others": np.zeros(3)}), (0, {**start, "directions": np.zeros((2, 2))})):
@@ -155,7 +155,7 @@ def planned_arrays(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", KINDS, ids=lambda kind: kind.name)
-def test_seats_name_and_weigh_the_sites_and_every_attempt_is_charged(mechanism):
+def test_a_membership_names_and_weighs_the_sites_and_every_attempt_is_charged(mechanism):
     membership = Membership(names=("b", "a", "d", "c"), weights=(1, 3, 1, 1), attempts=2)
     plan = mechanism.plan([PROBLEM] * 4, [USUAL] * 4, session="membership", membership=membership)
     rounds = getattr(mechanism, "iterations", 1)
@@ -300,13 +300,13 @@ def test_a_plan_is_refused_in_one_line_where_only_the_full_roster_has_a_grid() -
     assert "\n" not in found
 
 
-def test_the_grid_of_the_core_is_checked_before_anything_is_charged() -> None:
+def test_the_grid_of_the_third_moment_is_checked_before_any_charge() -> None:
     small = PrivacyTarget(epsilon=1e-7, delta=1e-14)
     with pytest.raises(InvalidInput, match="no grid of integers"):
         CapeAgn(n_components=2).plan([TOPICS] * 10, [small] * 10, session="core")
 
 
-def test_the_smallest_roster_is_of_the_sites_that_need_most_noise() -> None:
+def test_the_smallest_roster_has_the_sites_that_need_the_most_noise() -> None:
     members = tuple(
         Member(name=name, records=10, noise_multiplier=multiplier, weight=weight)
         for name, multiplier, weight in (("a", 1.0, 1), ("b", 9.0, 1), ("c", 4.0, 3), ("d", 2.0, 1))

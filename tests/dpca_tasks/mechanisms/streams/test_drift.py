@@ -50,7 +50,7 @@ def test_the_null_of_equal_moments_is_chi_squared():
     assert ratios.var() == pytest.approx(2 / degrees, rel=0.5)
 
 
-def test_answers_that_were_lost_leave_the_null_as_it_is():
+def test_lost_answers_do_not_change_the_null_distribution():
     kept = tuple(tick for tick in KEPT if tick not in (5, 12, 20))
     contrast = contrast_of(WEIGHTS, kept=kept, before=BEFORE, change=CHANGE, counts=[40.0] * TICKS)
     assert contrast.ticks == tuple(tick for tick in kept if tick > BEFORE)
@@ -73,7 +73,7 @@ def arrivals(rng, *, turned):
     return rows.T @ rows
 
 
-def test_rows_drawn_anew_are_covered_by_the_correction():
+def test_the_correction_covers_rows_drawn_again_in_each_tick():
     found = []
     for seed in range(40):
         rng = np.random.default_rng((seed, 1))
@@ -102,7 +102,7 @@ def test_a_change_of_directions_is_seen():
     ],
     ids=["no tick before it", "no tick after it", "few counts", "no records", "negative counts", "one answer"],
 )
-def test_answers_that_tell_nothing_separate_are_refused(change):
+def test_answers_without_separate_ticks_are_refused(change):
     requested = {"kept": KEPT, "before": BEFORE, "change": CHANGE, "counts": [10.0] * TICKS}
     with pytest.raises(InvalidInput):
         contrast_of(WEIGHTS, **{**requested, **change})

@@ -74,7 +74,7 @@ def test_the_norm_of_the_coefficients_is_the_factor_over_the_joint_sensitivity(w
         assert norm * weights.zeta(TICKS) == pytest.approx(factors[tick - 1], rel=1e-12)
 
 
-def test_arrivals_of_a_closed_tick_are_counted_by_and_by():
+def test_arrivals_of_a_closed_tick_are_counted_gradually_by_later_ticks():
     """Compare the counted fraction of a missing tick's arrivals with the published one, 1, 7 and 30 ticks later."""
     weights = choose_weights("sqrt", ticks=365)
     closed = 40
@@ -135,7 +135,7 @@ def test_answers_are_read_one_at_a_time():
 
 
 @pytest.mark.parametrize("kept", [[], [0, 1], [2, 1], [1, 1]], ids=str)
-def test_what_are_no_ticks_is_refused(kept):
+def test_invalid_ticks_are_refused(kept):
     with pytest.raises(InvalidInput):
         coefficients(WEIGHTS["sqrt"], kept=kept)
     with pytest.raises(InvalidInput):
@@ -164,7 +164,7 @@ def test_the_subspace_is_unchanged(method):
     assert not found.broke
 
 
-def test_procrustes_is_nearer_than_signs_and_signs_than_nothing():
+def test_procrustes_alignment_is_closer_than_sign_alignment_and_that_than_none():
     turned, flipped, as_it_is = (
         align(TONIGHT, BEFORE, method="procrustes"),
         align(TONIGHT, BEFORE, method="signs"),
@@ -178,7 +178,7 @@ def test_procrustes_is_nearer_than_signs_and_signs_than_nothing():
         assert np.linalg.norm(turn @ TONIGHT - BEFORE) >= nearest
 
 
-def test_signs_follow_the_version_before_and_components_stay():
+def test_sign_alignment_follows_the_previous_version_and_keeps_components():
     found = align(-BEFORE, BEFORE, method="signs")
     assert found.components.tolist() == BEFORE.tolist()
     assert np.array_equal(np.abs(align(TONIGHT, BEFORE, method="signs").components), np.abs(TONIGHT))
@@ -193,7 +193,7 @@ def test_a_direction_without_counterpart_is_reported():
     assert found.cosines == pytest.approx([1.0, 1.0, 1.0, 0.0])
 
 
-def test_other_shapes_and_methods_are_refused():
+def test_unequal_shapes_and_unknown_methods_are_refused():
     with pytest.raises(InvalidInput, match="shape"):
         align(TONIGHT, BEFORE[:2], method="procrustes")
     with pytest.raises(InvalidInput, match="must be one of"):
@@ -242,7 +242,7 @@ def test_every_grid_holds_the_noise_and_the_weights(epsilon, strategy):
     assert plan.noise_multiplier * query.sensitivity("l2") * query.steps_per_unit <= 2**28
 
 
-def test_the_forecast_is_that_of_the_last_estimate():
+def test_the_forecast_of_a_stream_is_that_of_its_last_estimate():
     plan = planned()
     factor = STREAM_TICKS_WEIGHTS.factors(STREAM_TICKS_TICKS)[-1]
     alone = planned(weights=choose_weights("sqrt", ticks=1), ticks=1)

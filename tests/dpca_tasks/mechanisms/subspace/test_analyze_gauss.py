@@ -52,7 +52,7 @@ def run(mechanism, requested=None, *, client=None, reservation=None, block_recor
 
 @pytest.mark.parametrize("center", ["none", "private"])
 @pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_both_forms_find_the_same(center, calibration):
+def test_both_forms_find_the_same_components(center, calibration):
     target = PrivacyTarget(epsilon=0.9, delta=1e-6)
     dense, operator = (
         AnalyzeGauss(n_components=K, calibration=calibration, form=form, rounds=1) for form in ("dense", "operator")
@@ -89,7 +89,7 @@ def test_a_cluster_gives_the_bits_of_one_process(client):
 
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
-def test_a_run_that_died_gives_the_same_bits_when_resumed(passes, monkeypatch):
+def test_a_resumed_run_gives_the_same_bits(passes, monkeypatch):
     """Every product reads the rows, because this process has no room to keep them."""
     monkeypatch.setattr(partial_sums, "OWN_MEMORY", 0)
     mechanism = AnalyzeGauss(n_components=K, form="operator")
@@ -188,7 +188,7 @@ def test_the_directions_are_sparse_and_near_the_truth_in_either_form():
     assert subspace_distance(run_of_dps_pca(AS_PRINTED)[0].components, TRUTH.T) > 0.35, "the printed noise drowns them"
 
 
-def test_each_round_asks_with_truncated_directions_after_a_whole_start():
+def test_each_round_uses_truncated_directions_after_an_untruncated_start():
     _, recorded, _ = run_of_dps_pca(USUAL)
     rows = [np.count_nonzero(query.directions.any(axis=1)) for query, _, _ in recorded]
     assert rows == [80] + [12] * 7, "a random start that is cut misses the relevant features"
@@ -213,7 +213,7 @@ def test_a_resumed_release_continues_from_its_stored_products():
     np.testing.assert_array_equal(resumed.components, whole.components)
 
 
-def test_burn_in_up_to_the_last_product_keeps_that_alone():
+def test_a_burn_in_up_to_the_last_product_averages_the_last_product_alone():
     last = run_of_dps_pca(dataclasses.replace(USUAL, burn_in=7))[0].components
     np.testing.assert_array_equal(run_of_dps_pca(dataclasses.replace(USUAL, burn_in=70))[0].components, last)
     assert np.abs(last - run_of_dps_pca(USUAL)[0].components).max() > 0
@@ -243,12 +243,12 @@ def test_the_printed_formula_is_refused_where_its_theorem_ends():
 
 
 @pytest.mark.parametrize("changes", [{"rows_kept": 1}, {"iterations": 0}, {"burn_in": -1}, {"message_clip": 0.0}])
-def test_settings_without_a_meaning_are_refused(changes):
+def test_invalid_settings_are_refused(changes):
     with pytest.raises(InvalidInput, match=next(iter(changes))):
         dataclasses.replace(USUAL, **changes).plan(problem_of_dps_pca(), DPS_PCA_TARGET)
 
 
-def test_around_a_mean_messages_are_whole():
+def test_around_a_mean_messages_are_not_sparsified():
     result, recorded, _ = run_of_dps_pca(USUAL, requested=problem_of_dps_pca(center="private"))
     assert {query.kind for query, _, _ in recorded[1:]} == {"replaced_product 1"}
     assert result.mean.shape == (80,)
@@ -266,13 +266,13 @@ def disclosing(event=None):
     return DisclosingCurator(ArrayBlocks(NON_PRIVATE_ROWS), reservation, i_know_this_is_not_private=True)
 
 
-def test_it_is_a_reference_and_not_a_mechanism():
+def test_the_reference_is_not_listed_as_a_private_mechanism():
     assert {"non_private": NonPrivate} == REFERENCES
     assert REFERENCES.keys().isdisjoint(MECHANISMS)
 
 
 @pytest.mark.parametrize("center", ["none", "private"])
-def test_it_finds_the_leading_directions_exactly_up_to_the_grid(center):
+def test_the_reference_finds_the_leading_directions_up_to_the_grid(center):
     rows = NON_PRIVATE_ROWS - NON_PRIVATE_ROWS.mean(axis=0) if center == "private" else NON_PRIVATE_ROWS
     mechanism, problem = NonPrivate(n_components=2), Problem(n_features=NON_PRIVATE_D, clip_norm=1.0, center=center)
     plan = mechanism.plan(problem, NO_GUARANTEE)
@@ -292,18 +292,18 @@ def test_it_finds_the_leading_directions_exactly_up_to_the_grid(center):
         PrivacyTarget(epsilon=1.0, delta=1e-6, i_know_this_is_not_private=True),
     ],
 )
-def test_it_is_refused_unless_no_guarantee_is_requested_in_so_many_words(target):
+def test_the_reference_requires_an_explicit_acknowledgment(target):
     with pytest.raises(Refused, match="i-know-this-is-not-private"):
         NonPrivate(n_components=2).plan(PROBLEM, target)
 
 
 @pytest.mark.parametrize("components", [0, NON_PRIVATE_D])
-def test_a_number_of_components_without_meaning_is_refused(components):
+def test_an_invalid_number_of_components_is_refused(components):
     with pytest.raises(InvalidInput, match="n_components"):
         NonPrivate(n_components=components).plan(PROBLEM, NO_GUARANTEE)
 
 
-def test_an_ordinary_curator_has_no_way_out_without_noise():
+def test_an_ordinary_curator_releases_nothing_without_noise():
     reservation = InMemoryReservation(event=events.non_private())
     plan = NonPrivate(n_components=2).plan(PROBLEM, NO_GUARANTEE)
     with pytest.raises(Refused, match="DisclosingCurator"):
@@ -315,7 +315,7 @@ def test_an_ordinary_curator_has_no_way_out_without_noise():
 
 
 @pytest.mark.parametrize("word", [False, 1, "yes", None])
-def test_only_a_plain_acknowledgement_builds_the_curator_that_discloses(word):
+def test_the_disclosing_curator_requires_an_explicit_acknowledgment(word):
     reservation = InMemoryReservation(event=events.non_private())
     with pytest.raises(Refused, match="not private"):
         DisclosingCurator(ArrayBlocks(NON_PRIVATE_ROWS), reservation, i_know_this_is_not_private=word)

@@ -70,7 +70,7 @@ def test_components_have_the_density_of_their_scores(relation, slope):
     assert np.abs(counts / 1500 - weights / weights.sum()).sum() / 2 < 0.120
 
 
-def test_a_record_more_raises_every_score_by_at_most_one():
+def test_an_added_record_raises_every_score_by_at_most_one():
     """A record at its bound raises the largest eigenvalue by 1, so the bound on scores is attained.
 
     This record attains the bound for every number of directions.
@@ -82,7 +82,7 @@ def test_a_record_more_raises_every_score_by_at_most_one():
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace_one"])
 @given(common=rows(n_features=3, max_rows=2), mine=rows(n_features=3, min_rows=1, max_rows=1), data=st.data())
-def test_no_neighbour_moves_the_scores_further_than_the_scale_covers(relation, common, mine, data):
+def test_no_neighbor_changes_the_scores_by_more_than_the_sensitivity(relation, common, mine, data):
     """Compare the change of scores between neighbors with the sensitivity.
 
     The scores of all orthonormal V change within the sums of the k smallest and the k largest eigenvalues of the
@@ -119,7 +119,7 @@ def test_an_audit_finds_a_law_that_is_four_times_too_steep(attack, monkeypatch):
 
 @pytest.mark.parametrize("components", [1, 3])
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
-def test_what_is_requested_is_charged_and_used(components, delta):
+def test_the_requested_epsilon_is_charged_and_used(components, delta):
     target = PrivacyTarget(epsilon=0.7, delta=delta)
     plan = Exponential(n_components=components).plan(problem(), target)
     assert plan.event == events.approximate(0.7, delta)
@@ -140,7 +140,7 @@ def test_a_private_clip_norm_leaves_the_rest_of_epsilon_for_the_draws():
 # Tests that a release has one stored answer.
 
 
-def test_a_kept_draw_is_read_back_without_the_rows():
+def test_a_stored_draw_is_read_back_without_the_rows():
     class NoRows(ArrayBlocks):
         def read(self, block, /):
             raise AssertionError("the rows were read again")
@@ -165,7 +165,7 @@ def test_a_kept_draw_is_read_back_without_the_rows():
     ],
     ids=["components", "sampler", "clip_norm", "relation", "rows"],
 )
-def test_another_question_in_an_answered_step_is_refused(mechanism, requested, made):
+def test_a_second_request_in_an_answered_step_is_refused(mechanism, requested, made):
     steps: dict = {}  # type: ignore[type-arg]
     run(Exponential(n_components=2), problem(), PURE, ArrayBlocks(ROWS), steps=steps)
     with pytest.raises(StepMismatch, match="another request"):
@@ -212,7 +212,7 @@ def test_a_large_epsilon_finds_the_leading_directions():
 # Refusals.
 
 
-def test_a_chain_is_refused_unless_insisted_on_and_marked_then():
+def test_a_chain_requires_an_explicit_option_and_is_marked():
     chain = Exponential(n_components=2, sampler="gibbs")
     with pytest.raises(Refused, match="no certificate"):
         chain.plan(problem(), PURE)

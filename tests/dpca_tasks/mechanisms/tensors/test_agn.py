@@ -189,7 +189,7 @@ def test_printed_noise_decomposes_too():
     assert matched_errors(found.components, TOPICS).max() < 0.1
 
 
-def test_a_grid_that_takes_much_of_long_documents_is_reported():
+def test_large_rounding_losses_of_long_documents_are_reported():
     assert AGN.plan(topics_problem(), target(1.0)).warnings == ()
     (warning,) = AGN.plan(topics_problem(words_at_most=5000), target(1.0)).warnings
     assert "of the pairs of a document of 5000 words" in warning
@@ -251,7 +251,7 @@ def test_components_are_found_under_the_noise_of_one_key_and_resumed_without_new
     np.testing.assert_array_equal(again.components, whole.components)
 
 
-def test_the_floor_is_that_of_noise_longer_by_the_root_of_its_coordinates():
+def test_the_noise_floor_grows_with_the_root_of_the_number_of_coordinates():
     found = run(AVN, documents(), topics_problem(), target(5.0, 0.0))
     scale = 2**0.5 / 2.5
     assert found.outcome["floor"] == pytest.approx(moment_floor(5, noise_std=scale * 16**0.5), rel=1e-6)
@@ -269,7 +269,7 @@ REFERENCE = NonPrivate(components=2)
 @pytest.mark.parametrize(
     ("rows", "problem", "truth"), [(documents(), topics_problem(), TOPICS), (points(), mixture_problem(), MEANS)]
 )
-def test_it_finds_what_the_rows_hold(rows, problem, truth):
+def test_the_reference_finds_the_components_of_the_rows(rows, problem, truth):
     found = run(REFERENCE, rows, problem, NO_GUARANTEE, kind=DisclosingCurator, i_know_this_is_not_private=True)
     assert matched_errors(found.components, truth).max() < 0.05
     np.testing.assert_allclose(matched_weights(found.components, found.weights, truth), WEIGHTS, atol=0.05)
@@ -278,7 +278,7 @@ def test_it_finds_what_the_rows_hold(rows, problem, truth):
         assert found.noise_variance == pytest.approx(VARIANCE, rel=0.05)
 
 
-def test_it_needs_an_acknowledgement():
+def test_the_reference_needs_an_acknowledgment():
     with pytest.raises(Refused, match="insist with --i-know-this-is-not-private"):
         REFERENCE.plan(topics_problem(), target(1.0))
     with pytest.raises(Refused, match="needs a DisclosingCurator"):

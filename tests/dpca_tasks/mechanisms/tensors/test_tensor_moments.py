@@ -49,7 +49,7 @@ def test_a_whitened_tensor_is_decomposed_as_by_joint_diagonalisation(seed):
     np.testing.assert_allclose(vectors[order], rows, atol=1e-8)
 
 
-def test_noise_moves_values_and_vectors_by_its_own_size():
+def test_noise_changes_values_and_vectors_by_at_most_its_size():
     tensor, rows = orthogonal_tensor(order=5, values=np.array([5.0, 4.0, 3.0, 2.0, 1.0]), seed=3)
     noise = np.random.default_rng(4).standard_normal((5, 5, 5))
     symmetric = sum(noise.transpose(axes) for axes in np.indices((3, 3, 3)).reshape(3, -1).T if len(set(axes)) == 3)
@@ -58,7 +58,7 @@ def test_noise_moves_values_and_vectors_by_its_own_size():
     np.testing.assert_allclose(vectors, rows, atol=1e-3)
 
 
-def test_it_stops_where_nothing_is_left():
+def test_the_power_method_stops_when_no_component_is_left():
     tensor, rows = orthogonal_tensor(order=4, values=np.array([2.0]), seed=5)
     values, vectors = robust_power_method(tensor, n_components=1)
     np.testing.assert_allclose(vectors, rows, atol=1e-12)
@@ -69,7 +69,7 @@ def test_it_stops_where_nothing_is_left():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_it_stops_at_numbers_that_are_not_finite(bad):
+def test_the_power_method_stops_at_numbers_that_are_not_finite(bad):
     tensor, _ = orthogonal_tensor(order=3, values=np.array([3.0, 2.0, 1.0]), seed=6)
     tensor[0, 1, 2] = bad
     assert robust_power_method(tensor, n_components=3)[0].size == 0
@@ -190,7 +190,7 @@ def test_noise_on_a_core_has_the_law_of_noise_on_the_whole_tensor_projected():
     np.testing.assert_allclose(covariance, np.diag(expected), atol=1e-14)
 
 
-def test_noise_on_a_matrix_has_that_law_too():
+def test_noise_on_a_matrix_has_the_law_of_projected_noise():
     order, rank = 6, 3
     directions = np.linalg.qr(np.random.default_rng(8).standard_normal((order, order)))[0][:, :rank]
     rows, columns = np.triu_indices(order)

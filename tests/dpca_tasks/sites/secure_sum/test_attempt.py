@@ -162,7 +162,7 @@ def test_a_site_sends_the_bytes_of_its_words_and_two_kilobytes_more():
     assert longest_frame(MaskedSum, moments) == 4 * 1000 * 1001 + HEAD_BYTES + SIGNATURE_BYTES
 
 
-def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
+def test_an_attempt_continues_without_sites_that_are_silent_or_refuse():
     world = World(circle_of(5, dropouts=2))
     scene = world.scene()
     machines = world.machines(scene)
@@ -179,7 +179,7 @@ def test_an_attempt_goes_on_without_sites_that_are_silent_or_refuse():
     np.testing.assert_array_equal(total.integers, world.sum_of("a", "c", "e"))
 
 
-def test_the_next_attempt_is_the_first_that_a_site_has_not_begun():
+def test_the_next_attempt_has_the_first_number_that_a_site_has_not_used():
     world = World(circle_of(3))
     for at in range(3):
         assert {next_attempt(memory, session="spring", round_index=0) for memory in world.memories.values()} == {at}
@@ -188,7 +188,7 @@ def test_the_next_attempt_is_the_first_that_a_site_has_not_begun():
     assert next_attempt(world.memories["a"], session="autumn", round_index=0) == 0
 
 
-def test_false_shares_make_no_total():
+def test_false_shares_do_not_open_a_total():
     """Change one site's opening share by one: the secret does not match its commitment, and no total is opened."""
     world = World(circle_of(4))
     scene = world.scene()
@@ -293,7 +293,7 @@ def test_every_forged_field_of_a_signed_frame_is_refused(
     assert wrong == []
 
 
-def test_whole_frames_in_a_frame_are_refused_when_they_are_repeated_moved_or_of_another_attempt(
+def test_repeated_moved_and_foreign_frames_inside_a_server_frame_are_refused(
     frames: dict[Any, list[bytes]], later: dict[Any, list[bytes]], scene: Scene
 ) -> None:
     shown: list[Any] = [kind for kind in KINDS if issubclass(kind, Frames)]

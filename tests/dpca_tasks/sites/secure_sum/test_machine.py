@@ -66,7 +66,7 @@ def refused(machine, frame, refusal):
 # --- a false roster ---
 
 
-def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(world):
+def test_an_unknown_roster_is_refused_before_anything_is_sent(world):
     machines = world.machines(world.scene())
     another = {name: identity_of(name).public for name in world.participants.names} | {"e": identity_of("x").public}
     lies = {
@@ -82,7 +82,7 @@ def test_a_roster_that_the_site_does_not_know_is_refused_before_anything_leaves(
     assert not world.memories["a"].kept
 
 
-def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world):
+def test_sites_with_different_rosters_refuse_each_others_keys(world):
     """Show two sites different rosters: they must not accept each other's keys.
 
     Each site agrees with the server, but the signatures of the two sites cover different contexts.
@@ -106,7 +106,7 @@ def test_sites_that_were_shown_unlike_rosters_do_not_take_each_others_keys(world
     refused(lied, encode(KeyList(frames=keys), other), "of another session, round, attempt, roster")
 
 
-def test_a_site_next_to_the_roster_has_no_seat(world):
+def test_a_site_outside_the_roster_cannot_participate(world):
     facts = {"memory": world.memories["a"], "contribute": lambda masks: None, "identity": identity_of("x")}
     with pytest.raises(InvalidInput, match="site 'x' is not in the roster"):
         SiteSession(scene=world.scene(), site="x", **facts)
@@ -132,7 +132,7 @@ def test_keys_of_an_earlier_attempt_are_refused(world):
     refused(machines[0], encode(mixed, scene), "of another session, round, attempt, roster")
 
 
-def test_every_frame_is_taken_once(world):
+def test_every_frame_is_accepted_once(world):
     """Send each frame a second time in a later phase: it must be refused, also the last one, which requests shares."""
     scene = world.scene()
     machines, phase = summed(world, scene)
@@ -145,7 +145,7 @@ def test_every_frame_is_taken_once(world):
     assert phase.present == frozenset(range(5))
 
 
-def test_the_server_takes_a_sites_message_once_and_over_its_own_connection(world):
+def test_the_server_accepts_a_sites_message_once_and_only_over_the_sites_connection(world):
     scene = world.scene()
     machines = world.machines(scene)
     phase = ServerKeys(scene=scene, awaited=frozenset(machines))
@@ -171,7 +171,7 @@ def test_a_late_masked_sum_is_refused_by_its_type(world):
 # --- inconsistent views of two sites ---
 
 
-def test_unlike_lists_of_keys_are_found_out_before_a_masked_sum_leaves(world):
+def test_different_lists_of_keys_are_detected_before_a_masked_sum_is_sent(world):
     """Omit site e from the list of keys for one site: shares sealed under the other list cannot be opened."""
     scene = world.scene()
     machines, keys = begun(world, scene)
@@ -208,7 +208,7 @@ def test_a_list_without_the_sites_own_keys_or_below_the_threshold_is_refused(wor
     refused(machines[0], encode(KeyList(frames=few), scene), r"at least 4 sites, including this one \(got 3\)")
 
 
-def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
+def test_a_colluder_that_signs_two_keys_or_repeats_another_key_is_detected(world):
     scene = world.scene()
     machines, keys = begun(world, scene)
     posing = encode(Keys(public=keys[0].message.public), scene, sender="e", identity=identity_of("e"))
@@ -218,7 +218,7 @@ def test_a_colluder_that_signs_two_keys_or_repeats_anothers_is_found_out(world):
     refused(machines[0], encode(KeyList(frames=doubled), scene), "keys of this site that it did not send")
 
 
-def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
+def test_different_deliveries_are_detected_before_a_share_is_sent(world):
     """Tell site a that e shared nothing, and all others that e did: no site may release a share.
 
     The transcripts that the sites sign differ.
@@ -241,7 +241,7 @@ def test_unlike_deliveries_are_found_out_before_a_share_leaves(world):
 
 
 @pytest.mark.parametrize("shown_lost", range(5), ids=lambda count: f"{count} of 4")
-def test_both_kinds_of_share_of_one_site_are_never_given(world, shown_lost):
+def test_both_kinds_of_share_of_one_site_are_never_released(world, shown_lost):
     """Tell some honest sites that d is lost, and others that d sent; the colluder e signs both statements.
 
     Four signatures are needed, and e contributes one to each set of senders. At most one set can get the other three,
@@ -321,7 +321,7 @@ def test_a_dropped_message_is_hidden_by_the_sites_own_mask(world):
     assert not np.any(left == world.integers["e"].view(np.uint64))
 
 
-def test_another_set_under_the_same_noise_is_never_opened(world):
+def test_a_second_set_of_senders_under_the_same_noise_is_never_opened(world):
     """After a sum without e was opened, no attempt may open the sum with e: the difference would be e's integers."""
     first = attempt(world, world.scene(), lost=[("e", "masked sums")])
     assert first.senders == tuple("abcd")
@@ -334,20 +334,20 @@ def test_another_set_under_the_same_noise_is_never_opened(world):
     np.testing.assert_array_equal(again.integers, first.integers)
 
 
-def test_a_set_that_was_opened_before_and_lost_a_site_since_is_opened_no_more(world):
+def test_an_opened_set_of_senders_that_lost_a_site_is_not_opened_again(world):
     attempt(world, world.scene(), lost=[("e", "masked sums")])
     with pytest.raises(SiteSilent, match="sites a are missing from the set with which this noise was unmasked"):
         attempt(world, world.scene(attempt=1), lost=[("a", "keys")])
 
 
-def test_another_round_and_a_smaller_roster_have_noise_of_their_own_and_are_opened(world):
+def test_other_rounds_and_smaller_rosters_have_fresh_noise_and_are_opened(world):
     attempt(world, world.scene(), lost=[("e", "masked sums")])
     assert attempt(world, world.scene(round_index=1)).senders == world.participants.names
     smaller = World(world.participants.without("e"), memories=world.memories)
     assert attempt(smaller, smaller.scene(attempt=1)).senders == tuple("abcd")
 
 
-def test_the_set_is_on_disk_before_a_share_leaves(world):
+def test_the_set_of_senders_is_on_disk_before_a_share_is_sent(world):
     scene = world.scene()
     machines, _ = summed(world, scene)
     senders = Senders(senders=frozenset(range(5)))
@@ -377,7 +377,7 @@ def test_refusals_are_logged_without_content(world, caplog):
     assert "\n" not in caplog.records[0].getMessage()
 
 
-def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
+def test_a_site_that_cannot_sum_reports_the_reason_and_sends_nothing(world):
     scene = world.scene()
     machines, frames, _ = shared(world, scene)
     machine = machines[0]
@@ -394,7 +394,7 @@ def test_a_site_that_cannot_sum_says_why_and_sends_nothing(world):
             machine.receive(frames[0])
 
 
-def test_a_site_reads_no_more_bytes_than_its_phase_has(world):
+def test_a_site_reads_at_most_the_bytes_of_a_frame_of_its_phase(world):
     scene = world.scene()
     machine = world.machine("a", scene)
     assert len(propose(scene)) <= machine.longest < 600

@@ -48,7 +48,7 @@ def one_line(found):
     ],
     ids=["alone", "all collude", "more collude", "two sums of three", "two sums of ten"],
 )
-def test_rosters_that_protect_nobody_are_refused_in_one_line(size, facts, refusal):
+def test_rosters_without_protection_are_refused_in_one_line(size, facts, refusal):
     with pytest.raises(InvalidInput) as found:
         circle_of(size, **facts)
     assert refusal in str(found.value)
@@ -77,7 +77,7 @@ def test_equal_short_lacking_and_foreign_keys_are_refused():
 
 
 @pytest.mark.parametrize("size", range(2, 12))
-def test_the_threshold_lets_honest_sites_open_one_set_alone(size):
+def test_the_threshold_lets_honest_sites_open_only_one_set_of_senders(size):
     """The threshold t must make any two sets of t signatures or shares include the same honest site.
 
     Participants without such a threshold are refused.
@@ -107,7 +107,7 @@ def test_the_digest_covers_roster_and_keys():
     assert len({participants.digest, *(other.digest for other in others)}) == 3
 
 
-def test_a_smaller_circle_keeps_its_threshold_while_dropouts_last():
+def test_a_smaller_roster_keeps_its_threshold_within_the_declared_dropouts():
     participants = circle_of(6, colluders=1, dropouts=2)
     smaller = participants.without("c")
     assert (smaller.names, smaller.threshold, smaller.roster.dropouts) == (tuple("abdef"), 4, 1)
@@ -122,13 +122,13 @@ def test_a_signature_of_another_site_or_text_is_refused():
             participants.check_signature(place, text=text, signature=signed)
 
 
-def test_a_site_with_an_identity_that_the_roster_does_not_name_takes_no_seat():
+def test_a_site_with_an_unlisted_identity_cannot_participate():
     facts = {"scene": scene_of(circle_of(3)), "site": "a", "memory": Remembered(), "contribute": lambda masks: None}
     with pytest.raises(InvalidInput, match="differs from the one in the roster"):
         SiteSession(identity=identity_of("b"), **facts)
 
 
-def test_nothing_shows_a_secret():
+def test_secrets_are_never_printed():
     identity = identity_of("a")
     assert str(identity.secret.secret) not in repr(identity)
 
@@ -331,7 +331,7 @@ def test_a_message_of_another_sum_is_refused(other, frames, scene):
         assert "of another session, round, attempt, roster or query" in refusal or "exceed" in refusal
 
 
-def test_a_refusal_tells_no_content(frames, scene):
+def test_a_refusal_quotes_no_content(frames, scene):
     raw = frames[shares.MaskedSum]
     refusal = refused(raw[:-1] + bytes([raw[-1] ^ 1]), shares.MaskedSum, scene)
     assert raw[HEAD_BYTES : HEAD_BYTES + 8].hex() not in refusal
@@ -346,7 +346,7 @@ def test_sites_beyond_the_roster_are_refused(scene):
     assert Reader(write_places([0, 3], scene)).places(scene) == {0, 3}
 
 
-def test_a_proposal_is_read_before_anything_is_known_of_it(frames, scene):
+def test_the_context_of_a_proposal_is_read_before_the_sum_is_known(frames, scene):
     raw = frames[attempt.Begin]
     assert attempt.read_proposal(raw) == scene.context
     for wrong in (raw[:-1], raw + b"\0", raw[:HEAD_BYTES], b"", frames[attempt.KeyList], raw[:5] + b"\1" + bytes(9999)):
