@@ -138,7 +138,8 @@ def test_a_release_logs_its_steps_with_its_identity(
     monkeypatch.setenv("DPCA_CLUSTER", "none")
     ending = dpca(*FIT, "--direct", "--yes", "--run-key", "slot 7")
     text = [json.loads(line) for line in ending.err.splitlines() if line.startswith("{")]
-    assert [line["event"] for line in text] == ["reserved", "began", "computed", "published"]
+    events = [line["event"] for line in text if line["event"] != "warned"]  # some draws of the noise give a warning
+    assert events == ["reserved", "began", "computed", "published"]
     assert len({line["release"] for line in text}) == 1
     assert {line["run_key"] for line in text[:3]} == {"slot 7"}
     assert text[-1]["artifact"] == "sub@1"
