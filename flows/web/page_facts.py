@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from dpca.artifacts.base import Artifact
+from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca.artifacts.estimate import PrivateEstimate
 from dpca.artifacts.files import KINDS, kind_named, read_artifact
@@ -69,6 +70,8 @@ def kind_facts(artifact: Artifact) -> dict[str, Any]:
             return {"spectrum": None, **_topics(artifact)}
         case ItemEmbeddings():
             return {"spectrum": None, **_items(artifact)}
+        case DerivedModel() | Correlations():
+            return {"spectrum": None, **_derived(artifact)}
         case PrivateEstimate():
             return {"spectrum": None, "noun": "sum", "parts": [], "n_parts": 0}
     return {"spectrum": None, "noun": "part", "parts": [], "n_parts": 0}
@@ -153,6 +156,34 @@ def _topics(artifact: TensorComponents) -> dict[str, Any]:
     ]
     noun = "topic" if artifact.model == "topics" else "centre"
     return {"noun": noun, "weighs": "weight", "parts": parts, "n_parts": artifact.n_components}
+
+
+def _derived(artifact: DerivedModel | Correlations) -> dict[str, Any]:
+    """Return the coefficients or loadings of each output, or the pairs of features with significant correlations."""
+    if isinstance(artifact, Correlations):
+        found = [
+            {"feature": f"{row['feature']}, {row['other']}", "loading": row["correlation"]}
+            for row in artifact.rows()[:_FEATURES]
+        ]
+        return {
+            "noun": "correlation",
+            "weighs": "",
+            "parts": [{"part": 1, "weight": None, "loadings": found}],
+            "n_parts": 1,
+        }
+    number = "coefficient" if artifact.loadings is None else "loading"
+    rows = artifact.rows()
+    parts = [
+        {
+            "part": at,
+            "weight": None,
+            "loadings": [
+                {"feature": row["feature"], "loading": row[number]} for row in rows if row["output"] == output
+            ][:LEADING],
+        }
+        for at, output in enumerate(artifact.outputs[:_COMPONENTS], start=1)
+    ]
+    return {"noun": "output", "weighs": "", "parts": parts, "n_parts": len(artifact.outputs)}
 
 
 def _items(artifact: ItemEmbeddings) -> dict[str, Any]:
@@ -320,6 +351,9 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "charts": {
             "scree": f"versions/{row.reference}/scree" if of_kind["spectrum"] else None,
             "loadings": f"versions/{row.reference}/loadings" if isinstance(artifact, PrivateSubspace) else None,
+            "derived": f"versions/{row.reference}/derived"
+            if isinstance(artifact, DerivedModel | Correlations)
+            else None,
         },
         "before": max((each for each in numbers if each < version), default=None),
         "after": min((each for each in numbers if each > version), default=None),

@@ -127,6 +127,10 @@ TYPED = {
         smaller=(("--count 20", "--count 5"),),
         shows=(r"^share +\d", r"^artifact +census-map.evaluation@1$", r"^rmse +\d"),
     ),
+    "docs/how-to/what-else-a-release-can-tell.md": Guide(
+        files=inputs.people,
+        shows=(r"^artifact +people-moment@1$", r"^artifact +people-jobs@1$", r"^correlation_rms +0\.\d"),
+    ),
     "docs/how-to/complete-ratings.md": Guide(
         files=inputs.films,
         smaller=(("--rank 8", "--rank 2"), ("--count 20", "--count 5")),
