@@ -29,31 +29,29 @@ array([[0.71, 0.5 ],
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpca.errors import Invalid
+from dpca.predictors import Quality, ShrunkInverse, quality_of
 from dpca.symmetric import Matrix, entry_errors, resolvent
 
 type Columns = NDArray[np.intp]
 
-DEFAULT_L2 = 1.5
+DEFAULT_L2 = 1.0
 """The default ridge penalty in noise edges.
 
-At 1.5 edges the noise increases the variance of a coefficient by at most an eighth over its first-order value, for any
-rows. The factor 1.5 was chosen on rows 1 to 20,000 of a9a with simulated noise, scored on rows 20,001 to 26,048."""
+The edge is the least penalty that makes a matrix of noise alone positive definite. The noise then increases the
+variance of a coefficient by at most a third over its first-order value, for any rows."""
 LEAST_SHARE = 3.0
 """A variance or share that scales a column counts at least so many of its standard errors."""
 MARGIN = 2.0
 """A factor on suggestions of less noise, since the suggestion depends on a noisy number."""
-_INFLATED, _DOUBLINGS = 1.0 / 8.0, 40
+_INFLATED, _DOUBLINGS = 0.35, 40
 _MOST_INFLATED = 3.0
 """The largest relative increase of a variance by noise in the inverse for which standard errors are stated."""
-_UNCERTAIN = 0.3
-"""The relative error of R^2 from which on a threshold relies on the released shares of the classes alone."""
 
 
 class Estimate(NamedTuple):
@@ -249,13 +247,18 @@ class Moment:
         whole = np.zeros((len(self.released), len(targets)))
         whole[inner], whole[targets] = found, whole[targets] - np.eye(len(targets))
         q = len(features)
-        scored = self.constant is not None and not self._is_uncounted
+        intercepts = np.zeros(len(targets)) if self.constant is None else found[q] * self.constant
+        predictors, offsets, qualities = (
+            (found[:q].T, intercepts, ()) if self._is_uncounted else self._predictors(targets, features, penalty)
+        )
         return Regression(
             coefficients=found[:q].T,
-            intercepts=np.zeros(len(targets)) if self.constant is None else found[q] * self.constant,
+            intercepts=intercepts,
             errors=np.sqrt(self._variances(whole, inner, inverse))[:q].T,
             l2=penalty,
-            quality=self._qualities(found, inner, targets, inverse, shift) if scored else (),
+            weights=predictors,
+            offsets=offsets,
+            quality=qualities,
         )
 
     def discriminant(self, classes: Columns, features: Columns, *, l2: float | None = None) -> "Regression":
@@ -379,7 +382,7 @@ class Moment:
     ) -> tuple[Matrix, float, float]:
         """Return the corrected inverse of a matrix with a penalty, h, and the penalty.
 
-        The default penalty doubles until noise increases variances by at most an eighth. In one round, this holds at
+        The default penalty doubles until noise increases variances by at most a third. In one round, this holds at
         once. The last ``n_free`` coordinates are not penalised.
 
         Raises
@@ -425,45 +428,36 @@ class Moment:
         scale = self.noise_std**2 / (1.0 + self._inflation(inverse, among))
         return np.asarray(scale * (np.outer(spread, length) + along))
 
-    def _qualities(
-        self, found: Matrix, inner: Columns, targets: Columns, inverse: Matrix, shift: float
-    ) -> "tuple[Quality, ...]":
-        """Return the quality of solutions, of shape (q + 1, m).
-
-        Notes
-        -----
-        By Stein's identity, ``w^T E w`` has the expectation ``-2 (h w^T K w + s^2 w^T K G K w)``, and ``e^T w`` has the
-        expectation h, up to smaller terms. Both are removed.
-        """
-        c, n, s, weights = self._constant(), self.n_rows, self.noise_std, self._weights()
-        among, moment = weights[np.ix_(inner, inner)], self.released[np.ix_(inner, inner)]
-        qualities = []
-        for target, w in zip(targets, found.T, strict=True):
-            size, seen = float(w @ among @ w), among @ w
-            mean, target_mean = float(moment[-1] @ w) / (c * n), float(self.released[-1, target]) / (c * n)
-            around, other = np.zeros((2, len(weights)))
-            around[inner], other[target] = w, 1.0
-            around[-1], other[-1] = w[-1] - mean / c, -target_mean / c
-            length = float(around @ weights @ around)
-            product_error = s * math.sqrt(length * float(other @ weights @ other))
-            square = float(w @ moment @ w) + 2.0 * (shift * size + s**2 * float(seen @ inverse @ seen))
-            square = max(square - n * mean**2, 2.0 * s * length)
-            product = float(self.released[inner, target] @ w) - shift * weights[target, target] - n * mean * target_mean
-            product = max(product, product_error)
-            spread = max(float(self.released[target, target]) - n * target_mean**2, product_error)
-            share = min(product**2 / (square * spread), 1.0)
-            relative = 2.0 * product_error / product + math.sqrt(2.0) * s * length / square
-            qualities.append(
-                Quality(
-                    r_squared=share,
-                    r_squared_error=min(share * relative, 1.0),
-                    mean=mean,
-                    std=math.sqrt(square / n),
-                    target_mean=target_mean,
-                    slope=product / square,
-                )
+    def _predictors(
+        self, targets: Columns, features: Columns, penalty: float
+    ) -> tuple[Matrix, Matrix, tuple[Quality, ...]]:
+        """Return the weights and offsets of calibrated predictors of the targets, and their qualities."""
+        s, mean, scale = self.noise_std, np.zeros(self.n_features), 1.0
+        if self.constant is None:
+            scatter, noise, across = self.released, self._weights(), np.zeros(self.n_features)
+        else:
+            scatter, noise, across = self._centred()
+            mean, scale = self.mean().values, self.constant * self.n_rows
+        among = np.ix_(features, features)
+        inverse = ShrunkInverse(scatter[among], noise[among], noise_std=s, penalty=penalty)
+        weights, offsets, qualities = [], [], []
+        for target in targets:
+            side, shared, own = scatter[features, target], noise[features, target], float(noise[target, target])
+            solution = inverse.solve(side, shared)
+            w = solution.vector
+            size = float(w @ noise[among] @ w)
+            quality = quality_of(
+                product=float(w @ side) - solution.bias(shared, inner=own),
+                product_error=s * math.sqrt(size * own + float(w @ shared) ** 2),
+                square=float(w @ scatter[among] @ w) - solution.square_bias(),
+                square_error=math.sqrt(2.0) * s * size,
+                spread=max(float(scatter[target, target]), math.sqrt(2.0) * s * own),
             )
-        return tuple(qualities)
+            centre = float(mean[features] @ w) - solution.bias(across[features], inner=float(across[target])) / scale
+            weights.append(quality.slope * w)
+            offsets.append(float(mean[target]) - quality.slope * centre)
+            qualities.append(quality)
+        return np.array(weights), np.array(offsets), tuple(qualities)
 
     def _ratios(self, matrix: Matrix, noise: Matrix, *, seen: NDArray[np.bool_]) -> Estimate:
         """Return ``m_ij / sqrt(m_ii m_jj)`` with standard errors, for a matrix whose noise has this K.
@@ -496,66 +490,20 @@ class Regression:
         The standard errors of the coefficients.
     l2 : float, squared data units summed over rows
         The penalty.
+    weights, offsets : arrays of shape (m, q) and (m,), optional
+        The predictors ``x @ weights.T + offsets`` of a ridge regression. They estimate the mean of the target given x
+        with less error than the coefficients, and have no standard errors (see `dpca.predictors`).
     quality : tuple of Quality
-        The quality of each function on the released rows; empty without a mean, or if the noise hides the number of
-        rows.
+        The quality of each predictor on the released rows; empty if the noise hides the number of rows.
     """
 
     coefficients: Matrix
     intercepts: Matrix
     errors: Matrix
     l2: float
-    quality: tuple["Quality", ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
-    """How a function f fits its target y on the released rows, estimated without the noise.
-
-    Parameters
-    ----------
-    r_squared, r_squared_error : float
-        The squared correlation of f and y, and its approximate standard error from the noise.
-    mean, std : float
-        The mean and the standard deviation of f.
-    target_mean : float
-        The mean of y.
-    slope : float
-        The slope of the regression of y on f; above 1, since the penalty shrinks f.
-    """
-
-    r_squared: float
-    r_squared_error: float
-    mean: float
-    std: float
-    target_mean: float
-    slope: float
-
-    @property
-    def is_hidden(self) -> bool:
-        """Whether the noise hides that f predicts y at all: its covariance with y is below two standard errors."""
-        return self.r_squared <= self.r_squared_error
-
-    def threshold(self, *, share: float, middle: float) -> float:
-        """Return the value of f above which a row is predicted to be in a class that y indicates.
-
-        Parameters
-        ----------
-        share : float
-            The released share of the class.
-        middle : float
-            The middle of the two values of y.
-
-        Notes
-        -----
-        Least squares predicts the class where the regression of y on f exceeds ``middle``. A normal f above its
-        quantile ``1 - share`` predicts the released share of rows. The threshold is the mean of both. Where the
-        relative error of R^2 is above 0.3, only the share is used, because the slope is then too uncertain.
-        """
-        kept = self.mean + self.std * NormalDist().inv_cdf(1.0 - min(max(share, 1e-6), 1.0 - 1e-6))
-        if self.r_squared_error > _UNCERTAIN * self.r_squared:
-            return kept
-        return (kept + self.mean + (middle - self.target_mean) / self.slope) / 2.0
+    weights: Matrix | None = None
+    offsets: Matrix | None = None
+    quality: tuple[Quality, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

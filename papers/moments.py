@@ -26,7 +26,7 @@ from papers.lib.experiments import Check, Matrix, Report, at_least, at_most, rep
 from papers.lib.public_data import a9a
 
 TRAINED = 26_048
-DELTA, SCALE = 1e-6, 1.0 / math.sqrt(3.0)
+DELTA, SCALE = 1e-6, 1.0 / math.sqrt(2.0)
 CLIP_NORM = math.sqrt(1.0 + SCALE**2)
 LOSS = {0.03: 0.04, 0.1: 0.018, 0.3: 0.008, 1.0: 0.004}
 """The most accuracy that the mean of the draws may lose against ridge without privacy, by epsilon."""

@@ -84,8 +84,9 @@ class DerivedModel(_Derived):
     intercepts : array of shape (n_outputs,)
     errors : array of shape (n_outputs, n_features), optional
         The standard errors of the coefficients, from the noise of the release.
-    thresholds, slopes : arrays of shape (n_outputs,), optional
-        For a ridge classification: the score of a class is ``slope (x w + b - threshold)``.
+    weights, offsets : arrays of shape (n_outputs, n_features) and (n_outputs,), optional
+        For a ridge regression, the predictors: ``x @ weights.T + offsets`` estimates the target with less error than
+        the coefficients do. Outputs of several classes estimate the probability of each class.
     loadings : array of shape (n_outputs, n_features), optional
         For components: directions times the standard deviations of their scores, estimated without the noise.
     manifest : mapping
@@ -108,16 +109,16 @@ class DerivedModel(_Derived):
         "coefficients": ("output", "feature"),
         "intercepts": ("output",),
         "errors": ("output", "feature"),
-        "thresholds": ("output",),
-        "slopes": ("output",),
+        "weights": ("output", "feature"),
+        "offsets": ("output",),
         "loadings": ("output", "feature"),
     }
 
     coefficients: NDArray[np.float64]
     intercepts: NDArray[np.float64]
     errors: NDArray[np.float64] | None = None
-    thresholds: NDArray[np.float64] | None = None
-    slopes: NDArray[np.float64] | None = None
+    weights: NDArray[np.float64] | None = None
+    offsets: NDArray[np.float64] | None = None
     loadings: NDArray[np.float64] | None = None
     manifest: Mapping[str, Any]
 
@@ -174,7 +175,9 @@ class DerivedModel(_Derived):
         names = self.manifest.get("feature_names")
         named = rows_by_name(rows, names=names, noun=self.noun, encode=self.raw_encoding)
         matrix = checked_rows("rows", named, width=self.n_features, column="feature", noun=self.noun)
-        return np.asarray(matrix @ self.coefficients.T) + self.intercepts
+        if self.weights is None or self.offsets is None:
+            return np.asarray(matrix @ self.coefficients.T) + self.intercepts
+        return np.asarray(matrix @ self.weights.T) + self.offsets
 
     def transform(self, rows: Any) -> NDArray[np.float64]:
         """Return the scores of components, as `scores`."""
@@ -193,9 +196,7 @@ class DerivedModel(_Derived):
         if self.classes is None:
             raise Invalid("this model is no classification; use predict, or derive it with classes")
         found = self.scores(rows)
-        if self.thresholds is not None and self.slopes is not None:
-            found = (found - self.thresholds) * self.slopes
-        return found[:, 0] if len(self.outputs) == 1 else found
+        return found[:, 0] - sum(self.classes) / 2.0 if len(self.outputs) == 1 else found
 
     def predict(self, rows: Any) -> NDArray[Any]:
         """Predict the target of rows: a number, or a class.

@@ -241,7 +241,7 @@ class PrivateMoment(Artifact):
             columns, and `DerivedModel.predict` returns the value with the largest score.
         l2 : float, squared data units summed over rows, optional
             The penalty: the coefficients minimise ``sum (y - x w - b)^2 + l2 |w|^2`` over the clipped rows, up to the
-            noise. Default: 1.5 noise edges (`dpca.moments.DEFAULT_L2`).
+            noise. Default: one noise edge (`dpca.moments.DEFAULT_L2`).
         classes : pair of float, optional
             The two values of a numeric target that marks two classes; then this is a classification too.
         parent : str, optional
@@ -267,28 +267,28 @@ class PrivateMoment(Artifact):
             found = self.moment.ridge(group, others, l2=l2)
             if self.has_mean and not found.quality:
                 self.mean()  # refuses with the reason
-            hidden = [quality for quality in found.quality if quality.is_hidden]
-            if hidden and len(hidden) == len(found.quality):
-                factor = MARGIN * min(each.r_squared_error / each.r_squared for each in hidden)
+            if found.quality and all(quality.is_hidden for quality in found.quality):
+                factor = MARGIN * 2.0 / max(0.02, *(each.visibility for each in found.quality))
                 raise TooNoisy(f"the noise hides whether the other columns predict {target!r}", factor=factor)
         facts = {"model": "ridge", "target": target, "l2": found.l2, "outputs": self._outputs(group, target, marks)}
-        arrays = {"coefficients": found.coefficients, "intercepts": found.intercepts, "errors": found.errors}
-        if marks:
-            shares, values = self._shares(group, marks)
-            arrays["thresholds"] = np.array(
-                [
-                    quality.threshold(share=share, middle=(low + high) / 2.0)
-                    for quality, share, (low, high) in zip(found.quality, shares, values, strict=True)
-                ]
-            )
-            arrays["slopes"] = np.array([each.slope for each in found.quality])
-            facts |= {"classes": marks, "shares": shares}
+        assert found.weights is not None
+        assert found.offsets is not None
+        scale = self._mark(group) if len(group) > 1 else 1.0
         outcome = {
             "r_squared": [each.r_squared for each in found.quality],
             "r_squared_error": [each.r_squared_error for each in found.quality],
         }
-        manifest = self._derived(facts, parent, others, left_out=target)
-        return DerivedModel(**arrays, manifest={**manifest, **({"outcome": outcome} if found.quality else {})})
+        return DerivedModel(
+            coefficients=found.coefficients,
+            intercepts=found.intercepts,
+            errors=found.errors,
+            weights=found.weights / scale,
+            offsets=found.offsets / scale,
+            manifest={
+                **self._derived(facts | ({"classes": marks} if marks else {}), parent, others, left_out=target),
+                "outcome": outcome,
+            },
+        )
 
     def lda(self, label: str, *, l2: float | None = None, parent: str | None = None) -> DerivedModel:
         """Return the linear discriminant functions of a category whose values are columns of the release.
@@ -439,18 +439,13 @@ class PrivateMoment(Artifact):
     def _outputs(self, group: NDArray[np.intp], target: str, marks: list[Any]) -> list[str]:
         return [target] if len(group) == 1 else [str(mark) for mark in marks]
 
-    def _shares(self, group: NDArray[np.intp], marks: list[Any]) -> tuple[list[float], list[tuple[float, float]]]:
-        """Return the released share of each class, and the two values of each target.
+    def _mark(self, group: NDArray[np.intp]) -> float:
+        """Return the mean value by which an indicator marks its class: 1, or less where rows were scaled.
 
-        Values of indicators are not 1 where rows were scaled; their mean over the share is then the value.
+        The sum of the squares of indicators over the sum of indicators is that value.
         """
-        means = self.moment.mean().values[group]
-        if len(group) == 1:
-            low, high = marks
-            return [float(np.clip((means[0] - low) / (high - low), 0.0, 1.0))], [(low, high)]
-        sizes = np.maximum(np.diag(self.moment.released)[group], 1e-9)
-        shares = sizes / sizes.sum()
-        return shares.tolist(), [(0.0, float(value)) for value in means / shares]
+        total = float(self.moment.mean().values[group].sum()) * self.moment.n_rows
+        return min(max(float(np.trace(self.moment.released[np.ix_(group, group)])) / max(total, 1.0), 0.01), 1.0)
 
     def _column_weights(self, scale: str) -> NDArray[np.float64]:
         if scale not in SCALES:

@@ -32,7 +32,7 @@ Plot = Annotated[Path | None, typer.Option(help="Draw a chart into this .svg or 
 Theme = Annotated[str, typer.Option(help="Colours of the chart: light or dark.")]
 L2 = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Penalty, in squared data units summed over rows; by default 1.5 noise edges."),
+    typer.Option(min=0.0, help="Penalty, in squared data units summed over rows; by default one noise edge."),
 ]
 
 

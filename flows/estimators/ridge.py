@@ -46,8 +46,9 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     coef_ : array of shape (n_features,)
     intercept_ : float
-    coef_errors_ : array of shape (n_features,)
-        The standard errors of the coefficients, from the noise of the release.
+        The predictor, which has the least error (`dpca.predictors`).
+    ridge_coef_, ridge_coef_errors_ : arrays of shape (n_features,)
+        Nearly unbiased estimates of the coefficients of ridge without noise, and their standard errors.
     l2_ : float
         The penalty that was used.
     r_squared_ : float
@@ -120,8 +121,10 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.artifact_, self.published_ = moment, released.published_
         width = rows.shape[1]
         found = moment.moment.ridge(np.array([width]), np.arange(width), l2=self.l2)
-        self.coef_, self.coef_errors_, self.l2_ = found.coefficients[0], found.errors[0], found.l2
-        self.intercept_ = float(found.intercepts[0])
+        assert found.weights is not None
+        assert found.offsets is not None
+        self.coef_, self.intercept_, self.l2_ = found.weights[0], float(found.offsets[0]), found.l2
+        self.ridge_coef_, self.ridge_coef_errors_ = found.coefficients[0], found.errors[0]
         self.r_squared_ = found.quality[0].r_squared if found.quality else float("nan")
         if self.fit_intercept and (not found.quality or found.quality[0].is_hidden):
             warnings.warn(

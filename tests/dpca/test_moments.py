@@ -110,26 +110,56 @@ def test_a_ridge_without_noise_is_the_ridge_of_the_rows() -> None:
     wanted = np.linalg.solve(centred.T @ centred + 7.0 * np.eye(3), centred.T @ target)
     assert np.allclose(found.coefficients[0], wanted)
     assert np.allclose(found.intercepts[0], y.mean() - x.mean(axis=0) @ wanted)
-    (quality,) = found.quality
-    fitted = x @ wanted + found.intercepts[0]
-    assert quality.r_squared == pytest.approx(np.corrcoef(fitted, y)[0, 1] ** 2)
-    assert quality.mean == pytest.approx(fitted.mean())
-    assert quality.std == pytest.approx(fitted.std())
+    assert found.weights is not None
+    assert found.offsets is not None
+    penalty = np.eye(3) + np.outer(x.mean(axis=0), x.mean(axis=0)) / CONSTANT**2
+    direction = np.linalg.solve(centred.T @ centred + 7.0 * penalty, centred.T @ target)
+    slope, fitted = found.quality[0].slope, x @ direction
+    assert np.allclose(found.weights[0], slope * direction)
+    assert slope == pytest.approx(np.cov(fitted, y)[0, 1] / fitted.var(ddof=1))
+    assert (x @ found.weights[0] + found.offsets[0]).mean() == pytest.approx(y.mean())
+    assert found.quality[0].r_squared == pytest.approx(np.corrcoef(fitted, y)[0, 1] ** 2)
 
 
-def test_r_squared_is_estimated_without_the_noise() -> None:
-    rng, n_features = np.random.default_rng(8), 60
-    rows = rng.standard_normal((4000, n_features))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_predictors_are_calibrated_on_average_over_the_noise(*, weighted: bool) -> None:
+    rng, n_features, std, draws = np.random.default_rng(8), 60, 200.0, 100
+    rows = 0.3 + rng.standard_normal((4000, n_features))
     rows[:, -1] = rows[:, 0] * 0.5 + rows[:, -1]
     rows = np.column_stack([rows, np.ones(len(rows))])
     exact, target, features = rows.T @ rows, np.array([n_features - 1]), np.arange(n_features - 1)
+    root = np.eye(len(exact)) + 0.03 * rng.standard_normal(exact.shape) if weighted else np.eye(len(exact))
     errors = []
-    for _ in range(100):
-        moment = Moment(released=exact + 200.0 * noise_of(len(exact), rng), noise_std=200.0, constant=1.0)
+    for _ in range(draws):
+        released = exact + std * noise_of(len(exact), rng, root)
+        found = Moment(released=released, noise_std=std, constant=1.0, weights=root @ root.T).ridge(target, features)
+        assert found.weights is not None
+        assert found.offsets is not None
+        fitted, wanted = rows[:, features] @ found.weights[0], rows[:, target[0]]
+        true_slope = np.cov(fitted, wanted)[0, 1] / fitted.var(ddof=1)  # 1 for a calibrated predictor
+        share = np.corrcoef(fitted, wanted)[0, 1] ** 2
+        centre = (fitted + found.offsets[0]).mean() - wanted.mean()
+        errors.append((found.quality[0].r_squared - share, 1.0 / true_slope - 1.0, centre))
+    spread = np.std(errors, axis=0) / math.sqrt(draws)
+    assert (np.abs(np.mean(errors, axis=0)) < 4.0 * spread + [0.005, 0.02, 0.0]).all()  # of second order in the noise
+
+
+def test_predictors_have_less_error_than_coefficients() -> None:
+    rng, n_features, std = np.random.default_rng(12), 60, 100.0
+    rows = rng.standard_normal((4000, n_features)) * np.geomspace(1.0, 0.1, n_features)
+    wanted = rows[:, :10] @ np.ones(10) + rng.standard_normal(len(rows))
+    rows = np.column_stack([rows, wanted, np.ones(len(rows))])
+    exact, target, features = rows.T @ rows, np.array([n_features]), np.arange(n_features)
+    errors = []
+    for _ in range(20):
+        moment = Moment(released=exact + std * noise_of(len(exact), rng), noise_std=std, constant=1.0)
         found = moment.ridge(target, features)
-        fitted = rows[:, features] @ found.coefficients[0]
-        errors.append(found.quality[0].r_squared - np.corrcoef(fitted, rows[:, target[0]])[0, 1] ** 2)
-    assert abs(np.mean(errors)) < 4.0 * np.std(errors) / math.sqrt(100)
+        assert found.weights is not None
+        assert found.offsets is not None
+        predicted = rows[:, features] @ np.array([found.weights[0], found.coefficients[0]]).T
+        errors.append(np.square(predicted + [found.offsets[0], found.intercepts[0]] - wanted[:, None]).mean(axis=0))
+    shrunk, nearly_unbiased = np.mean(errors, axis=0)
+    assert shrunk < nearly_unbiased
 
 
 def test_a_discriminant_separates_classes_as_closed_form_lda() -> None:

@@ -23,10 +23,13 @@ def test_a_fit_is_one_charge_and_predicts_within_its_errors() -> None:
     assert budget.spent == spent
     assert np.array_equal(again.coef_, model.coef_)
     assert model.artifact_.n_features == 4
-    assert np.array_equal(model.coef_, model.artifact_.ridge("3").coefficients[0])
-    errors = model.artifact_.ridge("3").errors
-    assert errors is not None
-    assert np.array_equal(model.coef_errors_, errors[0])
+    derived = model.artifact_.ridge("3")
+    assert derived.weights is not None
+    assert derived.errors is not None
+    assert np.array_equal(model.coef_, derived.weights[0])
+    assert np.array_equal(model.ridge_coef_, derived.coefficients[0])
+    assert np.array_equal(model.ridge_coef_errors_, derived.errors[0])
+    assert np.allclose(model.predict(ROWS), derived.predict(ROWS))
     assert model.score(ROWS, TARGET) > 0.8
     assert model.r_squared_ > 0.8
     with pytest.raises(BudgetExhausted):
