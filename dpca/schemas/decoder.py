@@ -24,6 +24,7 @@ from dpca.schemas.kinds import OTHER, Boolean, Categorical, Column, Date, Numeri
 from dpca.schemas.schema import Schema
 
 _DIGITS = 3
+_ISO = "%Y-%m-%d"
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
@@ -39,7 +40,8 @@ def decode(schema: Schema, rows: NDArray[np.float64]) -> pa.Table:
     -------
     Arrow table with the encoded columns of the schema
         A category is the value with the largest feature. Numbers and dates are clipped to their range. Numbers are
-        rounded to about a thousandth of the range, and dates to days. A value is null if its feature for
+        rounded to about a thousandth of the range, and dates to days. Booleans and dates that the schema reads from
+        other texts are such texts. A value is null if its feature for
         missing values is above one half, or for a category the largest.
 
     Raises
@@ -79,11 +81,20 @@ def _date(column: Date, values: NDArray[np.float64]) -> pa.Array:
     low, high = (float(end.toordinal() - _EPOCH) for end in column.range)
     parts = values[:, 0] if column.scale == "unit" else (values[:, 0] + 1.0) / 2.0
     days = np.rint(np.clip(low + parts * (high - low), low, high)).astype(np.int32)
-    return pa.array(days, mask=_missing(column, values)).cast(pa.date32())
+    found = pa.array(days, mask=_missing(column, values)).cast(pa.date32())
+    if _ISO in column.formats:
+        return found
+    return pa.array(
+        [None if day is None else day.strftime(column.formats[0]) for day in found.to_pylist()], pa.string()
+    )
 
 
 def _boolean(column: Boolean, values: NDArray[np.float64]) -> pa.Array:
-    return pa.array(values[:, 0] > 0.5, mask=_missing(column, values))
+    found, missing = values[:, 0] > 0.5, _missing(column, values)
+    if {"true", "false"} <= {*column.when_true, *column.when_false}:
+        return pa.array(found, mask=missing)
+    words = np.where(found, column.when_true[0], column.when_false[0])
+    return pa.array(words.tolist(), pa.string(), mask=missing)
 
 
 def _categorical(column: Categorical, values: NDArray[np.float64]) -> pa.Array:

@@ -324,6 +324,7 @@ def test_every_parameter_that_the_page_names_exists() -> None:
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 SHOWS = {
     "components": ("census-map@1", "census-map-small@1", "(2, 10)"),
+    "moments": ("census-moment@1", "correlations differ from 0", "\n1 release\n", "<th>marriage</th>"),
     "ratings": ("taste@1", "\nfilm"),
     "topics": ("report-topics@1", "bank, rate, loan, credit"),
     "sites": ("joint-cape-pca@1", "joint-conv@1"),

@@ -157,7 +157,8 @@ def test_predictors_have_less_error_than_coefficients() -> None:
         assert found.weights is not None
         assert found.offsets is not None
         predicted = rows[:, features] @ np.array([found.weights[0], found.coefficients[0]]).T
-        errors.append(np.square(predicted + [found.offsets[0], found.intercepts[0]] - wanted[:, None]).mean(axis=0))
+        missed = predicted + np.array([found.offsets[0], found.intercepts[0]]) - wanted[:, None]
+        errors.append(np.square(missed).mean(axis=0))
     shrunk, nearly_unbiased = np.mean(errors, axis=0)
     assert shrunk < nearly_unbiased
 
