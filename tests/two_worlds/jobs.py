@@ -134,7 +134,7 @@ def _moment(world: World) -> None:
     world.run("moment", "fit", "people", "--publish", "moment", *terms)
     rounds = ("--components", "2", "--rounds", "2", "--center", "private")
     world.run("subspace", "fit", "people", "--publish", "rounds", *rounds, *terms)
-    for name, refused in (("moment", 0), ("rounds", 1)):
+    for name, refused in (("moment", 1), ("rounds", 0)):
         world.run("derive", "correlation", name, "--json")
         world.run("derive", "ridge", name, "--target", "a", "--publish", f"{name}.a", "--json", status=refused)
         world.run("derive", "pca", name, "--components", "2", "--scale", "standard", "--json")
