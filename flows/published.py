@@ -167,7 +167,7 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     dict
         A report: for the columns as written, encoded again, the difference of their means and correlations from the
         released ones. ``rms`` is the root of the mean square, and ``noise`` the same root of the released standard
-        errors.
+        errors. ``parent`` is the digest of the release, which a Parquet file also contains.
 
     Raises
     ------
@@ -181,7 +181,8 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     writers = {".csv": pyarrow.csv.write_csv, ".parquet": pyarrow.parquet.write_table}
     if output.suffix not in writers:
         raise Invalid(f"the suffix of {output.name} must be .csv or .parquet; name such a file")
-    moment = moment_of(reference, Registry.open())
+    registry = Registry.open()
+    moment, parent = moment_of(reference, registry), registry.resolve(reference).digest
     drawn = moment.sample(n_rows, seed=seed)
     table, again = pa.table(dict(zip(moment.feature_names, drawn.T, strict=True))), drawn
     if moment.encoder is not None:
@@ -190,7 +191,7 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
         table = decode(moment.encoder.schema, drawn)
         again = moment.encoder.transform(table) if table.num_columns else drawn
     buffer = pa.BufferOutputStream()
-    writers[output.suffix](table, buffer)
+    writers[output.suffix](table.replace_schema_metadata({"dpca.parent": parent}), buffer)
     with writing(output.absolute().parent):
         write_atomically(output.absolute(), buffer.getvalue().to_pybytes())
     mean, correlation, pairs = moment.mean(), moment.correlation(), np.triu_indices(moment.n_features, 1)
@@ -201,6 +202,7 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     return {
         "rows": n_rows,
         "output": str(output),
+        "parent": parent,
         "matches": "means and correlations up to the noise; nothing else",
         "mean_rms": _rms(again.mean(axis=0) - mean.values),
         "mean_noise": _rms(mean.errors),

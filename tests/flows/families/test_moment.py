@@ -11,6 +11,7 @@ from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.artifacts.moment import AS_WEIGHTED, PrivateMoment
 from dpca.registry.reader import Registry
 from flows.published import moment_of
+from flows.web.page_facts import version_facts
 from flows.web.pages import Site
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
@@ -98,6 +99,7 @@ def test_sampled_rows_are_a_table_of_the_schema(ready: Path, dpca: Command, suff
     path = ready / f"rows.{suffix}"
     found = facts(dpca, "derive", "sample", "people-moment", "--rows", 3000, "--output", path, "--seed", 4)
     assert found["mean_rms"] < 0.05
+    assert found["parent"] == Registry.open().resolve("people-moment").digest
     assert found["correlation_rms"] < 0.25  # categories and clipping change correlations
     words = ("--table-schema", ready / "schema.yaml", "--records-at-most", "3000", "--direct")
     assert dpca("dataset", "ingest", path, "--name", "made", *words).status == 0
@@ -142,6 +144,16 @@ def test_a_dry_run_states_the_noise_and_charges_nothing(ready: Path, dpca: Comma
     assert len(list(Workspace.read_only().ledger.history("people"))) == 1
 
 
+def test_command_method_and_page_have_the_same_numbers(ready: Path, dpca: Command) -> None:
+    shown = facts(dpca, "derive", "ridge", "people-moment", "--target", "income")
+    model = Registry.open().load("people-moment", PrivateMoment).ridge("income")
+    assert shown["rows"] == model.rows()
+    loadings = version_facts(Workspace.read_only(), "people-moment.ridge", 1)["parts"][0]["loadings"]
+    assert [(each["loading"], each["error"]) for each in loadings] == [
+        (each["coefficient"], each["error"]) for each in shown["rows"]
+    ]
+
+
 def test_derived_versions_have_pages_with_a_chart_in_each_theme(ready: Path, dpca: Command) -> None:
     facts(dpca, "derive", "correlation", "people-moment")
     facts(dpca, "derive", "ridge", "people-moment", "--target", "income")
@@ -156,5 +168,7 @@ def test_derived_versions_have_pages_with_a_chart_in_each_theme(ready: Path, dpc
             chart = site.answer(f"charts/versions/{reference}/derived-{theme}.svg")
             assert (chart.status, chart.content[:5]) == (200, b"<?xml")
     assert b"income" in page.content
-    assert site.answer("versions/people-moment@1.html").status == 200
+    page = site.answer("versions/people-moment@1.html")
+    assert page.status == 200
+    assert b"Standard error of the noise" in page.content
     assert site.answer("charts/versions/people-moment@1/derived-light.svg").status == 404
