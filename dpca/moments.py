@@ -431,30 +431,37 @@ class Moment:
     def _predictors(
         self, targets: Columns, features: Columns, penalty: float
     ) -> tuple[Matrix, Matrix, tuple[Quality, ...]]:
-        """Return the weights and offsets of calibrated predictors of the targets, and their qualities."""
+        """Return the weights and offsets of calibrated predictors of the targets, and their qualities.
+
+        Notes
+        -----
+        Without a mean, the target is regressed on two variables: the leading direction, without a penalty, and a shrunk
+        predictor in all other directions. Where columns add up to a constant, the leading direction is close to it.
+        """
         s, mean, scale = self.noise_std, np.zeros(self.n_features), 1.0
         if self.constant is None:
             scatter, noise, across = self.released, self._weights(), np.zeros(self.n_features)
         else:
             scatter, noise, across = self._centred()
             mean, scale = self.mean().values, self.constant * self.n_rows
-        among = np.ix_(features, features)
-        inverse = ShrunkInverse(scatter[among], noise[among], noise_std=s, penalty=penalty)
+        among, leads = np.ix_(features, features), self.constant is None and len(features) > 1
+        inverse = ShrunkInverse(scatter[among], noise[among], noise_std=s, penalty=penalty, leads=leads)
         weights, offsets, qualities = [], [], []
         for target in targets:
             side, shared, own = scatter[features, target], noise[features, target], float(noise[target, target])
-            solution = inverse.solve(side, shared)
-            w = solution.vector
+            solution, spread = inverse.solve(side, shared), float(scatter[target, target])
+            w, lead = solution.vector, float(inverse.leading @ side) / inverse.lead if leads else 0.0
+            own += lead**2 - 2.0 * lead * float(inverse.leading @ shared)
             size = float(w @ noise[among] @ w)
             quality = quality_of(
                 product=float(w @ side) - solution.bias(shared, inner=own),
                 product_error=s * math.sqrt(size * own + float(w @ shared) ** 2),
                 square=float(w @ scatter[among] @ w) - solution.square_bias(),
                 square_error=math.sqrt(2.0) * s * size,
-                spread=max(float(scatter[target, target]), math.sqrt(2.0) * s * own),
+                spread=max(spread - lead**2 * inverse.lead, math.sqrt(2.0) * s * own),
             )
             centre = float(mean[features] @ w) - solution.bias(across[features], inner=float(across[target])) / scale
-            weights.append(quality.slope * w)
+            weights.append(quality.slope * w + lead * inverse.leading)
             offsets.append(float(mean[target]) - quality.slope * centre)
             qualities.append(quality)
         return np.array(weights), np.array(offsets), tuple(qualities)
@@ -494,7 +501,8 @@ class Regression:
         The predictors ``x @ weights.T + offsets`` of a ridge regression. They estimate the mean of the target given x
         with less error than the coefficients, and have no standard errors (see `dpca.predictors`).
     quality : tuple of Quality
-        The quality of each predictor on the released rows; empty if the noise hides the number of rows.
+        The quality of each predictor on the released rows, without a mean beyond the leading direction; empty if the
+        noise hides the number of rows.
     """
 
     coefficients: Matrix

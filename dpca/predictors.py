@@ -4,8 +4,8 @@ The coefficients of a ridge regression that have intervals are nearly unbiased. 
 predict best, because noise makes eigenvalues that no row supports. So predictions use a shrunk matrix.
 
 >>> inverse = ShrunkInverse(np.diag([9.0, 0.5]), np.eye(2), noise_std=1.0, penalty=4.0)
->>> inverse.gains.round(2)
-array([0.25, 0.08])
+>>> inverse.gains.round(4)  # 1 / 4, and 1 / (sqrt(9^2 - 8) + 4)
+array([0.25  , 0.0797])
 """
 
 import math
@@ -33,6 +33,8 @@ class ShrunkInverse:
         s.
     penalty : float
         Added to the shrunk eigenvalues, so the penalty of a solution w is ``penalty w^T K w``.
+    leads : bool
+        Whether the leading eigenvector is left out of all solutions. It is ``leading``, with its eigenvalue ``lead``.
 
     Notes
     -----
@@ -48,10 +50,15 @@ class ShrunkInverse:
     random matrices, Theorems 2.1 and 2.2. Stein (1981), Estimation of the mean of a multivariate normal distribution.
     """
 
-    def __init__(self, matrix: Matrix, weights: Matrix, *, noise_std: float, penalty: float) -> None:
+    def __init__(
+        self, matrix: Matrix, weights: Matrix, *, noise_std: float, penalty: float, leads: bool = False
+    ) -> None:
         root = np.linalg.inv(np.linalg.cholesky(weights))
         values, vectors = np.linalg.eigh(root @ matrix @ root.T)
         edge = 2.0 * noise_std * math.sqrt(len(values))
+        self.leading, self.lead = root.T @ vectors[:, -1], max(float(values[-1]), edge)
+        if leads:
+            values, vectors = values[:-1], vectors[:, :-1]
         shrunk = np.sqrt(np.maximum(values**2 - edge**2, 0.0)) * (values > edge)
         self.variance = noise_std**2
         self.basis = root.T @ vectors

@@ -254,12 +254,14 @@ class PrivateMoment(Artifact):
         Raises
         ------
         Invalid
-            If there is no such column, the penalty is too small for the noise, or the noise hides the target. For a
-            classification, if the release has no mean.
+            If there is no such column, the penalty is too small for the noise, or the noise hides the target.
+
+        Notes
+        -----
+        Without a released mean, a classification needs columns that add up to a constant, such as the values of a
+        category. Then center=none costs less noise (see `dpca.moments`).
         """
         group, marks = self._target(target, classes)
-        if marks and not self.has_mean:
-            raise Invalid("a classification needs the released mean; release the moment with center=private")
         others = np.setdiff1d(np.arange(self.n_features), self._columns(target))
         if not len(others):
             raise Invalid(f"no column is left to predict {target!r} from; release more columns")
@@ -273,7 +275,7 @@ class PrivateMoment(Artifact):
         facts = {"model": "ridge", "target": target, "l2": found.l2, "outputs": self._outputs(group, target, marks)}
         assert found.weights is not None
         assert found.offsets is not None
-        scale = self._mark(group) if len(group) > 1 else 1.0
+        scale = self._mark(group) if len(group) > 1 and self.has_mean else 1.0
         outcome = {
             "r_squared": [each.r_squared for each in found.quality],
             "r_squared_error": [each.r_squared_error for each in found.quality],

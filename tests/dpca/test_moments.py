@@ -144,6 +144,25 @@ def test_predictors_are_calibrated_on_average_over_the_noise(*, weighted: bool) 
     assert (np.abs(np.mean(errors, axis=0)) < 4.0 * spread + [0.005, 0.02, 0.0]).all()  # of second order in the noise
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_predictors_without_a_mean_are_calibrated_beyond_the_leading_direction(*, weighted: bool) -> None:
+    rng, n_features, std, draws = np.random.default_rng(8), 60, 200.0, 100
+    rows = 2.0 + rng.standard_normal((4000, n_features))
+    rows[:, -1] = rows[:, 0] * 0.5 + rows[:, -1] - 1.5
+    exact, target, features = rows.T @ rows, np.array([n_features - 1]), np.arange(n_features - 1)
+    root = np.eye(len(exact)) + 0.03 * rng.standard_normal(exact.shape) if weighted else np.eye(len(exact))
+    slopes, squares = [], []
+    for _ in range(draws):
+        released = exact + std * noise_of(len(exact), rng, root)
+        found = Moment(released=released, noise_std=std, weights=root @ root.T).ridge(target, features)
+        assert found.weights is not None
+        fitted, wanted = rows[:, features] @ found.weights[0], rows[:, target[0]]
+        slopes.append(np.cov(fitted, wanted)[0, 1] / fitted.var(ddof=1) - 1.0)
+        squares.append(found.quality[0].r_squared - 1.0 + np.square(fitted - wanted).mean() / wanted.var())
+    assert abs(np.mean(slopes)) < 4.0 * np.std(slopes) / math.sqrt(draws) + 0.03  # of second order in the noise
+    assert abs(np.mean(squares)) < 0.02
+
+
 def test_predictors_have_less_error_than_coefficients() -> None:
     rng, n_features, std = np.random.default_rng(12), 60, 100.0
     rows = rng.standard_normal((4000, n_features)) * np.geomspace(1.0, 0.1, n_features)
