@@ -32,7 +32,7 @@ SIGNIFICANT = 3.0
 
 
 class _Derived(Artifact):
-    """What both kinds share: square or wide arrays over named features."""
+    """Common base of models and correlations: arrays over named features."""
 
     __slots__ = ()
     exports = {"npz": npz}  # noqa: RUF012

@@ -356,7 +356,7 @@ class PrivateMoment(Artifact):
 
         Notes
         -----
-        The weights follow from the released diagonal and mean, so they need no release of their own. The clip norm
+        The weights follow from the released diagonal and mean, so they need no separate release. The clip norm
         bounds the unweighted rows, so weighting the released matrix is post-processing. A rare value has a large
         weight, which multiplies its noise too.
         """

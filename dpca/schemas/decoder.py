@@ -1,4 +1,4 @@
-"""The decoding of numbers by a declared schema: the reverse of `dpca.schemas.encoder`, for rows that nobody encoded.
+"""The decoding of numbers by a declared schema: the reverse of `dpca.schemas.encoder`, for synthetic rows.
 
 Synthetic rows are real numbers in every feature. Each column is decoded to the nearest value that its schema allows.
 

@@ -1,4 +1,4 @@
-"""Charts of what is derived from a moment: correlations, coefficients with intervals, and loadings.
+"""Charts of derived artifacts: correlations, coefficients with intervals, and loadings.
 
 The title of each chart states its finding. Numbers that the noise hides are greyed. All numbers are released, or
 computed from released numbers. `flows.reports.release_charts.render` writes a chart.
