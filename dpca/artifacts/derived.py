@@ -250,6 +250,8 @@ class DerivedModel(_Derived):
                 if self.loadings is not None:
                     row["loading"] = float(self.loadings[at, column])
                 row["coefficient"] = float(self.coefficients[at, column])
+                if self.weights is not None:
+                    row["weight"] = float(self.weights[at, column])
                 if self.errors is not None:
                     low, high = self.intervals()[at, column].tolist()
                     row |= {"error": float(self.errors[at, column]), "low": low, "high": high}
