@@ -29,6 +29,7 @@ __all__ = ["check_chart_file", "derived_chart", "write_chart"]
 SHOWN = 24
 """The most features or coefficients in a chart."""
 _ROW = 0.27  # height of a row in inches
+_GAP = 0.09  # the least distance of labels of arrows, as a part of the largest loading
 
 
 def derived_chart(artifact: Correlations | DerivedModel, *, name: str | None = None, theme: str = "light") -> "Figure":
@@ -49,7 +50,9 @@ def derived_chart(artifact: Correlations | DerivedModel, *, name: str | None = N
     """
     if isinstance(artifact, Correlations):
         return _correlation_map(artifact, name, theme)
-    return _biplot(artifact, name, theme) if artifact.loadings is not None else _coefficients(artifact, name, theme)
+    if artifact.loadings is None:
+        return _coefficients(artifact, name, theme)
+    return _biplot(artifact, name, theme) if _above_noise(artifact) > 1 else _loadings(artifact, name, theme)
 
 
 def _correlation_map(artifact: Correlations, name: str | None, theme: str) -> "Figure":
@@ -111,6 +114,30 @@ def _coefficients(artifact: DerivedModel, name: str | None, theme: str) -> "Figu
     return figure
 
 
+def _loadings(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
+    """Draw the loadings on the first component, where no second component is above the noise."""
+    inspect = theme_of(theme)
+    assert artifact.loadings is not None
+    values = artifact.loadings[0]
+    shown = np.argsort(-np.abs(values), kind="stable")[:SHOWN]
+    figure, axes = titled(
+        _finding(artifact),
+        _joined(name, f"the {len(shown)} largest loadings on component 1"),
+        inspect,
+        height=1.35 + _ROW * max(len(shown), 3),
+        warns=not _above_noise(artifact),
+    )
+    for place, at in enumerate(shown):
+        color = inspect.signal if values[at] > 0 else inspect.against
+        axes.plot((0.0, values[at]), (place, place), color=color, linewidth=1.6)
+        axes.plot([values[at]], [place], "o", color=color, markersize=5)
+    axes.axvline(0.0, color=inspect.muted, linewidth=1)
+    axes.set(ylim=(max(len(shown), 3) - 0.4, -0.6), xlabel="loading on component 1")
+    axes.set_yticks(range(len(shown)), [short_name(artifact.feature_names[at]) for at in shown])
+    dress_axes(axes, inspect)
+    return figure
+
+
 def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     """Draw the loadings on the first two components as arrows."""
     inspect = theme_of(theme)
@@ -118,26 +145,44 @@ def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     plane: NDArray[Any] = np.zeros((2, artifact.n_features))
     plane[: min(2, len(artifact.loadings))] = artifact.loadings[:2]
     shown = np.argsort(-np.linalg.norm(plane, axis=0), kind="stable")[: SHOWN // 2]
-    above = (artifact.manifest.get("outcome") or {}).get("above_noise", 0)
     figure, axes = titled(
-        f"{above} of {len(artifact.outputs)} components are above the noise",
+        _finding(artifact),
         _joined(name, f"loadings of the {len(shown)} features with the longest arrows"),
         inspect,
         height=WIDTH * 0.8,
-        warns=not above,
     )
     reach = float(np.abs(plane).max()) or 1.0
-    for at in shown:
-        x, y = plane[:, at]
-        axes.annotate("", (x, y), (0.0, 0.0), arrowprops={"arrowstyle": "->", "color": inspect.signal})
-        style = text_style(inspect.text, ha="left" if x >= 0 else "right", va="bottom" if y >= 0 else "top")
-        axes.annotate(short_name(artifact.feature_names[at]), (x, y), **style | {"xytext": (3 if x >= 0 else -3, 0)})
+    for side in (1.0, -1.0):
+        on_side = [at for at in shown if (plane[0, at] >= 0.0) == (side > 0.0)]
+        heights = _spread(plane[1, on_side], gap=_GAP * reach)
+        for at, height in zip(on_side, heights, strict=True):
+            x, y = plane[:, at]
+            axes.annotate("", (x, y), (0.0, 0.0), arrowprops={"arrowstyle": "->", "color": inspect.signal})
+            style = text_style(inspect.text, ha="left" if side > 0.0 else "right", va="center")
+            axes.annotate(short_name(artifact.feature_names[at]), (x, height), **style | {"xytext": (4 * side, 0)})
     axes.axhline(0.0, color=inspect.muted, linewidth=1)
     axes.axvline(0.0, color=inspect.muted, linewidth=1)
     axes.set(xlim=(-1.4 * reach, 1.4 * reach), ylim=(-1.2 * reach, 1.2 * reach))
     axes.set(xlabel="loading on component 1", ylabel="loading on component 2")
     dress_axes(axes, inspect)
     return figure
+
+
+def _above_noise(artifact: DerivedModel) -> int:
+    return int((artifact.manifest.get("outcome") or {}).get("above_noise", 0))
+
+
+def _finding(artifact: DerivedModel) -> str:
+    return f"{_above_noise(artifact)} of {len(artifact.outputs)} components are above the noise"
+
+
+def _spread(heights: NDArray[Any], *, gap: float) -> NDArray[Any]:
+    """Move heights apart until each two differ by at least a gap, in the same order and around the same mean."""
+    order = np.argsort(heights, kind="stable")
+    steps = np.arange(len(heights)) * gap
+    placed = np.empty(len(heights))
+    placed[order] = np.maximum.accumulate(heights[order] - steps) + steps
+    return placed - placed.mean() + heights.mean() if len(heights) else placed
 
 
 def _joined(*parts: str | None) -> str:
