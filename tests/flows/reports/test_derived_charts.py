@@ -29,9 +29,9 @@ def test_a_biplot_needs_two_components_above_the_noise(above: int, axis: str) ->
 
 def test_coefficients_whose_interval_holds_zero_are_grey() -> None:
     model = DerivedModel(
-        coefficients=[[1.0, 0.1, -1.0]],
-        intercepts=[0.0],
-        errors=[[0.1, 0.1, 0.1]],
+        coefficients=np.array([[1.0, 0.1, -1.0]]),
+        intercepts=np.zeros(1),
+        errors=np.full((1, 3), 0.1),
         manifest={"feature_names": NAMES, "derived": {"model": "ridge", "target": "y", "outputs": ["y"]}},
     )
     figure = derived_chart(model)
@@ -48,7 +48,7 @@ def test_correlations_within_the_noise_are_grey() -> None:
         Correlations(values=values, errors=errors, partial=values, partial_errors=errors, manifest=facts)
     )
     assert figure.get_label() == "2 of 3 correlations differ from 0"
-    cells = np.ma.filled(figure.axes[0].images[0].get_array().astype(float), np.nan)
+    cells = np.ma.filled(np.ma.asarray(figure.axes[0].images[0].get_array(), float), np.nan)
     assert np.array_equal(np.isnan(cells), np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool))
 
 
