@@ -40,6 +40,8 @@ NOUNS = {
     "subspace": "flows.commands.subspace:app",
     "completion": "flows.commands.factorization:app",
     "tensor": "flows.commands.factorization:tensor_app",
+    "moment": "flows.commands.moment:app",
+    "derive": "flows.commands.moment:derive_app",
     "sites": "flows.commands.sites:app",
     "site": "flows.commands.one_site:app",
     "stream": "flows.commands.subspace:stream_app",

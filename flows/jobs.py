@@ -58,6 +58,7 @@ from flows.requests import (
     NOT_IN_LOOPS,
     CompletionEvaluationRequest,
     CompletionRequest,
+    MomentRequest,
     Request,
     SitesRequest,
     SubspaceEvaluationRequest,
@@ -150,6 +151,11 @@ decompose = release_flow(
     "decompose",
     "Release topics of documents or centres of points and publish them as a new version of a name.",
 )
+fit_moment = release_flow(
+    MomentRequest,
+    "fit-moment",
+    "Release the second moment of a dataset and publish it as a new version of a name.",
+)
 evaluate_subspace = release_flow(
     SubspaceEvaluationRequest,
     "evaluate-subspace",
@@ -165,6 +171,7 @@ FLOWS: dict[str, Flow[..., Any]] = {
     SubspaceRequest.family: fit_subspace,
     CompletionRequest.family: complete,
     TensorRequest.family: decompose,
+    MomentRequest.family: fit_moment,
     SubspaceEvaluationRequest.family: evaluate_subspace,
     CompletionEvaluationRequest.family: evaluate_completion,
 }

@@ -1,13 +1,22 @@
 """Operations on published releases that charge nothing.
 
 `diagnose` computes exact diagnostics for the curator, without noise. `refit_release` publishes another number of
-components, and reads no row.
+components. `derive_release` publishes models and correlations of a released moment, and `sample_release` draws rows
+from it. These three read no row.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dpca.artifacts.base import Artifact
 from dpca.artifacts.files import write_artifact
+from dpca.artifacts.moment import PrivateMoment
 from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends.atomic_files import write_atomically, writing
+from dpca.errors import Invalid
 from dpca.home import WORKERS, home
 from dpca.registry.pointers import Pointer, check_name
 from dpca.registry.reader import Registry
@@ -85,7 +94,131 @@ def refit_release(reference: str, *, components: int | str, publish: str, refine
     registry = Registry.open()
     resolved, subspace = registry.resolve(reference), registry.load(reference, PrivateSubspace)
     made = restate_subspace(subspace, n_components=components, refine=refine, parent=resolved.digest)
+    return _published(made, publish)
+
+
+def moment_of(reference: str, registry: Registry) -> PrivateMoment:
+    """Load a released moment, or the moment of a subspace that kept its matrix or the answers of its rounds.
+
+    Parameters
+    ----------
+    reference : str
+        A published moment or subspace.
+    registry : Registry
+
+    Raises
+    ------
+    Invalid
+        If the artifact is of another kind, or keeps no matrix.
+    """
+    artifact = registry.load(reference)
+    if isinstance(artifact, PrivateMoment):
+        return artifact
+    if not isinstance(artifact, PrivateSubspace):
+        raise Invalid(f"{reference} is a {artifact.noun}; name a moment, or a subspace that kept its matrix")
+    digest = registry.resolve(reference).digest
+    if artifact.answers is None:
+        return artifact.moment(parent=digest)
+    from flows.families.restated_subspace import moment_of_rounds
+
+    return moment_of_rounds(artifact, parent=digest)
+
+
+def derive_release(
+    reference: str, made: Callable[[PrivateMoment, str], Artifact], *, publish: str
+) -> tuple[dict[str, Any], Artifact]:
+    """Publish an artifact that is computed from the moment of a release; nothing is charged, and no row is read.
+
+    Parameters
+    ----------
+    reference : str
+        A published moment, or a subspace that kept its matrix.
+    made : callable
+        Computes the artifact from the moment and the digest of the release, which becomes its parent.
+    publish : str
+        The name to publish under. A release has one artifact under each name.
+
+    Returns
+    -------
+    tuple of dict and Artifact
+        The public facts of the published version, and the artifact.
+    """
+    check_name(publish)
+    registry = Registry.open()
+    artifact = made(moment_of(reference, registry), registry.resolve(reference).digest)
+    return _published(artifact, publish), artifact
+
+
+def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) -> dict[str, Any]:
+    """Write synthetic rows with the mean and covariance of a released moment to a CSV or Parquet file.
+
+    Parameters
+    ----------
+    reference : str
+        A published moment with a mean, or such a subspace that kept its matrix.
+    output : Path
+        Its suffix selects the format: .csv or .parquet.
+    n_rows : int
+    seed : int
+        The public seed of the draws.
+
+    Returns
+    -------
+    dict
+        A report: for the columns as written, encoded again, the difference of their means and correlations from the
+        released ones. ``rms`` is the root of the mean square, and ``noise`` the same root of the released standard
+        errors. ``parent`` is the digest of the release, which a Parquet file also contains.
+
+    Raises
+    ------
+    Invalid
+        If the suffix is another one, or the release has no mean.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    writers = {".csv": pyarrow.csv.write_csv, ".parquet": pyarrow.parquet.write_table}
+    if output.suffix not in writers:
+        raise Invalid(f"the suffix of {output.name} must be .csv or .parquet; name such a file")
+    registry = Registry.open()
+    moment, parent = moment_of(reference, registry), registry.resolve(reference).digest
+    drawn = moment.sample(n_rows, seed=seed)
+    table, again = pa.table(dict(zip(moment.feature_names, drawn.T, strict=True))), drawn
+    if moment.encoder is not None:
+        from dpca.schemas.decoder import decode
+
+        table = decode(moment.encoder.schema, drawn)
+        again = moment.encoder.transform(table) if table.num_columns else drawn
+    buffer = pa.BufferOutputStream()
+    writers[output.suffix](table.replace_schema_metadata({"dpca.parent": parent}), buffer)
+    with writing(output.absolute().parent):
+        write_atomically(output.absolute(), buffer.getvalue().to_pybytes())
+    mean, correlation, pairs = moment.mean(), moment.correlation(), np.triu_indices(moment.n_features, 1)
+    known = (correlation.errors < 1.0)[pairs]
+    spread = again.std(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = np.nan_to_num(np.corrcoef(again.T)) if len(spread) > 1 else np.ones((1, 1))
+    return {
+        "rows": n_rows,
+        "output": str(output),
+        "parent": parent,
+        "matches": "means and correlations up to the noise; nothing else",
+        "mean_rms": _rms(again.mean(axis=0) - mean.values),
+        "mean_noise": _rms(mean.errors),
+        "correlation_rms": _rms((found - correlation.values)[pairs][known]),
+        "correlation_noise": _rms(correlation.errors[pairs][known]),
+    }
+
+
+def _rms(values: Any) -> float | None:
+    return float(np.sqrt(np.mean(np.square(values)))) if np.size(values) else None
+
+
+def _published(made: Artifact, publish: str) -> dict[str, Any]:
+    """Write a derived artifact and publish it as a version of a name; return its public facts."""
     workspace = Workspace.open()
+    registry = Registry.open()
     digest = write_artifact(made, home=workspace.home, place=workspace.store)
     release_id = str(made.manifest["release"])
     before = Pointer.read(registry.place, publish).versions if publish in registry.names() else {}

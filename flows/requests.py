@@ -46,6 +46,12 @@ def _tensors() -> Mechanisms:
     return MECHANISMS, REFERENCES
 
 
+def _moments() -> Mechanisms:
+    from dpca_tasks.mechanisms.moments import MECHANISMS
+
+    return MECHANISMS, {}
+
+
 def _methods() -> Mechanisms:
     from dpca_tasks.mechanisms.sites import METHODS, TENSOR_METHODS
 
@@ -318,6 +324,27 @@ class TensorRequest(Request):
             gt=0,
         ),
     ] = None
+
+
+@option_record
+class MomentRequest(Request):
+    """A request for a second moment, from which models are derived at no further charge."""
+
+    family = "moment"
+
+    clip_norm: Annotated[float, Field(description="Bound on a record's norm, from public knowledge.", gt=0)]
+    mechanism: Annotated[
+        str, Field(description="gaussian_moment: one noisy second moment, in one round."), _one_of(_moments)
+    ] = "gaussian_moment"
+    row_policy: RowPolicy = "clip"
+    center: Annotated[
+        str,
+        Field(
+            description="private: release mean and count too, for covariances and intercepts, at a third more noise; "
+            "none: the second moment alone."
+        ),
+        Handling(choices=("private", "none")),
+    ] = "private"
 
 
 SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_error",)

@@ -54,6 +54,9 @@ KINDS = {
     "item_embeddings": "dpca.artifacts.embeddings:ItemEmbeddings",
     "private_estimate": "dpca.artifacts.estimate:PrivateEstimate",
     "tensor_components": "dpca.artifacts.tensor:TensorComponents",
+    "moment": "dpca.artifacts.moment:PrivateMoment",
+    "derived_model": "dpca.artifacts.derived:DerivedModel",
+    "correlations": "dpca.artifacts.derived:Correlations",
 }
 """The import path of each kind. The class is loaded when an artifact of the kind is read or written."""
 

@@ -21,6 +21,7 @@ from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
 from dpca.artifacts.columns import checked_rows, rows_by_name
 from dpca.artifacts.exports import mlflow_model, onnx_model, scikit_model
 from dpca.artifacts.fitted_transformer import FittedTransformer, open_to_notes
+from dpca.artifacts.moment import PrivateMoment
 from dpca.errors import Invalid
 
 _FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names", "total_variance": "number"}
@@ -32,6 +33,7 @@ _SHOWN = (
     *("verdict", "in_rounds", "refined_by", "above_noise"),
     *("share", "share_low", "share_low_of_all", "cv", "cv_low", "noise_std"),
 )
+_OF_SUBSPACES = ("kind", "n_components", "n_features", "total_variance", "outcome")
 _ORTHONORMAL_WITHIN = 1e-6
 
 
@@ -296,6 +298,37 @@ class PrivateSubspace(FittedTransformer, Artifact):
             manifest={**facts, "parent": parent},
             **{"spectrum": self.spectrum, **more},
         )
+
+    def moment(self, *, parent: str | None = None) -> PrivateMoment:
+        """Return the released second moment with its noise, from which `PrivateMoment` derives more at no charge.
+
+        Parameters
+        ----------
+        parent : str, optional
+            The digest of this artifact, for the manifest of the moment.
+
+        Raises
+        ------
+        Invalid
+            If the release has no noisy matrix, or did not keep it. If it was released in rounds: combining them needs
+            the pipeline (`flows.published.moment_of`).
+        """
+        if self.answers is not None:
+            raise Invalid(
+                "this subspace was released in rounds, and combining them needs the pipeline; use `dpca derive`, or "
+                "release the moment with `dpca moment fit`"
+            )
+        if self.matrix is None or not self.outcome.get("noise"):
+            raise Invalid(
+                "this subspace did not keep its released matrix; release it with --keep-matrix and a mechanism that "
+                "forms a noisy matrix, or use `dpca moment fit`"
+            )
+        return PrivateMoment(matrix=self.matrix, manifest=self.moment_facts(self.outcome["noise"], parent=parent))
+
+    def moment_facts(self, noise: Mapping[str, Any], *, parent: str | None) -> dict[str, Any]:
+        """Return the manifest of the moment of this release, with the facts of its noise."""
+        facts = {name: fact for name, fact in self.manifest.items() if name not in _OF_SUBSPACES}
+        return {**facts, "outcome": {"noise": dict(noise)}, **({} if parent is None else {"parent": parent})}
 
     def transform(self, rows: Any) -> NDArray[np.float64]:
         """Project rows onto the components.

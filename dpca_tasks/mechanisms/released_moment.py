@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca.moments import centred
 from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.eigenpairs import spectrum_and_leading
@@ -157,14 +158,6 @@ def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[st
     constant = CONSTANT * problem.clip_norm
     matrix, mean = centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
     return Moment(matrix=matrix, mean=mean, released=released, noise=noise)
-
-
-def centred(
-    matrix: NDArray[np.float64], total: NDArray[np.float64], count: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Subtract ``n mean mean^T`` from a second moment; return the mean too. A noisy count below 1 is replaced by 1."""
-    mean = total / max(count, 1.0)
-    return matrix - np.outer(total, mean), mean
 
 
 def decompose(moment: Moment, *, n_components: int) -> Subspace:

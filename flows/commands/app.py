@@ -11,8 +11,8 @@ from typer.core import TyperCommand, TyperGroup
 
 COMMAND_GROUPS: Mapping[str, tuple[str, ...]] = {
     "Data and budgets": ("dataset", "schema", "budget", "mechanism", "demo"),
-    "Releases": ("subspace", "completion", "tensor", "stream", "sites", "site"),
-    "Published results": ("registry", "transform", "recommend", "serve", "pages"),
+    "Releases": ("subspace", "moment", "completion", "tensor", "stream", "sites", "site"),
+    "Published results": ("registry", "transform", "recommend", "derive", "serve", "pages"),
     "Operation": ("doctor", "audit", "ledger", "backup"),
 }
 """The nouns of ``dpca --help``, in groups."""

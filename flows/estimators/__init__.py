@@ -13,6 +13,7 @@ commands. The rows never leave the process, except into the home of the ledger w
 from flows.estimators.factorization import PrivateMatrixFactorization
 from flows.estimators.memory import InMemoryBudget, LearnedStepWarning, NoLedgerWarning, RepeatedFitWarning
 from flows.estimators.pca import PrivatePCA
+from flows.estimators.ridge import PrivateRidge
 
 __all__ = [
     "InMemoryBudget",
@@ -20,5 +21,6 @@ __all__ = [
     "NoLedgerWarning",
     "PrivateMatrixFactorization",
     "PrivatePCA",
+    "PrivateRidge",
     "RepeatedFitWarning",
 ]

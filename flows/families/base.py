@@ -377,6 +377,7 @@ FAMILIES = {
     "subspace": "flows.families.subspace:SUBSPACE",
     "completion": "flows.families.completion:COMPLETION",
     "tensor": "flows.families.tensors:TENSORS",
+    "moment": "flows.families.moment:MOMENT",
     "subspace_evaluation": "flows.families.evaluation:SUBSPACE_EVALUATION",
     "completion_evaluation": "flows.families.completion_evaluation:COMPLETION_EVALUATION",
 }

@@ -5,12 +5,14 @@ of components, or another refinement, from the artifact of a release. It costs n
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca.artifacts.moment import PrivateMoment
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca_tasks.errors import Refused
 from dpca_tasks.layouts import pack_symmetric, unpack_symmetric
@@ -132,6 +134,51 @@ def unpacked_rounds(artifact: PrivateSubspace) -> Rounds:
         unit=float(artifact.manifest["clip_norm"]) ** 2,
         centred=artifact.mean is not None,
         noise_edge=artifact.outcome.get("noise_edge"),
+    )
+
+
+def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) -> PrivateMoment:
+    """Return the second moment that a release in rounds estimates, with its noise as weighted by the rounds.
+
+    Parameters
+    ----------
+    artifact : PrivateSubspace
+        A release that kept the answers of its rounds.
+    parent : str, optional
+        The artifact's digest, for the manifest.
+
+    Notes
+    -----
+    After the map T of the last round, the noise of the estimate is isometric (`dpca_tasks.refinement.rounds.Estimate`),
+    so ``K = T^-1 T^-T``. The mean is that of the first round. The row of the constant is extended such that its noise
+    is at least that of the first round, and such that K is right around the mean.
+    """
+    rounds = unpacked_rounds(artifact)
+    first = rounds.answers[0]
+    estimate = estimated(rounds.answers, centred=rounds.centred)
+    matrix, constant = estimate.matrix, None
+    weights = estimate.map.inverse_around(np.eye(len(matrix)))
+    if rounds.centred:
+        assert artifact.mean is not None
+        clip_norm, constant = math.sqrt(rounds.unit), first.constant
+        mean, count = artifact.mean / clip_norm, estimate.n_records
+        last = (first.noise_std / estimate.noise_std) ** 2
+        across = mean[:, None] / constant * last
+        matrix = np.block(
+            [
+                [matrix + count * np.outer(mean, mean), count * constant * mean[:, None]],
+                [count * constant * mean[None], np.full((1, 1), count * constant**2)],
+            ]
+        )
+        weights = np.block(
+            [[weights + np.outer(mean, mean) / constant**2 * last, across], [across.T, np.full((1, 1), last)]]
+        )
+        constant *= clip_norm
+    noise = {"law": "isometric", "std": estimate.noise_std * rounds.unit, "step": first.step, "constant": constant}
+    return PrivateMoment(
+        matrix=pack_symmetric(matrix * rounds.unit),
+        weights=pack_symmetric(weights),
+        manifest=artifact.moment_facts(noise, parent=parent),
     )
 
 

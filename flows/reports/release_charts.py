@@ -213,7 +213,7 @@ def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "li
 
     inspect = theme_of(theme)
     finding, _, more = _scree_finding(spectrum).partition("; ")
-    figure, axes = _titled(
+    figure, axes = titled(
         finding,
         ": ".join(part for part in (name, more or "released eigenvalues, largest first") if part),
         inspect,
@@ -251,7 +251,7 @@ def loadings_chart(
     inspect = theme_of(theme)
     held = sum(row["loading"] ** 2 for row in rows)
     parts = (f"the {len(rows)} largest loadings are {math.floor(100 * min(held, 1.0))} % of the component", name)
-    figure, axes = _titled(
+    figure, axes = titled(
         _loadings_finding(rows, component),
         " of ".join(part for part in parts if part),
         inspect,
@@ -268,11 +268,11 @@ def loadings_chart(
             f"{value:+.2f}".replace("-", "−"),
             (value, place),
             (4 * side, 0),
-            **_text(inspect.text, ha="left" if side > 0 else "right", va="center"),
+            **text_style(inspect.text, ha="left" if side > 0 else "right", va="center"),
         )
     both = min(values, default=0.0) < 0
     axes.set(xlim=((-1.35 if both else 0.0) * reach, 1.35 * reach), ylim=(max(len(rows), 3) - 0.4, -0.6))
-    axes.set_yticks(places, [_short(str(row["feature"])) for row in rows])
+    axes.set_yticks(places, [short_name(str(row["feature"])) for row in rows])
     axes.set(xlabel="loading; the sign of a whole component is arbitrary")
     dress_axes(axes, inspect)
     _only_names(axes)
@@ -301,7 +301,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
         rows.append((f"{len(hidden)} earlier releases", hidden[-1]["remaining"]))
         charged = charged[1 - _NAMED :]
     rows += [(_release_name(row), max(row["remaining"], 0.0)) for row in charged]
-    figure, axes = _titled(
+    figure, axes = titled(
         _budget_finding(facts),
         f"largest epsilon of one more release after each release, at delta {facts['delta']:g}",
         inspect,
@@ -323,7 +323,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     )
     for place, was, now in zip(places, before, left, strict=True):
         shown = _left(now, of=rows[0][1]) + (f" (−{was - now:.2g})" if was > now else "")
-        axes.annotate(shown, (max(was, now), place), (4, 0), **_text(inspect.text, va="center"))
+        axes.annotate(shown, (max(was, now), place), (4, 0), **text_style(inspect.text, va="center"))
     axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [label for label, _ in rows])
     axes.set(xlabel="hatched: epsilon of each release" if len(rows) > 1 else "")
@@ -332,7 +332,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     return figure
 
 
-def _titled(finding: str, more: str, inspect: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
+def titled(finding: str, more: str, inspect: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
     """Return a figure and its axes, with the finding as a heading and secondary text below it."""
     first = textwrap.wrap(finding, 58)
     second = textwrap.wrap(more, 82)
@@ -373,7 +373,7 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
         axes.axhspan(low, edge, color=inspect.band, linewidth=0)
         axes.axhline(edge, color=inspect.muted, linewidth=1, linestyle=(0, (4, 3)))
         shown = f"noise alone stays below {_number(edge)}, 99 times in 100"
-        axes.annotate(shown, (0.4, low), (2, 5), **_text(inspect.muted, ground=inspect.band))
+        axes.annotate(shown, (0.4, low), (2, 5), **text_style(inspect.muted, ground=inspect.band))
 
 
 def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
@@ -403,7 +403,7 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
         fits = first + _PART_OF_LETTER * len(message) * len(values) < len(values)
         where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
         ground = inspect.band if edge is not None and height < edge else inspect.ground
-        axes.annotate(message, (where[0], height), where[1], **_text(color, ha=where[2], ground=ground))
+        axes.annotate(message, (where[0], height), where[1], **text_style(color, ha=where[2], ground=ground))
 
 
 def _scree_finding(spectrum: Spectrum) -> str:
@@ -416,7 +416,7 @@ def _scree_finding(spectrum: Spectrum) -> str:
 
 
 def _loadings_finding(rows: Sequence[Mapping[str, Any]], component: int) -> str:
-    risen, fallen = ([_short(str(row["feature"])) for row in rows if sign * row["loading"] > 0] for sign in (1, -1))
+    risen, fallen = ([short_name(str(row["feature"])) for row in rows if sign * row["loading"] > 0] for sign in (1, -1))
     if risen and fallen:
         return f"Component {component}: {risen[0]} against {fallen[0]}"
     together = (risen or fallen)[:2]
@@ -435,7 +435,7 @@ def _budget_finding(facts: Mapping[str, Any]) -> str:
 def _release_name(row: Mapping[str, Any]) -> str:
     day = datetime.fromisoformat(row["time"]).strftime("%Y-%m-%d")
     made = row["artifact"] or f"{row['mechanism'] or 'release'} {row['release'][:8]}"
-    return f"{_short(made.split(', ')[0])}  {day}"
+    return f"{short_name(made.split(', ')[0])}  {day}"
 
 
 def _left(remaining: float, *, of: float) -> str:
@@ -448,12 +448,14 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if 10 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Shorten the middle of a long name."""
     half = _LONGEST_NAME // 2
     return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
 
-def _text(color: str, *, ha: str = "left", va: str = "bottom", ground: str | None = None) -> dict[str, Any]:
+def text_style(color: str, *, ha: str = "left", va: str = "bottom", ground: str | None = None) -> dict[str, Any]:
+    """Return the style of an annotation."""
     box = {} if ground is None else {"bbox": {"facecolor": ground, "edgecolor": "none", "pad": 1.0}}
     return {"textcoords": "offset points", "color": color, "fontsize": SMALL, "ha": ha, "va": va, **box}
 

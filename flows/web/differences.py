@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from dpca.artifacts.base import Artifact
+from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.pointers import Reference
 from dpca_tasks.metrics import principal_angles
 from flows.reports.budget_facts import budget_facts
+from flows.reports.derived_charts import derived_chart
 from flows.reports.release_charts import budget_chart, loadings_chart, render, scree_chart, theme_of
 from flows.reports.spectrum import Spectrum, top_loadings
 from flows.web.page_facts import LEADING, Absent, feature_names, load_version, numbers_in, population_at, spectrum_of
@@ -60,6 +62,15 @@ def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) 
     pairs = tuple((each["feature"], each["loading"]) for each in found)
     with _one_at_a_time:
         return in_theme(_loadings(pairs, row.reference), theme)
+
+
+def draw_derived(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
+    """Draw the correlations, coefficients or loadings of a derived version, or raise `Absent`."""
+    row, artifact = load_version(workspace, name, int(version))
+    if not isinstance(artifact, Correlations | DerivedModel):
+        raise Absent(f"{row.reference} is not derived from a moment.")
+    with _one_at_a_time:
+        return render(derived_chart(artifact, name=row.reference, theme=theme))
 
 
 def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:

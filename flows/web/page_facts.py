@@ -17,9 +17,11 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from dpca.artifacts.base import Artifact
+from dpca.artifacts.derived import Correlations, DerivedModel
 from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca.artifacts.estimate import PrivateEstimate
 from dpca.artifacts.files import KINDS, kind_named, read_artifact
+from dpca.artifacts.moment import PrivateMoment
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.errors import Invalid
@@ -69,6 +71,10 @@ def kind_facts(artifact: Artifact) -> dict[str, Any]:
             return {"spectrum": None, **_topics(artifact)}
         case ItemEmbeddings():
             return {"spectrum": None, **_items(artifact)}
+        case DerivedModel() | Correlations():
+            return {"spectrum": None, **_derived(artifact)}
+        case PrivateMoment():
+            return {"spectrum": None, **_means(artifact)}
         case PrivateEstimate():
             return {"spectrum": None, "noun": "sum", "parts": [], "n_parts": 0}
     return {"spectrum": None, "noun": "part", "parts": [], "n_parts": 0}
@@ -153,6 +159,43 @@ def _topics(artifact: TensorComponents) -> dict[str, Any]:
     ]
     noun = "topic" if artifact.model == "topics" else "centre"
     return {"noun": noun, "weighs": "weight", "parts": parts, "n_parts": artifact.n_components}
+
+
+def _derived(artifact: DerivedModel | Correlations) -> dict[str, Any]:
+    """Return the coefficients or loadings of each output, or the most significant correlations, with their errors."""
+    rows, measure = artifact.rows(), "correlation"
+    if isinstance(artifact, Correlations):
+        rows = [{**row, "output": "", "feature": f"{row['feature']}, {row['other']}"} for row in rows]
+    else:
+        measure = "coefficient" if artifact.loadings is None else "loading"
+    outputs = [""] if isinstance(artifact, Correlations) else artifact.outputs
+    parts = [
+        {
+            "part": at,
+            "weight": None,
+            "loadings": [
+                {"feature": row["feature"], "loading": row[measure], "error": row.get("error")}
+                for row in rows
+                if row["output"] == output
+            ][:_FEATURES],
+        }
+        for at, output in enumerate(outputs[:_COMPONENTS], start=1)
+    ]
+    return {"noun": "output", "weighs": "", "measure": measure, "parts": parts, "n_parts": len(outputs)}
+
+
+def _means(artifact: PrivateMoment) -> dict[str, Any]:
+    """Return the largest means of a released moment with their errors, unless the noise hides them."""
+    try:
+        mean = artifact.mean()
+    except Invalid:
+        return {"noun": "mean", "parts": [], "n_parts": 0}
+    loadings = [
+        {"feature": artifact.feature_names[at], "loading": float(mean.values[at]), "error": float(mean.errors[at])}
+        for at in np.argsort(-np.abs(mean.values), kind="stable")[:_FEATURES].tolist()
+    ]
+    parts = [{"part": 1, "weight": None, "loadings": loadings}]
+    return {"noun": "output", "weighs": "", "measure": "mean", "parts": parts, "n_parts": 1}
 
 
 def _items(artifact: ItemEmbeddings) -> dict[str, Any]:
@@ -317,11 +360,15 @@ def version_facts(workspace: Workspace, name: str, version: int) -> dict[str, An
         "drift": outcome.get("drift"),
         "warnings": [*(manifest.get("warnings") or ())],
         "side_by_side": [],
+        "measure": "loading",
         **(of_kind := kind_facts(artifact)),
         "lineage": lineage,
         "charts": {
             "scree": f"versions/{row.reference}/scree" if of_kind["spectrum"] else None,
             "loadings": f"versions/{row.reference}/loadings" if isinstance(artifact, PrivateSubspace) else None,
+            "derived": f"versions/{row.reference}/derived"
+            if isinstance(artifact, DerivedModel | Correlations)
+            else None,
         },
         "before": max((each for each in numbers if each < version), default=None),
         "after": min((each for each in numbers if each > version), default=None),

@@ -41,7 +41,7 @@ from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
 from flows.reports.budget_facts import populations_in
 from flows.reports.terminal import json_text, log_event
-from flows.web.differences import difference_facts, draw_burn_down, draw_loadings, draw_scree
+from flows.web.differences import difference_facts, draw_burn_down, draw_derived, draw_loadings, draw_scree
 from flows.web.listing import aliases_in, name_facts, overview_facts, versions_in
 from flows.web.lists import LISTS, arranged, columns_of, csv_of
 from flows.web.page_facts import Absent, address_of, budget_page, dataset_facts, noun_of, version_facts
@@ -189,6 +189,7 @@ _PAGES: tuple[tuple[str, Callable[..., tuple[str, Mapping[str, Any]]]], ...] = (
 _CHARTS: tuple[tuple[str, Callable[..., bytes]], ...] = (
     (f"versions/({NAME_PATTERN})@({VERSION_PATTERN})/scree", draw_scree),
     (f"versions/({NAME_PATTERN})@({VERSION_PATTERN})/loadings", draw_loadings),
+    (f"versions/({NAME_PATTERN})@({VERSION_PATTERN})/derived", draw_derived),
     ("budgets/(~?[a-z0-9][a-z0-9._-]{0,99})/burn-down", draw_burn_down),
 )
 

@@ -64,3 +64,13 @@ def sites(folder: Path) -> None:
     rng = np.random.default_rng(3)
     for site in ("north", "east", "south"):
         np.save(folder / f"{site}.npy", rng.integers(0, 4, (300, 12)).astype(float))
+
+
+def people(folder: Path) -> None:
+    """Write a raw table of people whose income depends on their age and their job."""
+    rng = np.random.default_rng(6)
+    ages, jobs = rng.integers(20, 80, 8_000), rng.choice(3, 8_000, p=[0.5, 0.3, 0.2])
+    incomes = 20 + 0.8 * ages + 30 * jobs + rng.normal(0, 10, 8_000)
+    words = ("clerk", "driver", "nurse")
+    lines = [f"{age},{words[job]},{income:.1f}" for age, job, income in zip(ages, jobs, incomes, strict=True)]
+    (folder / "people.csv").write_text("\n".join(["age,job,income", *lines]) + "\n")

@@ -22,7 +22,7 @@ FAILS = "# exits with 1"
 HURRY: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("dataset", "ingest"): ("--direct",),
     ("budget", "accept-restored"): ("--yes",),
-    **{(noun, "fit"): ("--direct", "--yes") for noun in ("subspace", "completion", "tensor", "sites")},
+    **{(noun, "fit"): ("--direct", "--yes") for noun in ("subspace", "completion", "tensor", "moment", "sites")},
     ("subspace", "refresh"): ("--direct", "--yes"),
     **{(noun, "evaluate"): ("--direct", "--yes") for noun in ("subspace", "completion")},
 }

@@ -130,6 +130,10 @@ TYPED = {
         smaller=(("--count 20", "--count 5"),),
         shows=(r"^share +\d", r"^artifact +census-map.evaluation@1$", r"^rmse +\d"),
     ),
+    "docs/how-to/what-else-a-release-can-tell.md": Guide(
+        files=inputs.people,
+        shows=(r"^artifact +people-moment@1$", r"^artifact +people-jobs@1$", r"^correlation_rms +0\.\d"),
+    ),
     "docs/how-to/complete-ratings.md": Guide(
         files=inputs.films,
         smaller=(("--rank 8", "--rank 2"), ("--count 20", "--count 5")),
@@ -323,6 +327,7 @@ def test_every_parameter_that_the_page_names_exists() -> None:
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 SHOWS = {
     "components": ("census-map@1", "census-map-small@1", "(2, 10)"),
+    "moments": ("census-moment@1", "correlations differ from 0", "\n1 release\n", "<th>marriage</th>"),
     "ratings": ("taste@1", "\nfilm"),
     "topics": ("report-topics@1", "bank, rate, loan, credit"),
     "sites": ("joint-cape-pca@1", "joint-conv@1"),

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from dpca.artifacts.subspace import PrivateSubspace
 from flows import estimators
-from flows.estimators import PrivateMatrixFactorization, PrivatePCA
+from flows.estimators import PrivateMatrixFactorization, PrivatePCA, PrivateRidge
 from tests.dpca.artifacts import test_subspace
 
 
@@ -45,6 +45,13 @@ NON_DETERMINISTIC = frozenset(
 """Checks that scikit-learn skips for the tag ``non_deterministic``, because they compare two fits too."""
 
 
+OF_TWO_FITS = (
+    *("check_fit_idempotent", "check_regressor_data_not_an_array"),
+    *("check_regressors_int", "check_supervised_y_2d"),
+)
+"""Checks of regressors that compare two fits."""
+
+
 def loaded(width: int) -> PrivateSubspace:
     """Return a published subspace with the given number of columns."""
     return PrivateSubspace(components=np.eye(1, width), manifest={})
@@ -63,6 +70,11 @@ SUBJECTS = {
             **FRESH_NOISE,
         },
         left_out=NON_DETERMINISTIC,
+    ),
+    "PrivateRidge": Subject(
+        makes=[lambda: PrivateRidge(clip_norm=20.0, epsilon=1e6)],
+        exceptions={name: FRESH_NOISE["check_fit_idempotent"] for name in OF_TWO_FITS},
+        left_out=frozenset({"check_pipeline_consistency"}),
     ),
     "PrivateSubspace, loaded": Subject(
         makes=[partial(loaded, width) for width in test_subspace.WIDTHS],

@@ -23,6 +23,7 @@ COMMAND_OF = {
     "complete": ("completion", "fit"),
     "evaluate-completion": ("completion", "evaluate"),
     "decompose": ("tensor", "fit"),
+    "fit-moment": ("moment", "fit"),
     "fit-sites": ("sites", "fit"),
     "tick-stream": ("stream", "tick"),
 }

@@ -128,6 +128,24 @@ def _subspace(world: World, *, relation: str, names: tuple[str, ...], units: boo
     world.run("budget", "show", "people", "--json")
 
 
+def _moment(world: World) -> None:
+    """Release a moment, and derive everything from it and from a subspace in rounds."""
+    _ingest(world, POINTS, "people", "--features", str(len(COLUMNS)), "--header")
+    _open(world, "people")
+    terms = ("--epsilon", "30", "--delta", DELTA, "--clip-norm", "2", *DIRECT)
+    world.run("moment", "fit", "people", "--publish", "moment", *terms)
+    rounds = ("--components", "2", "--rounds", "2", "--center", "private")
+    world.run("subspace", "fit", "people", "--publish", "rounds", *rounds, *terms)
+    for name, refused in (("moment", 1), ("rounds", 0)):
+        world.run("derive", "correlation", name, "--json")
+        world.run("derive", "ridge", name, "--target", "a", "--publish", f"{name}.a", "--json", status=refused)
+        world.run("derive", "pca", name, "--components", "2", "--scale", "standard", "--json")
+        world.run("derive", "sample", name, "--rows", "5", "--output", "rows.csv", "--json")
+        world.call(lambda: print(Path("rows.csv").read_text()))
+    world.run("registry", "list", "--json")
+    world.run("budget", "show", "people", "--json")
+
+
 def _completion(world: World, *, tiled: bool = False) -> None:
     columns = ("--columns", "row=user,column=film,value=stars")
     _ingest(world, RATINGS, "films", "--feature-names", _items(world), *columns, "--duplicates", "last")
@@ -374,6 +392,7 @@ JOBS: dict[str, Job] = {
         neighbours=("changed",),
         quick=("changed", "NaN"),
     ),
+    "moment": Job(play=_moment, neighbours=_ADD_REMOVE, quick=("changed",)),
     "completion": Job(play=_completion, neighbours=tuple(RATINGS.neighbours)),
     "completion in tiles": Job(play=lambda world: _completion(world, tiled=True), neighbours=("changed", "removed")),
     "tensors": Job(play=_tensors, neighbours=tuple(DOCUMENTS.neighbours)),

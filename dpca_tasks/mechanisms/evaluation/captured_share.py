@@ -19,10 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca.moments import centred
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
 from dpca_tasks.mechanisms.base import Estimate, Plan, PrivacyTarget, Problem, Terms, check_target
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs
-from dpca_tasks.mechanisms.released_moment import centred, moment_query
+from dpca_tasks.mechanisms.released_moment import moment_query
 from dpca_tasks.metrics import (
     captured_beyond_first,
     captured_variance,

@@ -123,7 +123,7 @@ def test_a_fingerprint_is_derived_from_the_request() -> None:
 
 
 def test_evaluations_are_refused_unread() -> None:
-    served = {"subspace", "completion", "tensor"}
+    served = {"subspace", "completion", "tensor", "moment"}
     assert served < set(FAMILIES)
     for name in FAMILIES:
         if name in served:

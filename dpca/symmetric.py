@@ -1,0 +1,65 @@
+"""Formulas for symmetric matrices with known noise: inverses, nearest matrices, and errors of entries.
+
+>>> resolvent(np.diag([4.0, 2.0]), np.eye(2), noise_std=1.0)[1] > 0.0
+True
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+type Matrix = NDArray[np.float64]
+
+_BISECTIONS = 200
+
+
+def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Matrix, float]:
+    """Return the inverse of ``matrix + h weights``, and h, for the h that corrects for the noise of the matrix.
+
+    Parameters
+    ----------
+    matrix : array of shape (q, q)
+        A symmetric matrix with noise of this K and standard deviation.
+    weights : array of shape (q, q)
+        K, positive definite.
+    noise_std : float
+
+    Returns
+    -------
+    tuple of array of shape (q, q) and float
+        A positive definite inverse G, and ``h = noise_std^2 tr(K G)``.
+    """
+    root = np.linalg.inv(np.linalg.cholesky(weights))
+    values, vectors = np.linalg.eigh(root @ matrix @ root.T)
+    low = max(-float(values[0]), 0.0)
+    high = low + noise_std * math.sqrt(len(values))
+    for _ in range(_BISECTIONS):
+        shift = (low + high) / 2.0
+        if values[0] + shift <= 0.0 or shift < noise_std**2 * float((1.0 / (values + shift)).sum()):
+            low = shift
+        else:
+            high = shift
+    vectors = root.T @ vectors
+    return (vectors / (values + high)) @ vectors.T, high
+
+
+def nearest_psd(matrix: Matrix) -> Matrix:
+    """Return the positive semidefinite matrix that is nearest in the Frobenius norm; a unit diagonal is restored.
+
+    The unit diagonal of a correlation matrix is restored by rescaling, after which the matrix is no longer the nearest.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    if values[0] >= 0.0:
+        return matrix
+    found = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    if (np.diag(matrix) == 1.0).all():
+        roots = np.sqrt(np.diag(found))
+        found = found / np.outer(roots, roots)
+    return np.asarray((found + found.T) / 2.0)
+
+
+def entry_errors(noise: Matrix) -> Matrix:
+    """Return the standard deviations of the entries of E in units of s, for noise of this K."""
+    own = np.diag(noise)
+    return np.asarray(np.sqrt(np.outer(own, own) + noise**2))

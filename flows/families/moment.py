@@ -1,0 +1,127 @@
+"""Family of released moments: one noised second moment, with mean and count, from which models are derived later."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from dpca.artifacts.moment import PrivateMoment
+from dpca_tasks.accounting.events import Relation
+from dpca_tasks.audit.attacks import AuditSubject, Neighbours, exact_answer, worst_neighbours
+from dpca_tasks.layouts import pack_symmetric
+from dpca_tasks.mechanisms.base import Center, Mechanism, Problem
+from dpca_tasks.mechanisms.moments import MECHANISMS
+from dpca_tasks.mechanisms.released_moment import Moment, moment_query
+from dpca_tasks.records.blocks import BlockSource
+from flows.families.base import (
+    Family,
+    PlannedRelease,
+    build_mechanism,
+    records_facts,
+    release_facts,
+    rows_by_policy,
+)
+from flows.requests import MomentRequest
+from storage.datasets.catalog import Entry
+
+_AUDITED_BITS = 12
+
+
+def build_audited(name: str) -> Mechanism[Moment]:
+    """Build a mechanism for the audit."""
+    mechanism: Mechanism[Moment] = MECHANISMS[name]()
+    return mechanism
+
+
+def audited_problem(relation: Relation) -> Problem:
+    """Return a problem with two features; noise in more features would only hide the difference."""
+    return Problem(n_features=2, clip_norm=1.0, relation=relation)
+
+
+def neighbours_of(_name: str, problem: Problem) -> tuple[Neighbours, ...]:
+    """Return the worst pairs known for a second moment."""
+    return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
+
+
+def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Moment], float]:
+    """Return a statistic: the released matrix, projected on the difference of a pair."""
+    query = moment_query(problem, bits=_AUDITED_BITS)
+    direction = exact_answer(pair.left, query) - exact_answer(pair.right, query)
+    return lambda moment: float(np.vdot(direction, moment.matrix if moment.released is None else moment.released))
+
+
+class MomentFamily(Family[MomentRequest, Moment]):
+    """Family of released moments."""
+
+    name = MomentRequest.family
+    request = MomentRequest
+    terms = Problem
+    mechanisms = MECHANISMS
+    artifact = PrivateMoment
+    audit = AuditSubject(
+        names=tuple(MECHANISMS),
+        build=build_audited,
+        problem=audited_problem,
+        neighbours=neighbours_of,
+        published=along_difference,
+    )
+
+    def build(self, request: MomentRequest) -> Mechanism[Moment]:
+        """Build the mechanism that a request names."""
+        return build_mechanism(self, request.mechanism, request.settings)
+
+    def problem(self, request: MomentRequest, snapshot: Entry, *, relation: Relation) -> Problem:
+        """Return the public facts of a request on a snapshot."""
+        return Problem(
+            n_features=snapshot.n_features,
+            clip_norm=request.clip_norm,
+            center=cast(Center, request.center),
+            relation=relation,
+            **records_facts(snapshot),
+        )
+
+    def requested(self, request: MomentRequest) -> Sequence[Any]:
+        """Return the options on rows that determine the release."""
+        return [request.clip_norm, request.row_policy, request.center]
+
+    def source(self, planned: PlannedRelease[MomentRequest], rows: BlockSource) -> BlockSource:
+        """Return the rows, all scaled to the clip norm if the request has ``row_policy=normalise``."""
+        return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.request.clip_norm)
+
+    def facts(self, planned: PlannedRelease[MomentRequest]) -> Mapping[str, Any]:
+        """Return the facts of a dry run on the rows, with the noise in squared data units summed over rows."""
+        plan, square = planned.plan, planned.request.clip_norm**2
+        assert plan.moment_std is not None
+        assert plan.noise_edge is not None
+        noise = {"noise_std_expected": plan.moment_std * square, "noise_edge_expected": plan.noise_edge * square}
+        return {"clip_norm": planned.request.clip_norm, **self.published_facts(planned), **noise}
+
+    def published_facts(self, planned: PlannedRelease[MomentRequest]) -> Mapping[str, Any]:
+        """Return the treatment of the rows."""
+        return {"row_policy": planned.request.row_policy, "center": planned.request.center}
+
+    def state(
+        self,
+        planned: PlannedRelease[MomentRequest],
+        result: Moment,
+        *,
+        release_id: str,
+        feature_names: Sequence[str] | None,
+    ) -> PrivateMoment:
+        """Build the artifact of a moment with its public facts."""
+        assert result.released is not None
+        names = {} if feature_names is None else {"feature_names": list(feature_names)}
+        warnings = {"warnings": list(planned.plan.warnings)} if planned.plan.warnings else {}
+        return PrivateMoment(
+            matrix=pack_symmetric(result.released),
+            manifest={
+                **names,
+                **warnings,
+                **release_facts(self, planned, release_id=release_id),
+                "clip_norm": planned.request.clip_norm,
+                "outcome": {"noise": result.noise},
+            },
+        )
+
+
+MOMENT = MomentFamily()
