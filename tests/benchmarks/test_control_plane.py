@@ -73,7 +73,7 @@ def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
         (replace(ROW, of_few_blocks=replace(ROUND, tasks=84)), "grow with blocks"),
         (replace(ROW, round=replace(ROUND, messages=85 * 21)), "messages"),
         (replace(ROW, round=replace(ROUND, sent_and_received=10**6)), "bytes"),
-        (replace(ROW, round=replace(ROUND, seconds=85 * SECONDS * 1.01)), "s of the scheduler a task"),
+        (replace(ROW, round=replace(ROUND, seconds=85 * SECONDS * 1.01)), "s of the scheduler per task"),
         (replace(ROW, scheduler=(BASE_MB + 5) * 2**20), "MB of the scheduler"),
         (replace(ROW, client=(BASE_MB + 1) * 2**20), "MB of the client"),
         (replace(ROW, loss=replace(LOSS, at=1.01)), "killed after the sum had ended"),
