@@ -208,7 +208,7 @@ def test_the_first_merges_transfer_nothing() -> None:
     assert round_seconds(moving, rows=0, row=0.0, size=LARGE, workers=2) == LARGE + LARGE
 
 
-def test_a_network_slows_what_moves() -> None:
+def test_a_network_slows_the_transfer_of_partial_sums() -> None:
     assert round_seconds(FREE, rows=0, row=0.0, size=MEDIUM, workers=2, network=1.0) == MEDIUM + MEDIUM
 
 

@@ -269,7 +269,7 @@ def test_an_error_of_one_parallel_task_reaches_the_caller():
         pass
 
 
-def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():
+def test_eigenpairs_of_a_large_matrix_have_the_same_bits_for_any_thread_limit():
     rows = np.random.default_rng(0).standard_normal((LARGE, LARGE))
     found = []
     for limit in (1, 2):
@@ -342,7 +342,7 @@ def test_a_flat_spectrum_is_noise_for_every_mechanism_and_intervals_are_ordered(
     assert advice.cost == cost_of(advice.mechanism, advice.plan)
 
 
-def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow():
+def test_refined_releases_have_an_interval_and_a_single_number_only_if_narrow():
     plan = MECHANISMS["analyze_gauss"](n_components=3).plan(MANY, TARGET)
     good = expect(MECHANISMS["analyze_gauss"](n_components=3), plan)
     assert good.captured[0] < good.captured[1]

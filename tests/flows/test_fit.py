@@ -101,7 +101,7 @@ def test_without_yes_and_without_terminal_nothing_is_spent(ready: Path, dpca: Co
     assert facts_of(ready) == before
 
 
-def test_a_dry_run_shows_noise_and_cost_and_touches_nothing(ready: Path, dpca: Command) -> None:
+def test_a_dry_run_shows_noise_and_cost_without_changes(ready: Path, dpca: Command) -> None:
     before = facts_of(ready)
     ending = dpca(*FIT, "--dry-run", "--json")
     shown = json.loads(ending.out)

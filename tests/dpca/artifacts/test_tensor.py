@@ -265,7 +265,7 @@ def test_predictions_lie_in_the_range_and_recommendations_leave_out_what_was_rat
     assert (own, factor.tolist()) == (3.0, [0.0] * RANK)
 
 
-def test_the_last_of_two_ratings_counts_and_order_does_not():
+def test_the_last_of_two_ratings_counts_and_the_order_of_items_does_not_matter():
     embeddings = made()
     twice = embeddings.predict([2, 0, 2], [1.0, 4.0, 5.0])
     assert (twice == embeddings.predict([0, 2], [4.0, 5.0])).all()

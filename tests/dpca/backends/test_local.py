@@ -110,7 +110,7 @@ def test_many_may_remove_a_folder_at_once(place: Place, tmp_path: Path) -> None:
     assert place.names("shelf") == []
 
 
-def test_a_folder_may_be_swept_up_while_it_is_removed(tmp_path: Path) -> None:
+def test_a_folder_may_be_cleaned_up_while_it_is_removed(tmp_path: Path) -> None:
     place, over = LocalPlace(tmp_path), Event()
 
     def sweep() -> None:
@@ -136,7 +136,7 @@ def test_a_folder_hidden_by_a_killed_removal_is_removed(tmp_path: Path) -> None:
     assert LocalPlace(tmp_path).names("shelf") == []
 
 
-def test_a_folder_lists_more_than_one_answer_holds(objects: Place) -> None:
+def test_a_folder_with_more_entries_than_one_response_is_listed_completely(objects: Place) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: objects.write(f"many/{number}", b"", over=None), range(1001)))
     assert len(objects.names("many")) == 1001

@@ -85,7 +85,7 @@ def test_components_are_those_of_the_covariance(mechanism, target):
 
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), SmoothSensitivity(n_components=K)])
-def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mechanism):
+def test_with_little_noise_components_are_those_of_records_clipped_around_the_mean(mechanism):
     """Compare components with numpy's for records centered and then clipped, with little noise.
 
     A sixth of the records exceed the clip norm after centering.

@@ -283,7 +283,7 @@ def test_rounding_lengthens_no_core(bits, share):
     assert furthest(query, points)[1] <= query.sensitivity("l2") * (1 + 1e-15)
 
 
-def test_scores_are_clipped_in_integers_whatever_the_directions_are():
+def test_scores_are_clipped_in_integers_for_any_directions():
     query = point_triples(directions=on_direction_grid(np.ones((D, 3))))
     for point in (np.ones(D), 1e300 * np.ones(D), -1e-300 * np.ones(D), 0.29 * np.ones(D)):
         scores = query.grid(ArrayBlocks(point[None]).read(0)).values.astype(object)

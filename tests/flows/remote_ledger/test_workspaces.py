@@ -271,9 +271,7 @@ def test_a_stopped_release_is_resumed(
     assert not (home / "staging" / release.id).exists()
 
 
-def test_steps_that_a_crash_left_are_removed_when_their_release_ended(
-    remote: RemoteHome, dpca: Command, home: Path
-) -> None:
+def test_leftover_steps_of_an_ended_release_are_removed(remote: RemoteHome, dpca: Command, home: Path) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
     (release,) = remote.ledger.statement(PEOPLE).releases
     ours, others = home / "staging" / release.id, home / "staging" / ("0" * 32)

@@ -112,7 +112,7 @@ def test_the_svg_has_its_text_as_text_its_finding_as_title_and_no_date() -> None
     assert "<dc:date>" not in picture
 
 
-def test_a_png_is_twice_as_fine_as_a_page_of_600_pixels_shows() -> None:
+def test_a_png_has_twice_the_resolution_of_a_600_pixel_page() -> None:
     picture = render(scree_chart(SEEN), format="png")
     assert picture.startswith(b"\x89PNG")
     assert int.from_bytes(picture[16:20]) == 1200

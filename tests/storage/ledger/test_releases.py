@@ -121,7 +121,7 @@ def test_a_commit_is_repeated_with_the_same_artifact_alone(budget: Ledger) -> No
     assert event_names(budget).count("release_committed") == 1
 
 
-def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
+def test_a_commit_with_a_failing_record_is_rolled_back(budget: Ledger) -> None:
     begun = begin(budget)
 
     def record(connection: sa.Connection) -> None:

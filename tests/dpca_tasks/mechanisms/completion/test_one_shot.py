@@ -80,7 +80,7 @@ def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same(low_rank):
             assert (getattr(other, name) == getattr(whole, name)).all()
 
 
-def test_a_large_diagonal_does_not_hide_the_leading_part():
+def test_a_large_diagonal_does_not_hide_the_leading_factor():
     """Compute the leading factor of a matrix that has one large diagonal entry.
 
     The large entry dominates the leading eigenvector, unless the diagonal is replaced before.

@@ -71,7 +71,7 @@ def test_components_and_weights_are_found_under_the_noise_of_one_key(model):
         assert found.noise_variance == pytest.approx(VARIANCE, rel=0.1)
 
 
-def test_a_declared_variance_is_used_as_it_is():
+def test_a_declared_variance_is_used_unchanged():
     found = run(AGN, points(), mixture_problem(noise_variance=0.05), target(4.0))
     assert found.noise_variance == pytest.approx(0.05, rel=1e-9)
 
