@@ -265,7 +265,7 @@ class TestDamage:
                 read_artifact(LocalPlace(home), digest)
         path.write_bytes(sound)
 
-    def test_an_artifact_of_another_user_is_not_called_corrupt(
+    def test_an_unreadable_artifact_of_another_user_is_not_reported_as_corrupt(
         self, published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def deny(_: Path, *, most: int) -> bytes:

@@ -267,7 +267,7 @@ def test_a_missing_column_and_an_unknown_one_are_one_line_each(kind: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_columns_without_names_go_by_position() -> None:
+def test_columns_without_names_are_matched_by_position() -> None:
     expected = COLUMNS_SUBSPACE.transform(ROWS)
     np.testing.assert_allclose(COLUMNS_SUBSPACE.transform(pd.DataFrame(ROWS)), expected, rtol=0, atol=1e-12)
     nameless = PrivateSubspace(components=COLUMNS_SUBSPACE.components, manifest={})
@@ -423,7 +423,7 @@ class TestNotes:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 class TestNames:
-    def test_names_in_are_those_of_the_release(self, subspace: PrivateSubspace) -> None:
+    def test_input_feature_names_are_those_of_the_release(self, subspace: PrivateSubspace) -> None:
         assert subspace.n_features_in_ == 4
         assert subspace.feature_names_in_.tolist() == FITTED_TRANSFORMER_NAMES
         assert subspace.get_feature_names_out(FITTED_TRANSFORMER_NAMES).tolist() == OUT

@@ -110,9 +110,7 @@ def test_the_bracket_agrees_with_the_accountant_where_its_grid_is_fine(
 
 
 @pytest.mark.parametrize(("multiplier", "count", "delta"), [(20.0, 100, 1e-5), (3.0, 7, 1e-2), (300.0, 5000, 1e-8)])
-def test_many_gaussians_on_the_grid_are_the_one_that_they_compose_to(
-    multiplier: float, count: int, delta: float
-) -> None:
+def test_many_gaussians_on_the_grid_equal_their_composed_gaussian(multiplier: float, count: int, delta: float) -> None:
     exact = epsilon_bracket(self_composed(gaussian(multiplier), count), delta=delta)
     assert exact.upper == pytest.approx(
         dp_accounting.get_epsilon_gaussian(multiplier / math.sqrt(count), delta), rel=1e-8

@@ -157,7 +157,7 @@ def test_the_number_of_passes_is_that_of_the_plan():
     assert counts == {2}  # reads of the block: one for eleven columns and one for the last column
 
 
-def test_secret_numbers_are_not_shown():
+def test_secret_numbers_are_not_printed():
     found = solver().solve(ArrayBlocks(SPECTRA["few rows"]), KEY)
     assert repr(found) == "Eigenpairs()"
 

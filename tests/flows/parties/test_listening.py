@@ -388,7 +388,7 @@ ARRAYS = {
 }
 
 
-def test_facts_and_arrays_come_back_to_the_bit_and_aligned() -> None:
+def test_facts_and_arrays_are_decoded_bit_for_bit_and_aligned() -> None:
     frame = decode(encode({"round": 3, "names": ["a"]}, ARRAYS), most=100_000)
     assert frame.facts == {"round": 3, "names": ["a"]}
     assert list(frame.arrays) == list(ARRAYS)

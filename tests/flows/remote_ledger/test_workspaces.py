@@ -231,7 +231,7 @@ class Stopped(Exception):
     """Exception that simulates a killed process."""
 
 
-def test_every_answer_may_be_lost_once(remote: RemoteHome, dpca: Command) -> None:
+def test_a_release_succeeds_if_every_answer_is_lost_once(remote: RemoteHome, dpca: Command) -> None:
     remote.caller.cut = set(ROUTES)
     done = dpca(*FIT, "--direct", "--yes", "--json")
     assert done.status == 0, done
