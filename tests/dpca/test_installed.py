@@ -168,7 +168,7 @@ def test_a_damaged_package_of_the_project_is_reported_as_damaged() -> None:
 def test_the_package_has_exactly_its_public_names() -> None:
     assert dir(public) == sorted(public.__all__)
     with pytest.raises(AttributeError, match="no attribute 'other'"):
-        getattr(public, "other")  # noqa: B009 - the type checker knows that it is not there
+        getattr(public, "other")  # noqa: B009 - the type checker would report the missing name
     assert issubclass(NotInstalled, ImportError)
 
 

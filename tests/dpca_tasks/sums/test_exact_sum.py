@@ -330,7 +330,7 @@ class Threads(ArrayBlocks):
     """A source that lets two tasks read at the same time, and records the number of BLAS threads in each."""
 
     meeting = threading.Barrier(2, timeout=30)
-    seen: list[int] = []  # noqa: RUF012 - of the class, since the source travels
+    seen: list[int] = []  # noqa: RUF012 - a class attribute, so that it is not pickled
 
     def read(self, block, /):
         self.meeting.wait()

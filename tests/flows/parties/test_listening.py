@@ -488,7 +488,7 @@ def test_any_bytes_are_read_or_refused(noise: bytes, at: int) -> None:
     try:
         decode(frame[:at] + noise + frame[at + len(noise) :], most=OVERHEAD)
     except FramesRefused as refusal:
-        assert "\n" not in str(refusal)  # noqa: PT017 - either ending is right
+        assert "\n" not in str(refusal)  # noqa: PT017 - decoding and refusal are both valid
 
 
 def test_facts_of_another_type_are_refused() -> None:

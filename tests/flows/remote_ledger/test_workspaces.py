@@ -119,7 +119,7 @@ def test_a_runner_opens_no_database(served: Served, become: Callable[[str], None
         done = dpca(*FIT, "--direct", "--yes", "--json")
         shown = dpca("budget", "show", PEOPLE, "--json")
         assert _watched == []
-        os.listdir(served.secret)  # noqa: PTH208 - the watch sees whoever looks
+        os.listdir(served.secret)  # noqa: PTH208 - tests that the audit hook records accesses
         assert _watched == [f"os.listdir {served.secret}"]
     finally:
         _where.clear()
