@@ -44,15 +44,15 @@ EPSILON, DELTA = 1.0, 1e-9
 BUDGET = 100.0
 EQUAL = {"a9a-like": 1.0, "mnist": 6.0, "syn": 25.0}
 CENTRED_EQUAL = {"a9a-like": 1.0, "mnist": 9.0, "syn": 25.0}
-"""Epsilons at which our directions capture `AS_MUCH` of what a peer's capture (`EQUAL`), and of a centring peer's.
+"""Epsilons at which released directions capture the fraction `AS_MUCH` of the variance that a peer captures.
 
-The eigenvalues of SYN are all alike, so no epsilon suffices against exact peers. Its value is the largest epsilon that
-each of six releases may have.
+`EQUAL` is for peers without centering, and `CENTRED_EQUAL` for centering peers. The eigenvalues of SYN are all alike,
+so no epsilon suffices there. Its value is the largest epsilon that each of six releases may have.
 """
 TO_CENTRE = ("a9a-like",)
-"""Inputs with a mean so large that only a private mean lets a release capture `AS_MUCH` of the centred variance."""
+"""Inputs whose mean is so large that a release captures the fraction `AS_MUCH` only with a private mean."""
 EQUAL_CLIP_NORM = {"syn": 20**0.5}
-"""A clip norm better suited than a bound on all rows: the root mean squared norm of a row, which is public."""
+"""The root mean squared norm of a row, which is public, and a better clip norm than a bound on all rows."""
 AS_MUCH = 0.99
 BARS = {"sklearn-truncated-svd": 1.3, "dask-ml-truncated-svd": 5.0}
 CENTRED_BARS = {"sklearn-pca-dense": 1.3, "scanpy-pca": 3.0, "dask-ml-pca": 5.0}

@@ -229,7 +229,7 @@ def _check_round(row: Row) -> None:
     assert row.of_few_blocks.tasks == row.round.tasks, "tasks grow with blocks"
     assert row.round.messages <= MESSAGES * row.round.tasks, f"{row.round.messages} messages"
     assert row.round.sent_and_received <= BYTES * row.round.tasks, f"{row.round.sent_and_received} bytes"
-    assert _seconds(row) <= SECONDS, f"{_seconds(row):.4f} s of the scheduler a task at {row.workers} workers"
+    assert _seconds(row) <= SECONDS, f"{_seconds(row):.4f} s of the scheduler per task at {row.workers} workers"
 
 
 def _check_memory(row: Row) -> None:
@@ -266,8 +266,8 @@ def _seconds(row: Row) -> float:
 def table(rows: Sequence[Row]) -> str:
     """Return the measurements as a Markdown table."""
     lines = [
-        "| workers | partitions | tasks | merges deep | scheduler, us a task | of 1,000 blocks | messages a task | "
-        "bytes a task | scheduler, MB | client, MB | lost, same bits |",
+        "| workers | partitions | tasks | merge levels | scheduler, us per task | with 1,000 blocks | "
+        "messages per task | bytes per task | scheduler, MB | client, MB | lost, same bits |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:

@@ -69,7 +69,7 @@ def main(features: int = 50_000) -> None:
         f"wide-large d={features} k={COMPONENTS}: {seconds:.0f} s, {len(products)} products, "
         f"{seconds / len(products):.1f} s each, worker peak {peak:.2f} GB"
     )
-    print(f"one core: {1e9 * normal:.1f} ns a normal, {1e9 * entry:.2f} ns an entry and product")
+    print(f"one core: {1e9 * normal:.1f} ns per normal deviate, {1e9 * entry:.2f} ns per entry and product")
     each = PROJECTED * (PROJECTED + 1) / 2 * (normal + entry) / WORKERS
     print(f"projected d={PROJECTED}: {each:.0f} s a product, {each * len(products):.0f} s for {len(products)}")
 

@@ -56,7 +56,7 @@ type Rows = sparse.csr_array | Matrix
 
 PRIVATE = tuple(name for name in MECHANISMS if name != "non_private")
 MINUTES = ("exponential", "smooth_sensitivity", "propose_test_release")
-"""The mechanisms that take minutes a run on MNIST and Reuters."""
+"""The mechanisms that take minutes per run on MNIST and Reuters."""
 EPSILONS = (0.1, 1.0, 4.0)
 DELTA, DECLARED, DIGITS = 1e-6, 40, 3
 TOLERANCE, DRAWS = 0.1, 3

@@ -255,7 +255,7 @@ def _comparisons(name: str, cells: Sequence[Cell]) -> Iterator[Check]:
         here = [cell for cell in cells if cell["epsilon"] == epsilon and cell["ending"] == "finished"]
         ours, others = ([c["captured"] for c in here if (c["group"] == "dpca") is mine] for mine in (True, False))
         if others:
-            best = f"{name} epsilon={epsilon:g}: captured by the best of ours, against the best of the others"
+            best = f"{name} epsilon={epsilon:g}: captured by the best dpca mechanism, against the best other method"
             yield at_least(best, max(others), got=max(ours, default=0.0), tolerance=WITHIN)
 
 

@@ -36,8 +36,8 @@ from papers.lib.experiments import (
 from papers.lib.public_data import a9a_rows, available, second_moment
 
 DELTA, RUNS, COVERED_RUNS, FEW = 1e-6, 5, 40, 5_000
-"""`RUNS` are the draws of a table cell, each of which a coverage has `COVERED_RUNS` times; `FEW` is the rows of the
-small MNIST."""
+"""The numbers of draws for a cell of the table (`RUNS`) and for a coverage (`COVERED_RUNS`), and the number of rows of
+the small MNIST (`FEW`)."""
 ARMS = ("none", "eb", "spikes", "all", "auto")
 
 _SEED, _SIGNAL_SEED = 7, 5

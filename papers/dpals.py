@@ -109,9 +109,9 @@ items, for which it has 1.5."""
 FASTER = -0.3
 """The largest accepted difference of the slopes of DPALS and DPFW in the number of users; the paper has -1 and -0.2."""
 CONTRACTS = 0.25
-"""The factor by which an exact round reduces the distance from the true factors, at most (Lemma 4)."""
+"""The largest accepted ratio of the distances from the true factors after and before an exact round (Lemma 4)."""
 FLOOR = 10.0
-"""Ratios of distances count down to this many times the least distance, which the ridge determines."""
+"""Distances below this multiple of the least distance are ignored, because there the ridge stops the contraction."""
 ROUNDS, EXACT_ROUNDS = 10, 32
 
 _TESTED, _TRACED = 1_000, 20_000

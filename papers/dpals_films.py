@@ -67,8 +67,8 @@ MEANS = arm("item_means", centre=CENTRE)
 OFFSETS = arm("dpals", "dpals, tail and offsets", centre=CENTRE, user_ridge=4.0, item_ridge=0.7, pooled=1)
 TAIL = OFFSETS.with_settings("dpals, tail", offsets=False, totals_share=0.03)
 UNIFORM = TAIL.with_settings("dpals, uniform", sampling="uniform")
-"""The counts of TAIL need less budget than the counts and offsets of OFFSETS; UNIFORM needs neither and spends nothing
-on them."""
+"""Three variants of DPALS: OFFSETS releases counts and offsets, TAIL releases only counts (which need less budget),
+and UNIFORM releases neither."""
 UNPROJECTED = arm(
     "unprojected",
     "dpals, no projection",
@@ -127,13 +127,13 @@ CHARTS = {
 GAINS = {"tail sampling": 0.006, "offsets": 0.005, "tail sampling over item means": 0.02}
 FEW_USERS, FEW_EPSILON = 8_000, 1.0
 BEATS_DPFW, MOST_RATED = 0.05, 400
-"""The least relative gain over DPFW at every epsilon from 5, for which the paper has 0.07 to 0.116, and the number of
-films."""
+"""The least relative gain over DPFW at every epsilon from 5 on (the paper states 0.07 to 0.116), and the number of
+films in this comparison."""
 FEW_SHARE = 0.23
-"""The share of users with which DPALS is as good as DPFW with all, as in the paper."""
+"""The fraction of users with which DPALS must be as accurate as DPFW with all users, as in the paper."""
 TASTE, KEPT, LEAST_KEPT = 1.5, 0.85, 1.0
-"""The weight of taste in made preferences, the share of the non-private recall that DPALS keeps from epsilon 5, and its
-least ratio to the recall of popularity at every epsilon."""
+"""The weight of taste in synthetic preferences, the fraction of the non-private recall that DPALS must reach from
+epsilon 5 on, and its least ratio to the recall of popularity at every epsilon."""
 FRACTIONS, RANKS, RIDGES, SHARES = (
     (0.1, 0.2, 0.3, 0.5, 0.7, 1.0),
     (2, 4, 8, 16, 32),
@@ -143,7 +143,7 @@ FRACTIONS, RANKS, RIDGES, SHARES = (
 ML_100K_RANK, ML_100K_EPSILONS, ML_100K_RATINGS = 4, (1.0, 5.0, 10.0, 20.0), 1_682
 ML_100K_EXACT, ML_100K_MEAN = 0.925, 1.044
 ML_100K_BELOW_MEAN = {1.0: (-0.006, 0.034), 5.0: (-0.021, 0.019), 10.0: (-0.051, -0.011), 20.0: (-0.066, -0.026)}
-"""The bounds of the error of DPALS less that of user means: too few users at epsilon 1, a gain from 10."""
+"""Bounds on the error of DPALS minus the error of user means, by epsilon; it is negative from epsilon 10 on."""
 
 _SEED, _SKEWED_TESTED, _PAIRS_TESTED, _FILMS_TESTED = 20210720, 6_000, 2_000, 4_000
 
@@ -297,14 +297,16 @@ def _studies(name: str, fractions: Draws, small: Draws, ranks: Draws, ridges: Dr
         yield at_least(f"{name}: RMSE lost by {sample}", 0.005, got=fractions[sample, 1.0] - exact[-1])
     gap = abs(fractions[ALS_TAIL, 1.0] - fractions[ALS_UNIFORM, 1.0])
     gain = fractions[UNIFORM.name, 1.0] - fractions[TAIL.name, 1.0]
-    yield at_most(f"{name}: what sampling decides for als over what it decides for dpals", 1.0, got=gap / gain)
+    yield at_most(f"{name}: effect of the sampling rule on als, over its effect on dpals", 1.0, got=gap / gain)
     gains = {
         epsilon: of[UNIFORM.name, 1.0] - of[UNIFORM.name, 0.3]
         for epsilon, of in ((FEW_EPSILON, small), (EPSILON, fractions))
     }
     yield at_least(f"{name} epsilon={FEW_EPSILON:g}: RMSE gained by the top 30 % of films", 0.0, got=gains[FEW_EPSILON])
     more = gains[FEW_EPSILON] - gains[EPSILON]
-    yield at_least(f"{name}: that gain at epsilon {FEW_EPSILON:g} less that at {EPSILON:g}", 0.0, got=more)
+    yield at_least(
+        f"{name}: gain by the top 30 % of films at epsilon {FEW_EPSILON:g} less that at {EPSILON:g}", 0.0, got=more
+    )
     private, without = ([ranks[of, rank] for rank in RANKS] for of in (OFFSETS.name, ALS.name))
     yield at_least(f"{name}: RMSE of dpals lost from its best rank to rank 32", 0.003, got=private[-1] - min(private))
     best = RANKS[int(np.argmin(private))]
@@ -320,7 +322,7 @@ def _few_users(scale: Scale) -> Iterator[Check]:
     few = _made(scale, FEW_USERS, 0)
     by_means, by_factors = (_error(_run(each, few, 0, epsilon=FEW_EPSILON), few) for each in (MEANS, OFFSETS))
     name = f"skewed n={few.n_users} epsilon={FEW_EPSILON:g}"
-    yield at_least(f"{name}: item_means is best, RMSE of dpals less its own", 0.0, got=by_factors - by_means)
+    yield at_least(f"{name}: item_means is best, RMSE of dpals less that of item_means", 0.0, got=by_factors - by_means)
     request = request_of(few, Trial(rank=RANK, per_user=PER_USER, epsilon=FEW_EPSILON))
     right = advised(*request, rank=RANK)[0].mechanism == "item_means"
     yield at_least(f"{name}: the dry run advises item_means", 1.0, got=float(right))

@@ -63,7 +63,7 @@ FIGURE_3A_DELTA, FIGURE_3A_EPSILONS = 0.3, (0.5, 1.0, 1.5, 2.0)
 FIGURE_3B_DELTAS = (0.01, 0.05, 0.1, 0.5)
 FIGURE_3B_EPSILONS = {"text": 1.0, "caption": 2.0}
 FIGURE_3B_AT_MOST = 0.04
-"""The largest distance after round 8 at the epsilon of the caption, at any delta."""
+"""The largest accepted distance after round 8 at the epsilon of the caption, for any delta."""
 FIGURE_4A_DELTA, FIGURE_4A_EPSILONS = 0.3, (0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 FIGURE_4B_EPSILON, FIGURE_4B_DELTA = 1.0, 0.1
 FIGURE_4B_FEATURES = (40, 60, 80, 100, 120, 140, 160)
@@ -73,13 +73,13 @@ FIGURE_4B_EXPECTED = {
 }
 FIGURE_4B_MODEL = {"n_components": 3, "n_relevant": 10, "rows_kept": 20}
 FIGURE_4A_GIBBS = (0.8, 2.0)
-"""The epsilons of the Gibbs chain in figure 4a, for the first draw alone: each takes a minute or more."""
+"""The epsilons of the Gibbs chain in figure 4a; it runs only for the first draw, because each run takes minutes."""
 FIGURE_4A = f"d=1000, delta={FIGURE_4A_DELTA:g}"
 STATISTICAL, PRIVACY, TOTAL = "sampling: without privacy to the truth", "privacy: private to non-private", "total"
 SAMPLING_BOUND, PRIVACY_BOUND = "sampling, Theorem 4.3 with C = 1", "privacy, Theorem 4.3"
 NOTES = (
-    "Figure 3(b) has epsilon 1.0 in the paper's text and 2.0 in its caption: both are here.",
-    "Figure 4(b) ends at d = 140 in the paper's text and at 160 in its caption: here it is 160.",
+    "Figure 3(b) has epsilon 1.0 in the paper's text and 2.0 in its caption; both are shown here.",
+    "Figure 4(b) ends at d = 140 in the paper's text and at 160 in its caption; here it ends at 160.",
     "PPCA is drawn by peeling, which is certified, and by Gibbs sampling with 40 sweeps, which is not.",
 )
 

@@ -130,7 +130,7 @@ AXES: Mapping[str, tuple[Sequence[float], Callable[[float], Model]]] = {
     "s": (RELEVANT, lambda s: replace(SMALL, n_relevant=int(s), rows_kept=2 * int(s))),
     "rows kept": (KEPT, lambda kept: replace(SMALL, rows_kept=int(kept))),
 }
-"""The sizes that are varied, with the model at each; s moves the number of kept rows along, as the theorem assumes."""
+"""The sizes to vary, and the model for each value; the number of kept rows grows with s, as the theorem assumes."""
 MEASURES: Mapping[str, Callable[[Model, int], float]] = {
     SAMPLING: by_sampling,
     PRIVACY: by_privacy,

@@ -28,9 +28,9 @@ type Data = Literal["a9a", "mnist", "mnist raw"]
 DELTA, RUNS = 1e-6, {"a9a": 5, "mnist": 3, "mnist raw": 3}
 EPSILONS, COMPONENTS = (0.03, 0.1, 0.3, 1.0), (5, 10, 30)
 QUANTILE = 0.9
-"""The part of the raw rows of MNIST whose norms are at most the clip norm."""
+"""The fraction of raw rows of MNIST whose norms are at most the clip norm."""
 NO_WORSE = 0.003
-"""The most that rounds may capture less than one release, in the mean of all draws."""
+"""The largest accepted loss of captured variance by rounds compared with one round, as a mean over all draws."""
 
 _SEED = 49
 

@@ -85,11 +85,11 @@ type Tables = dict[str, list[Row]]
 type Key = tuple[str, float | None, float | None]
 
 SPLITS, DRAWS, TEXT_FEATURES, IMAGES = 8, 5, 1_048, 10_000
-"""Paired splits; draws, which are seeds 0 to 4; columns of the synthetic text, a twentieth of real-sim's; and synthetic
-images, a fifth of CIFAR-10's."""
+"""The numbers of paired splits, of draws (seeds 0 to 4), of columns of the synthetic text (a twentieth of real-sim's),
+and of synthetic images (a fifth of CIFAR-10's)."""
 EPSILON, EPSILONS, PRINTED_DELTA, SMALL_DELTA = 0.1, (0.1, 0.3, 1.0, 4.0), 1e-3, 1e-5
-"""The budget of Table 3, those of Figure 1, the paper's delta, and a delta below the inverse of every number of
-records."""
+"""The epsilon of Table 3, the epsilons of Figure 1, the paper's delta, and a delta below one over the number of records
+of every data set."""
 RANDOM, MAJORITY, FEW = "random subspace", "most frequent label", 3
 """Baselines, and the number of splits of expensive arms when d is not small."""
 CHARGED = "nothing: the data are public, and the keys come from seeds"

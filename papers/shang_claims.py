@@ -86,7 +86,7 @@ def reproduce(
 ) -> Report:
     """Check the theorems of Shang et al. as slopes, Lemma 2, movement, free settings and scaled columns.
 
-    The data are made or a9a, and the seeds are fixed, so no budget is spent.
+    The data are synthetic or a9a, and the seeds are fixed, so no budget is spent.
 
     Returns
     -------

@@ -94,7 +94,7 @@ def serve(methods: Mapping[str, Method]) -> None:
         start = time.process_time()
         try:
             directions, refusal = methods[request["method"]](request), None
-        except Exception as error:  # noqa: BLE001 - of anyone's library: told to the parent, which goes on
+        except Exception as error:  # noqa: BLE001 - a library may raise any error; the parent reports it
             directions, refusal = None, f"{type(error).__name__}: {error}"
         seconds = time.process_time() - start
         signal.setitimer(signal.ITIMER_PROF, 0.0)

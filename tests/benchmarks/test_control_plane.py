@@ -60,7 +60,7 @@ def test_sums_of_block_numbers_equal_the_closed_form() -> None:
     np.testing.assert_array_equal(exact_sum(SleepingBlocks(n_blocks=50, sleep=0.0), query), query.expected(50))
 
 
-def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
+def test_rounds_that_grow_only_with_partitions_are_accepted() -> None:
     check([ROW])
     assert "| 16 | 64 | 85 | 3 | 588 | 588 | 3.5 | 2,353 | 192 | 128 | 1, yes |" in table([ROW])
 
@@ -73,7 +73,7 @@ def test_a_round_that_grows_with_its_partitions_alone_passes() -> None:
         (replace(ROW, of_few_blocks=replace(ROUND, tasks=84)), "grow with blocks"),
         (replace(ROW, round=replace(ROUND, messages=85 * 21)), "messages"),
         (replace(ROW, round=replace(ROUND, sent_and_received=10**6)), "bytes"),
-        (replace(ROW, round=replace(ROUND, seconds=85 * SECONDS * 1.01)), "s of the scheduler a task"),
+        (replace(ROW, round=replace(ROUND, seconds=85 * SECONDS * 1.01)), "s of the scheduler per task"),
         (replace(ROW, scheduler=(BASE_MB + 5) * 2**20), "MB of the scheduler"),
         (replace(ROW, client=(BASE_MB + 1) * 2**20), "MB of the client"),
         (replace(ROW, loss=replace(LOSS, at=1.01)), "killed after the sum had ended"),
@@ -92,7 +92,7 @@ def test_rounds_that_grow_too_fast_or_change_bits_are_refused(worse: Row, shown:
     [(100, (2, 10)), (10, (2, 30)), (30, (2,))],
     ids=["a hundred", "ten for want of a hundred", "more for want of ten"],
 )
-def test_time_a_task_grows_by_half_at_most_from_the_base(base: int, others: tuple[int, ...]) -> None:
+def test_time_per_task_grows_by_at_most_half_from_the_base(base: int, others: tuple[int, ...]) -> None:
     def row(workers: int, factor: float) -> Row:
         return replace(ROW, workers=workers, round=replace(ROUND, seconds=factor * ROUND.seconds))
 
@@ -112,7 +112,7 @@ def test_small_clusters_need_neither_lost_workers_nor_a_base() -> None:
     check([replace(ROW, workers=2, loss=NO_LOSS)])
 
 
-def test_the_page_has_a_place_for_the_table() -> None:
+def test_the_page_has_marks_for_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count("<!-- control plane -->\n") == text.count("<!-- end of control plane -->\n") == 1
     assert "The simulation is not a cluster" in text.replace("\n", " ")

@@ -183,7 +183,7 @@ def test_a_tree_has_as_many_merges_as_the_graph(size: int, levels: tuple[int, ..
     assert Tree.of(partitions=8, size=size, near=True).levels == levels
 
 
-def test_far_workers_merge_until_little_is_left() -> None:
+def test_remote_workers_merge_until_few_partial_sums_are_left() -> None:
     assert Tree.of(partitions=8, size=MEDIUM, near=False).levels == (8, 2, 1)
     assert Tree.of(partitions=1, size=LARGE, near=False).levels == (1,)
 
@@ -208,7 +208,7 @@ def test_the_first_merges_transfer_nothing() -> None:
     assert round_seconds(moving, rows=0, row=0.0, size=LARGE, workers=2) == LARGE + LARGE
 
 
-def test_a_network_slows_what_moves() -> None:
+def test_a_network_slows_the_transfer_of_partial_sums() -> None:
     assert round_seconds(FREE, rows=0, row=0.0, size=MEDIUM, workers=2, network=1.0) == MEDIUM + MEDIUM
 
 
@@ -396,7 +396,7 @@ def test_mnist_is_read_from_idx_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert MNIST.make(5).toarray().tolist() == [[0, 1, 0.2, 0], [0, 0, 0, 0.4]]
 
 
-def test_mnist_is_offered_only_where_it_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_available_only_after_it_was_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "DATA", tmp_path)
     assert inputs.spine_inputs() == GENERATED
 

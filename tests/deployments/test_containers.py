@@ -104,7 +104,7 @@ def test_every_service_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
 
 
-def test_only_prefects_page_is_reached_from_outside_and_only_from_this_machine() -> None:
+def test_only_prefects_page_is_reachable_and_only_from_this_machine() -> None:
     assert COMPOSE["networks"]["inside"] == {"internal": True}
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {"prefect": ["127.0.0.1:4200:4200"]}

@@ -152,7 +152,7 @@ def test_reading_rows_in_pieces_names_the_missing_extra_and_whole_rows_need_none
     assert "needs duckdb, which is not installed; install dpca-pipeline[units]" in pieces.stderr
 
 
-def test_every_package_of_the_table_is_required_by_the_extra_that_it_is_reported_to_be_in() -> None:
+def test_every_package_of_the_table_is_required_by_its_stated_extra() -> None:
     for package, extra in _EXTRAS.items():
         names = {Requirement(text).name.replace("-", "_").lower() for text in EXTRAS[extra]}
         distribution = {"sklearn": "scikit_learn"}.get(package, package)
@@ -168,7 +168,7 @@ def test_a_damaged_package_of_the_project_is_reported_as_damaged() -> None:
 def test_the_package_has_exactly_its_public_names() -> None:
     assert dir(public) == sorted(public.__all__)
     with pytest.raises(AttributeError, match="no attribute 'other'"):
-        getattr(public, "other")  # noqa: B009 - the type checker knows that it is not there
+        getattr(public, "other")  # noqa: B009 - the type checker would report the missing name
     assert issubclass(NotInstalled, ImportError)
 
 

@@ -67,7 +67,7 @@ def test_the_noun_of_a_unit_is_made_of_plain_words(name: str, noun: str) -> None
 
 
 @given(st.text(max_size=LONGEST + 5))
-def test_any_name_gives_one_safe_line_or_is_refused(name: str) -> None:
+def test_any_unit_name_gives_one_safe_line_or_is_refused(name: str) -> None:
     try:
         unit = PrivacyUnit.requested(name, 2)
     except Invalid as refused:

@@ -97,7 +97,7 @@ def test_the_captured_fraction_of_no_variance_is_nan():
     assert math.isnan(captured_variance(np.zeros((8, 8)), SUBSPACE))
 
 
-def test_angles_are_those_of_rotated_directions_and_the_distance_their_sines():
+def test_principal_angles_are_those_of_the_rotation_and_the_distance_is_their_sine():
     turned = np.array([[math.cos(0.3), 0.0, math.sin(0.3), 0.0], [0.0, math.cos(1.1), 0.0, math.sin(1.1)]])
     plane = np.eye(2, 4)
     assert principal_angles(plane, turned) == pytest.approx([0.3, 1.1])
@@ -269,7 +269,7 @@ def test_an_error_of_one_parallel_task_reaches_the_caller():
         pass
 
 
-def test_eigenpairs_of_a_large_matrix_have_the_same_bits_whatever_the_limit():
+def test_eigenpairs_of_a_large_matrix_have_the_same_bits_for_any_thread_limit():
     rows = np.random.default_rng(0).standard_normal((LARGE, LARGE))
     found = []
     for limit in (1, 2):
@@ -296,7 +296,7 @@ FEW = dataclasses.replace(MANY, records_at_most=100, n_features=400)
 UNSAMPLED = sorted(set(MECHANISMS) - {"dp_spca", "dp_vrpca", "local_gaussian", "dps_pca"})
 
 
-def test_many_records_get_a_ranking_and_few_are_reported_to_expect_noise_with_what_would_do():
+def test_advice_ranks_mechanisms_for_many_records_and_predicts_noise_for_few():
     ranked = advise(MANY, TARGET, n_components=3, only=UNSAMPLED)
     assert {advice.plan.mechanism for advice in ranked} <= set(UNSAMPLED)
     assert ranked[0].plan.mechanism == "analyze_gauss"
@@ -342,7 +342,7 @@ def test_a_flat_spectrum_is_noise_for_every_mechanism_and_intervals_are_ordered(
     assert advice.cost == cost_of(advice.mechanism, advice.plan)
 
 
-def test_refined_releases_have_an_interval_and_a_number_only_where_it_is_narrow():
+def test_refined_releases_have_an_interval_and_a_single_number_only_if_narrow():
     plan = MECHANISMS["analyze_gauss"](n_components=3).plan(MANY, TARGET)
     good = expect(MECHANISMS["analyze_gauss"](n_components=3), plan)
     assert good.captured[0] < good.captured[1]

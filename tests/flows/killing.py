@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dpca.backends.local import LocalPlace
-from flows import ingest as _ingest  # noqa: F401, a fork finds it imported
+from flows import ingest as _ingest  # noqa: F401 - imported before the process forks
 from flows.cli import build_app, main
 from storage.datasets.catalog import Catalog
 from storage.formats.batch import Rejects, RowBatch, make_canonical

@@ -201,7 +201,7 @@ def test_budget_show_has_the_documented_fields(released: Path, dpca: Command) ->
         assert text in human.out
 
 
-def test_a_population_without_budget_is_named_with_the_way_to_open_one(ready: Path, dpca: Command) -> None:
+def test_a_population_without_budget_is_named_with_the_command_to_open_one(ready: Path, dpca: Command) -> None:
     for verb in ("show", "history"):
         complaint = dpca("budget", verb, "others", "--json").complaint(1)
         assert "population 'others' has no budget; open one with `dpca budget open others" in complaint

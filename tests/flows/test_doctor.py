@@ -151,7 +151,7 @@ def test_a_registry_that_contradicts_the_ledger_is_named(home: Path) -> None:
     assert verdicts()["registry"].verdict == "fix"
 
 
-def test_a_run_states_which_older_part_it_checked_and_all_checks_everything(
+def test_doctor_states_which_old_entries_it_checked_and_all_checks_everything(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "PART", 8)

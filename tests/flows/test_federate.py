@@ -109,7 +109,7 @@ def test_the_confirmation_states_each_remaining_budget_before_and_after() -> Non
 
 
 @pytest.mark.usefixtures("sites")
-def test_a_budget_that_does_not_admit_its_part_leaves_all_others_uncharged(dpca: Command) -> None:
+def test_no_budget_is_charged_if_one_budget_refuses_its_part(dpca: Command) -> None:
     assert dpca(*FIT, "--datasets", "south,east", "--method", "local", "--epsilon", "2").status == 0
     ended = dpca(*FIT, "--method", "conv", "--epsilon", "2.5")
     assert ended.status == 3

@@ -101,7 +101,7 @@ def test_without_yes_and_without_terminal_nothing_is_spent(ready: Path, dpca: Co
     assert facts_of(ready) == before
 
 
-def test_a_dry_run_shows_noise_and_cost_and_touches_nothing(ready: Path, dpca: Command) -> None:
+def test_a_dry_run_shows_noise_and_cost_without_changes(ready: Path, dpca: Command) -> None:
     before = facts_of(ready)
     ending = dpca(*FIT, "--dry-run", "--json")
     shown = json.loads(ending.out)
@@ -148,7 +148,7 @@ def test_a_fit_reports_what_it_released_and_leaves_no_key_or_step(ready: Path, d
     assert subspace.manifest["release"] == report["release"]
 
 
-def test_an_artifact_holds_neither_snapshot_nor_digest_nor_size_of_the_data(released: Path) -> None:
+def test_an_artifact_contains_neither_snapshot_nor_digest_nor_size_of_the_data(released: Path) -> None:
     ledger = Workspace.open().ledger
     entry = Catalog(ledger.engine, ledger.home).current("people")
     for path in released.glob("registry/**/*"):

@@ -260,7 +260,7 @@ def test_added_parameters_come_before_the_keyword_only_ones_of_the_function() ->
 @pytest.mark.parametrize(
     ("given", "settings"), [(None, {}), ({}, {}), ([], {}), ([("a", "1")], {"a": "1"}), ({"a": "1"}, {"a": "1"})]
 )
-def test_settings_are_a_mapping_in_whatever_form_they_arrive(given: Any, settings: Mapping[str, str]) -> None:
+def test_settings_in_any_accepted_form_become_a_mapping(given: Any, settings: Mapping[str, str]) -> None:
     assert TurnRequest(**TURN, settings=given).settings == settings
 
 

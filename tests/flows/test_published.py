@@ -237,7 +237,7 @@ def test_a_sampler_without_certificate_is_refused_or_marked(ready: Path, dpca: C
     assert Registry.open().load("sub@1").manifest["plan"]["certified"] is False
 
 
-def test_a_refit_is_not_another_version_of_the_same_name(released: Path, dpca: Command) -> None:
+def test_a_refit_cannot_be_published_under_the_name_of_its_release(released: Path, dpca: Command) -> None:
     assert "never changes" in dpca("subspace", "refit", "sub@1", "--components", "1", "--publish", "sub").complaint(1)
 
 

@@ -128,7 +128,7 @@ def test_a_missing_raw_column_is_refused_in_one_line(releases: Path, dpca: Comma
 
 
 @pytest.mark.parametrize("table", [CENSUS, NULLABLE], ids=["text", "typed"])
-def test_a_column_that_the_schema_does_not_know_is_refused_or_dropped(
+def test_a_column_outside_the_schema_is_refused_or_dropped(
     releases: Path, dpca: Command, tmp_path: Path, table: RawTable
 ) -> None:
     name = "census" if table is CENSUS else "nullable"
@@ -154,7 +154,7 @@ def test_a_loaded_release_takes_raw_frames_and_tables(releases: Path, dpca: Comm
         np.testing.assert_array_equal(release.encoder.transform(raw), table.rows)
 
 
-def test_a_bad_row_is_named_by_place_and_rule_and_never_shown(home: Path, dpca: Command, tmp_path: Path) -> None:
+def test_a_bad_row_is_named_by_position_and_rule_without_its_value(home: Path, dpca: Command, tmp_path: Path) -> None:
     schema = CENSUS.write_schema(tmp_path)
     for at, value, rule in (
         (0, "SECRETage", "not a finite number"),

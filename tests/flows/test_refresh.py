@@ -42,7 +42,7 @@ def moves() -> list[dict[str, Any]]:
         return [json.loads(row.detail) for row in found]
 
 
-def test_a_file_moves_the_champion_and_a_second_run_does_nothing(inbox: Path, hook: Webhook) -> None:
+def test_a_file_changes_the_champion_and_a_second_run_does_nothing(inbox: Path, hook: Webhook) -> None:
     open_budget()
     with pytest.raises(NotFound):
         champion()

@@ -35,7 +35,7 @@ FIELDS = {"name", "expected", "tolerance", "got", "holds"}
         (at_most("a", 1.0, got=math.nan), False),
     ],
 )
-def test_a_check_holds_within_its_tolerance_and_never_of_nan(check: Check, *, holds: bool) -> None:
+def test_a_check_holds_within_its_tolerance_and_never_for_nan(check: Check, *, holds: bool) -> None:
     assert set(check) == FIELDS
     assert check["holds"] is holds
 

@@ -48,7 +48,7 @@ def test_a_slope_decides_about_a_rate(power: float, verdict: str, monkeypatch: p
 
 
 @pytest.mark.audit_only
-def test_scaled_columns_leave_noise() -> None:
+def test_releases_of_scaled_columns_are_noise() -> None:
     table: list[Row] = []
     assert all(check["holds"] for check in check_columns(table, SEEDS[:1]))
     assert [row["captured"] < 0.35 for row in table] == [False, True, True]
@@ -68,7 +68,7 @@ def test_the_steps_are_those_of_the_printed_formulas() -> None:
     np.testing.assert_allclose(found.T, raw @ (turn / np.sqrt(values)) @ turn.T, atol=1e-10)
 
 
-def test_more_epochs_come_closer_and_restart_the_movement() -> None:
+def test_more_epochs_reduce_the_error_and_each_restarts_the_movement() -> None:
     quiet = {"noise_std": 0.0, "reduced": True}
     (one, moved), (many, _) = (
         ascend(AXES, 2, rng=np.random.default_rng(0), epochs=epochs, **quiet)  # type: ignore[arg-type]

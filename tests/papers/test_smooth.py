@@ -150,7 +150,7 @@ CHEAP = (
 
 
 @pytest.mark.parametrize("checks", CHEAP, ids=lambda checks: checks.__name__.removeprefix("_check_"))
-def test_checks_hold(checks) -> None:
+def test_all_checks_hold(checks) -> None:
     found = list(checks())
     assert found
     assert [check["name"] for check in found if not check["holds"]] == []

@@ -28,7 +28,7 @@ from tests.dpca.artifacts.test_subspace import ENCODER, SUBSPACE
 from tests.exports.__main__ import subspaces
 
 
-def test_declared_facts_become_texts_and_the_rest_is_left_out() -> None:
+def test_declared_facts_become_tags_and_other_facts_are_omitted() -> None:
     assert lineage_tags(SUBSPACE, reference="news@2", digest="ab") == {
         "dpca.artifact": "news@2",
         "dpca.digest": "sha256:ab",

@@ -167,7 +167,7 @@ class TestFiles:
         with pytest.raises(Corrupt):
             known_artifact(place, digest)
 
-    def test_a_writer_killed_at_any_sync_leaves_all_or_nothing_visible(self, tmp_path: Path) -> None:
+    def test_a_writer_killed_at_any_sync_leaves_a_complete_artifact_or_none(self, tmp_path: Path) -> None:
         program = (
             "import os, sys, pathlib, zarr\n"
             "from dpca.artifacts.files import write_artifact\n"
@@ -265,7 +265,7 @@ class TestDamage:
                 read_artifact(LocalPlace(home), digest)
         path.write_bytes(sound)
 
-    def test_an_artifact_of_another_user_is_not_called_corrupt(
+    def test_an_unreadable_artifact_of_another_user_is_not_reported_as_corrupt(
         self, published: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def deny(_: Path, *, most: int) -> bytes:

@@ -267,7 +267,7 @@ def test_a_missing_column_and_an_unknown_one_are_one_line_each(kind: str) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_columns_without_names_go_by_position() -> None:
+def test_columns_without_names_are_matched_by_position() -> None:
     expected = COLUMNS_SUBSPACE.transform(ROWS)
     np.testing.assert_allclose(COLUMNS_SUBSPACE.transform(pd.DataFrame(ROWS)), expected, rtol=0, atol=1e-12)
     nameless = PrivateSubspace(components=COLUMNS_SUBSPACE.components, manifest={})
@@ -286,7 +286,7 @@ def test_numbered_columns_are_names_where_the_release_has_these_names() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
-def test_a_column_of_another_kind_is_named_and_its_values_are_not() -> None:
+def test_a_column_of_another_kind_is_named_without_its_values() -> None:
     frame = pd.DataFrame(ROWS, columns=NAMES)
     for values, kind in ((["SECRET"] * 9, ""), (pd.date_range("2020", periods=9), "datetime64"), ([1j] * 9, "complex")):
         with pytest.raises(Invalid, match=f"^column 'f5'( of rows)? holds .*{kind}.*; (it must|declare)") as caught:
@@ -359,7 +359,7 @@ class TestPipelines:
             np.testing.assert_array_equal(values, before[name])
         assert "PrivateSubspace" in pipeline._repr_html_()
 
-    def test_a_search_clones_it_with_its_arrays(self, subspace: PrivateSubspace) -> None:
+    def test_a_grid_search_clones_a_subspace_with_its_arrays(self, subspace: PrivateSubspace) -> None:
         pipeline = Pipeline([("map", subspace), ("model", LogisticRegression())])
         search = GridSearchCV(pipeline, {"model__C": [0.1, 1.0]}, cv=2).fit(FITTED_TRANSFORMER_ROWS, LABELS)
         assert search.best_estimator_["map"].components is subspace.components
@@ -423,7 +423,7 @@ class TestNotes:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated")
 class TestNames:
-    def test_names_in_are_those_of_the_release(self, subspace: PrivateSubspace) -> None:
+    def test_input_feature_names_are_those_of_the_release(self, subspace: PrivateSubspace) -> None:
         assert subspace.n_features_in_ == 4
         assert subspace.feature_names_in_.tolist() == FITTED_TRANSFORMER_NAMES
         assert subspace.get_feature_names_out(FITTED_TRANSFORMER_NAMES).tolist() == OUT
@@ -447,7 +447,7 @@ class TestContainers:
         unnamed: Any = subspace.fit_transform(sparse.csr_array(FITTED_TRANSFORMER_ROWS))
         assert list(unnamed.index) == list(range(40))
 
-    def test_a_pipeline_sets_it(self, subspace: PrivateSubspace) -> None:
+    def test_a_pipeline_sets_the_container(self, subspace: PrivateSubspace) -> None:
         pipeline = Pipeline([("map", subspace)]).set_output(transform="pandas")
         assert list(pipeline.fit_transform(FRAME).columns) == OUT
 

@@ -265,13 +265,13 @@ def test_predictions_lie_in_the_range_and_recommendations_leave_out_what_was_rat
     assert (own, factor.tolist()) == (3.0, [0.0] * RANK)
 
 
-def test_the_last_of_two_ratings_counts_and_order_does_not():
+def test_the_last_of_two_ratings_counts_and_the_order_of_items_does_not_matter():
     embeddings = made()
     twice = embeddings.predict([2, 0, 2], [1.0, 4.0, 5.0])
     assert (twice == embeddings.predict([0, 2], [4.0, 5.0])).all()
 
 
-def test_offsets_alone_predict():
+def test_offsets_alone_give_predictions():
     embeddings = made(factors=None, manifest={"user_step": {"centre": 3.0, "prior": None}})
     assert embeddings.predict([1], [5.0]) == pytest.approx(3.0 + embeddings.offsets)
     assert embeddings.rank == 0
@@ -339,7 +339,7 @@ def test_invalid_embeddings_are_refused(wrong):
 FACTS = {"outcome": {"share": 0.7, "share_std": 0.01}, "plan": {"evaluated": "map@3"}, "mechanism": "captured_share"}
 
 
-def test_an_estimate_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_estimate_is_read_back_unchanged(tmp_path: Path) -> None:
     made = PrivateEstimate(sums=np.array([6.0, 3.0, -1.0]), manifest=FACTS)
     found = read_artifact(LocalPlace(tmp_path), write_artifact(made, home=tmp_path))
     assert isinstance(found, PrivateEstimate)

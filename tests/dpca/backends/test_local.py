@@ -44,7 +44,7 @@ def stage(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def test_a_file_is_read_as_it_was_written(place: Place) -> None:
+def test_a_written_file_is_read_back_unchanged(place: Place) -> None:
     assert place.write("a/b/c.json", b"one", over=None)
     found = place.read("a/b/c.json")
     assert found.payload == b"one"
@@ -96,7 +96,7 @@ def test_a_removed_folder_is_gone_and_its_neighbour_is_not(place: Place, tmp_pat
     assert place.read_folder("shelf/xy") == FILES
 
 
-def test_many_may_remove_a_folder_at_once(place: Place, tmp_path: Path) -> None:
+def test_several_processes_may_remove_a_folder_at_once(place: Place, tmp_path: Path) -> None:
     files = FILES | {f"chunk/{number}": b"" for number in range(200)}
     place.publish(stage(tmp_path / "staged", files), "shelf/x", marker="mark")
     together = Barrier(4)
@@ -110,7 +110,7 @@ def test_many_may_remove_a_folder_at_once(place: Place, tmp_path: Path) -> None:
     assert place.names("shelf") == []
 
 
-def test_a_folder_may_be_swept_up_while_it_is_removed(tmp_path: Path) -> None:
+def test_a_folder_may_be_cleaned_up_while_it_is_removed(tmp_path: Path) -> None:
     place, over = LocalPlace(tmp_path), Event()
 
     def sweep() -> None:
@@ -136,7 +136,7 @@ def test_a_folder_hidden_by_a_killed_removal_is_removed(tmp_path: Path) -> None:
     assert LocalPlace(tmp_path).names("shelf") == []
 
 
-def test_a_folder_lists_more_than_one_answer_holds(objects: Place) -> None:
+def test_a_folder_with_more_entries_than_one_response_is_listed_completely(objects: Place) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: objects.write(f"many/{number}", b"", over=None), range(1001)))
     assert len(objects.names("many")) == 1001

@@ -52,12 +52,14 @@ def run(program: str, *arguments: str, environment: dict[str, str] | None = None
 
 
 class TestSetting:
-    def test_the_setting_moves_the_store_out_of_the_home(self, place: Place, s3_server: Server, tmp_path: Path) -> None:
+    def test_the_setting_selects_a_store_outside_the_home(
+        self, place: Place, s3_server: Server, tmp_path: Path
+    ) -> None:
         assert place == open_place(s3_server.url(tmp_path.name))
         assert Registry.open().place == Registry.open(place.address).place == place
         assert Registry.open(tmp_path).place == LocalPlace(tmp_path)
 
-    def test_without_the_setting_it_is_the_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_setting_the_store_is_the_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("DPCA_HOME", str(tmp_path))
         monkeypatch.setenv("DPCA_STORE_URL", "")
         assert store() == LocalPlace(tmp_path)
@@ -84,7 +86,7 @@ class TestArtifacts:
         read = read_artifact(place, digests.pop())
         np.testing.assert_array_equal(read.components, SUBSPACE.components)
 
-    def test_a_publisher_killed_at_any_put_leaves_all_or_nothing_visible(
+    def test_a_publisher_killed_at_any_request_leaves_a_complete_artifact_or_none(
         self, place: Place, s3_server: Server, tmp_path: Path
     ) -> None:
         program = (

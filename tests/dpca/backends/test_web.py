@@ -126,7 +126,7 @@ class TestReading:
         assert registry.place.address == server.url
         assert registry.verify("full").version == 1
 
-    def test_a_pickle_opens_the_same_place(self, server: WebServer) -> None:
+    def test_a_pickled_registry_opens_the_same_place(self, server: WebServer) -> None:
         place = open_published(f"{server.url}/registry")
         assert pickle.loads(pickle.dumps(place)) == place
         assert server.url.encode() in pickle.dumps(place)

@@ -141,7 +141,7 @@ class TestResolve:
         assert resolved.digest == digests[1][min(version, 3) - 1]
         assert resolved.aliases == {1: ("first",), 2: ("also", "champion")}.get(version, ())
 
-    def test_a_digest_means_the_highest_version_that_has_it(self, digests: tuple[Path, list[str]]) -> None:
+    def test_a_digest_refers_to_the_highest_version_with_this_digest(self, digests: tuple[Path, list[str]]) -> None:
         registry = Registry.open(digests[0])
         found = [registry.resolve(f"news@sha256:{digest}").version for digest in digests[1]]
         assert found == [1, 2, 12]
@@ -226,7 +226,7 @@ class TestLoad:
     def test_the_published_subspace_is_loaded(self, home: Path, reference: str, seed: int) -> None:
         assert same(Registry.open(home).load(reference), SUBSPACES[seed])
 
-    def test_the_folder_registry_alone_serves_a_consumer(self, home: Path, tmp_path: Path) -> None:
+    def test_the_folder_registry_alone_suffices_for_a_consumer(self, home: Path, tmp_path: Path) -> None:
         shutil.copytree(home / "registry", tmp_path / "registry")
         registry = Registry.open(tmp_path)
         assert same(registry.load("news@champion"), SUBSPACES[1])

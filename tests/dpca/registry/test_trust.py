@@ -201,7 +201,7 @@ class TestForgeries:
         (made.home / path).unlink()
         assert "has no signature" in refusal(consumer(made))
 
-    def test_an_unsigned_registry_is_refused_once_it_is_pinned(self, publishers_home: Path) -> None:
+    def test_an_unsigned_registry_is_refused_after_a_root_is_pinned(self, publishers_home: Path) -> None:
         digest = write_artifact(subspace(), home=publishers_home)
         put_back(LocalPlace(publishers_home), {PLAIN: Pointer(name=NAME, versions={1: digest}, aliases={}).encode()})
         assert "has no root signed by the pinned key" in refusal(Registry.open(publishers_home, trust=PINNED))
@@ -288,7 +288,7 @@ class TestRollBack:
     @pytest.mark.parametrize(
         "folders", [(SIGNED_FOLDER, "registry/names"), (SIGNED_FOLDER,), ("registry/names",)], ids="-".join
     )
-    def test_older_files_put_back_are_refused_also_by_a_new_process(
+    def test_restored_older_files_are_refused_even_by_a_new_process(
         self, made: Publication, folders: tuple[str, ...]
     ) -> None:
         before = files(made.place, *folders)

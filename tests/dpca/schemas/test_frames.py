@@ -380,7 +380,7 @@ def test_objects_that_are_not_numbers_are_refused_in_one_line() -> None:
             READERS[reader](rows)
 
 
-def test_an_exported_model_refuses_what_it_would_misread(tmp_path: Any) -> None:
+def test_an_exported_model_refuses_ambiguous_input(tmp_path: Any) -> None:
     np.savez(tmp_path / "subspace.npz", components=np.eye(3), offset=np.zeros(3), names=np.array(PLAIN_ROWS_NAMES))
     model = Subspace(str(tmp_path))
     with warnings.catch_warnings(action="error"):

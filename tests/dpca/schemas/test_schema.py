@@ -101,7 +101,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
-def test_a_bad_schema_is_one_line_with_place_and_rule(tmp_path: Path, text: str) -> None:
+def test_a_bad_schema_is_refused_in_one_line_with_position_and_rule(tmp_path: Path, text: str) -> None:
     path = tmp_path / "schema.yaml"
     path.write_text(text)
     with pytest.raises(Invalid) as caught:

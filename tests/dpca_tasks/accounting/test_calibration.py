@@ -189,7 +189,7 @@ def test_the_smallest_epsilon_is_private_and_the_float_below_is_not(mu: float, d
         assert not is_private(units, epsilon=math.nextafter(epsilon, 0.0), delta=delta)
 
 
-def test_privacy_is_the_integral_that_defines_it() -> None:
+def test_the_privacy_test_agrees_with_the_defining_integral() -> None:
     mu, epsilon = 0.7, 1.1
     with mpmath.workdps(30):
         lost = mpmath.quad(

@@ -110,9 +110,7 @@ def test_the_bracket_agrees_with_the_accountant_where_its_grid_is_fine(
 
 
 @pytest.mark.parametrize(("multiplier", "count", "delta"), [(20.0, 100, 1e-5), (3.0, 7, 1e-2), (300.0, 5000, 1e-8)])
-def test_many_gaussians_on_the_grid_are_the_one_that_they_compose_to(
-    multiplier: float, count: int, delta: float
-) -> None:
+def test_many_gaussians_on_the_grid_equal_their_composed_gaussian(multiplier: float, count: int, delta: float) -> None:
     exact = epsilon_bracket(self_composed(gaussian(multiplier), count), delta=delta)
     assert exact.upper == pytest.approx(
         dp_accounting.get_epsilon_gaussian(multiplier / math.sqrt(count), delta), rel=1e-8
@@ -218,7 +216,7 @@ def test_many_degrees_of_freedom_are_as_noisy_as_a_gaussian() -> None:
     assert gaussian_noise_multiplier(epsilon=0.1, delta=1e-3) / math.sqrt(2) == pytest.approx(12.31, abs=0.005)
 
 
-def test_the_epsilon_found_holds_and_little_less_does_not() -> None:
+def test_the_computed_epsilon_is_valid_and_slightly_smaller_ones_are_not() -> None:
     found = wishart_epsilon(50, scale=1.0, delta=1e-3)
     assert wishart_delta(50, scale=1.0, epsilon=found) <= 1e-3 < wishart_delta(50, scale=1.0, epsilon=found * 0.99999)
 
@@ -254,7 +252,7 @@ def test_the_true_epsilon_of_printed_variances_exceeds_their_claim(colluders, ep
     assert gaussian_epsilon(noise_multiplier=1 / mu, delta=1e-5) == pytest.approx(epsilon, abs=0.01)
 
 
-def test_the_least_noise_gives_the_worst_site_its_mu_and_every_other_more():
+def test_the_least_noise_gives_the_strictest_site_its_mu_and_others_a_smaller_loss():
     rng = np.random.default_rng(8)
     for honest in (1, 3, 8):
         weights, mus = rng.uniform(0.1, 1, 8).tolist(), rng.uniform(0.2, 2, 8).tolist()

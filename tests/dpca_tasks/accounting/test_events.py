@@ -181,7 +181,7 @@ def test_a_sample_of_all_records_is_charged_as_unsampled() -> None:
     assert parts_of({**SAMPLED, "rate": 1.0}) == parts_of(GAUSSIAN)
 
 
-def test_a_sample_of_all_stays_one_where_records_are_replaced() -> None:
+def test_a_sample_of_all_replaced_records_is_charged_as_sampled() -> None:
     """Charge a sampled Gaussian of rate 1 for replaced records as sampled, not as a plain Gaussian.
 
     The noise multiplier is calibrated for a record replaced by an empty one, so the plain charge would be too small.

@@ -117,7 +117,7 @@ def test_pure_formulas() -> None:
     assert FORMULAS["smooth_cauchy"].event(A9A)["epsilon"] == pytest.approx(0.1 / 3)
 
 
-def test_the_noisy_power_formula_protects_an_entry_alone() -> None:
+def test_the_noisy_power_formula_protects_only_one_entry() -> None:
     requested = Settings(epsilon=0.1, delta=1e-3, n_features=10_000, n_components=5, steps=5)
     expected = math.sqrt(4 * 5 * 5 * math.log(1e3)) / 0.1
     assert FORMULAS["noisy_power"].noise(requested) == pytest.approx(expected)

@@ -31,7 +31,7 @@ def spectra() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_the_expected_interval_holds_what_was_measured(cell, spectra):
+def test_the_forecast_interval_contains_the_measured_mean(cell, spectra):
     """The forecast interval of the captured variance must contain the mean measured on a9a, up to .015."""
     mechanism = AnalyzeGauss(n_components=cell.n_components, rounds=cell.rounds)
     problem = Problem(

@@ -141,7 +141,7 @@ def test_the_forecast_epsilon_or_records_raise_the_kth_component_above_the_noise
         assert found(mechanism, problem, epsilon=0.97 * epsilon).above_noise < 4
 
 
-def test_a_component_of_the_stated_level_is_seen_in_about_half_of_all_releases():
+def test_a_component_of_the_stated_level_exceeds_the_noise_in_half_of_all_releases():
     """A component of the stated strength must exceed the noise in a quarter to nine tenths of 60 releases.
 
     A correct level fails this test with probability at most 1e-3.
@@ -308,7 +308,7 @@ def test_overlaps_sum_to_the_number_of_directions_and_no_noise_finds_the_best(st
 
 
 @pytest.mark.parametrize("spread", [True, False])
-def test_truncation_keeps_all_of_components_in_few_features_and_part_of_even_ones(spread):
+def test_truncation_keeps_sparse_components_and_a_fraction_of_evenly_spread_ones(spread):
     """Truncate released components without noise, on as many records as the sum of all strengths.
 
     Components in few features are unchanged. Evenly spread components keep at least the fraction of rows.
@@ -320,7 +320,7 @@ def test_truncation_keeps_all_of_components_in_few_features_and_part_of_even_one
     assert (1.0 / 3 < kept < 0.9) if spread else kept == pytest.approx(1.0)
 
 
-def test_a_smaller_message_clip_with_the_noise_that_it_allows_finds_more_up_to_the_norm_of_messages():
+def test_a_smaller_message_clip_with_less_noise_captures_more_up_to_a_limit():
     strengths = EXPECTED_OVERLAPS_SPECTRA["spikes"]
     found = [
         captured(

@@ -343,7 +343,7 @@ def test_only_declared_and_public_facts_choose_packed_rows(density, n_features, 
 
 
 @pytest.mark.parametrize("bits", [11, 12, 14])
-def test_a_second_moment_has_the_same_bits_whatever_density_is_declared(bits):
+def test_a_second_moment_has_the_same_bits_for_any_declared_density(bits):
     rows = sparse.random_array((50, 256), density=0.3, rng=np.random.default_rng(0), format="csr")
     query = SecondMoment(n_features=256, clip_norm=1.0, relation="add_remove", bits=bits)
     undeclared, *declared = (

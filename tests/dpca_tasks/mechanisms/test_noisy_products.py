@@ -85,7 +85,7 @@ def test_components_are_those_of_the_covariance(mechanism, target):
 
 
 @pytest.mark.parametrize("mechanism", [Exponential(n_components=K), SmoothSensitivity(n_components=K)])
-def test_with_little_noise_they_are_those_of_records_clipped_around_the_mean(mechanism):
+def test_with_little_noise_components_are_those_of_records_clipped_around_the_mean(mechanism):
     """Compare components with numpy's for records centered and then clipped, with little noise.
 
     A sixth of the records exceed the clip norm after centering.
@@ -122,7 +122,7 @@ def test_a_mean_that_noise_makes_too_long_is_cut_to_the_clip_norm():
     pure=st.booleans(),
     kind=st.sampled_from(["gdp", "renyi"]),
 )
-def test_both_parts_together_never_pass_the_target(epsilon, delta, pure, kind):
+def test_both_parts_together_never_exceed_the_target(epsilon, delta, pure, kind):
     """Compute the total cost of mean and rest in exact arithmetic: a new budget of the target must admit it."""
     target = PrivacyTarget(epsilon=epsilon, delta=delta, allow_large_delta=True)
     first = mean_first(problem(), target, pure=pure)

@@ -52,7 +52,7 @@ def test_a_mechanism_is_imported_when_it_is_looked_up() -> None:
     assert {name for name in loaded if name.startswith("subspace.")} == {"subspace.laplace"}
 
 
-def test_a_file_without_its_mechanism_is_named_with_what_to_do(folder: Path) -> None:
+def test_a_file_without_its_mechanism_is_named_with_the_fix(folder: Path) -> None:
     (folder / "toy.py").write_text("class Toy:\n    name = 'another'\n")
     table = Mechanisms.of_folder(folder.name)
     assert list(table) == ["toy"]

@@ -152,7 +152,7 @@ def test_draws_beyond_one_draw_have_the_variance_and_reach_every_integer(request
     assert stats.chisquare(np.bincount(drawn % 16, minlength=16)).pvalue > WIDE_FALSE_ALARM / 30
 
 
-def test_up_to_the_arithmetic_of_one_draw_it_is_one_draw():
+def test_scales_within_the_arithmetic_of_one_draw_use_one_draw():
     alone = discrete_gaussians(WIDE_KEY, start=0, stop=100, squared_scale=50)
     np.testing.assert_array_equal(wide_discrete_gaussians(WIDE_KEY, size=100, squared_scale=50), alone)
     for part, parts in ((2, 2), (3, 6), (6, 6)):
@@ -422,13 +422,13 @@ def with_another_width(u, *, width, order):
     [inverted, *(pytest.param(bug, marks=pytest.mark.audit_only) for bug in (without_the_power, with_another_width))],
     ids=lambda bug: bug.__name__,
 )
-def test_a_wrong_accept_ratio_is_seen(monkeypatch, planted):
+def test_a_wrong_acceptance_ratio_is_detected(monkeypatch, planted):
     monkeypatch.setattr(bingham, "log_acceptance", planted)
     assert min(distances(2000)) > 1.5
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-def test_a_scale_off_by_two_is_seen(factor):
+def test_a_scale_that_is_wrong_by_a_factor_of_two_is_detected(factor):
     circle = distance_on_the_circle(drawn(EIGENVALUES_2, scale=factor, draws=2000), EIGENVALUES_2)
     assert circle / BOUND_2 > 1.5
 

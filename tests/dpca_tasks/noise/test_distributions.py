@@ -166,7 +166,9 @@ def test_symmetric_noise_is_unitarily_invariant() -> None:
 @pytest.mark.parametrize(
     "law", [Cube(noise_multiplier=1.0), CubeRadial(noise_multiplier=1.0)], ids=["normal", "radial"]
 )
-def test_a_cube_seen_along_orthonormal_directions_has_the_law_of_a_smaller_cube(law: NoiseDistribution) -> None:
+def test_a_cube_of_noise_contracted_with_orthonormal_directions_is_a_smaller_cube_of_noise(
+    law: NoiseDistribution,
+) -> None:
     """Contract cubes of noise with orthonormal directions: the result must be distributed as a smaller cube.
 
     Each coordinate is tested for normality (Kolmogorov-Smirnov) and variance. Keys are fixed; a correct distribution

@@ -257,7 +257,7 @@ def test_compiled_loops_round_after_every_operation(monkeypatch: pytest.MonkeyPa
         (laplaces, "4bac4d89ad3180e8b4dd2273d6d385711bee33c1adfd23aaf967ee871325da27"),
     ],
 )
-def test_a_key_gives_these_bits_on_every_machine(draw: Draw, digest: str) -> None:
+def test_a_key_gives_the_recorded_bits_on_every_machine(draw: Draw, digest: str) -> None:
     made = draw(VARIATES_KEY, start=0, stop=50_000)
     assert hashlib.sha256(made.astype("<f8").tobytes()).hexdigest() == digest
 

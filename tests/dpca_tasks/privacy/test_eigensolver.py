@@ -157,7 +157,7 @@ def test_the_number_of_passes_is_that_of_the_plan():
     assert counts == {2}  # reads of the block: one for eleven columns and one for the last column
 
 
-def test_secret_numbers_are_not_shown():
+def test_secret_numbers_are_not_printed():
     found = solver().solve(ArrayBlocks(SPECTRA["few rows"]), KEY)
     assert repr(found) == "Eigenpairs()"
 
@@ -312,7 +312,7 @@ def test_the_bound_of_the_gap_is_laplace_below_it_and_seldom_above():
 
 
 @pytest.mark.parametrize(("relation", "movement"), [("add_remove", 1.0), ("zero_out", 1.0), ("replace_one", 2.0)])
-def test_the_gap_has_noise_for_what_one_record_moves(relation, movement):
+def test_the_noise_of_the_gap_covers_the_change_by_one_record(relation, movement):
     requested = solver_of_noised_directions(relation=relation)
     assert TESTED.gap_scale(requested) == pytest.approx(movement / TESTED.gap_epsilon, rel=0.01)
     assert TESTED.gap_scale(requested) > movement / TESTED.gap_epsilon
@@ -332,7 +332,7 @@ def test_the_noise_of_a_passed_test_follows_from_its_bound():
     assert stats.kstest(np.concatenate(draws), stats.norm.cdf).pvalue > 1e-4
 
 
-def test_a_failed_test_shows_nothing_but_its_bound():
+def test_a_failed_test_reveals_only_its_bound():
     """Fail the test with two different directions: the answers must be equal, and consist of noise alone."""
     one = TESTED.draw(keyed(0), solver_of_noised_directions(), pairs(gap=0.0))
     other = TESTED.draw(

@@ -120,7 +120,7 @@ def test_a_planted_bug_exceeds_the_stated_sensitivity_of_a_moment(monkeypatch, b
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
-def test_blocks_do_not_matter_of_rating_moment(scaling):
+def test_blocks_do_not_change_the_moment_of_ratings(scaling):
     query, rng = built("zero_out", scaling), np.random.default_rng(4)
     rows = sparse.csr_array(rng.integers(1, 6, (40, ITEMS)) * (rng.random((40, ITEMS)) < 0.8).astype(float))
     whole, *others = (exact_sum(ArrayBlocks(rows, block_records=size), query) for size in (1000, 1, 7))

@@ -248,7 +248,7 @@ def test_rows_are_kept_on_the_moments_grid():
 
 
 @given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=4), st.integers(1, 2**12))
-def test_words_hold_sums_beyond_64_bits(numbers, times):
+def test_pairs_of_words_represent_sums_beyond_64_bits(numbers, times):
     total = as_words(np.array(numbers)) * times
     expected = [number * times for number in numbers]
     assert value(total).tolist() == expected

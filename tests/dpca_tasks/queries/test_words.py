@@ -206,7 +206,7 @@ def test_a_document_with_invalid_counts_adds_no_word_triples():
         assert not total(word_triples(), [1, 2, 0, 3, wrong]).any(), wrong
 
 
-def test_blocks_do_not_matter_of_word_triples():
+def test_blocks_do_not_change_sums_of_word_triples():
     rows = np.vstack([*EXTREME.values(), np.random.default_rng(4).integers(0, 9, (40, 5))])
     whole, *others = (total(word_triples(), rows, block_records=size) for size in (1000, 1, 7))
     assert whole.all()
@@ -283,7 +283,7 @@ def test_rounding_lengthens_no_core(bits, share):
     assert furthest(query, points)[1] <= query.sensitivity("l2") * (1 + 1e-15)
 
 
-def test_scores_are_clipped_in_integers_whatever_the_directions_are():
+def test_scores_are_clipped_in_integers_for_any_directions():
     query = point_triples(directions=on_direction_grid(np.ones((D, 3))))
     for point in (np.ones(D), 1e300 * np.ones(D), -1e-300 * np.ones(D), 0.29 * np.ones(D)):
         scores = query.grid(ArrayBlocks(point[None]).read(0)).values.astype(object)
@@ -301,7 +301,7 @@ def test_only_the_first_row_of_a_record_is_read():
     assert (total(point_triples(), rows, record_rows=[2, 0, 1]) == total(point_triples(), rows[[0, 2]])).all()
 
 
-def test_blocks_do_not_matter_of_point_triples():
+def test_blocks_do_not_change_sums_of_point_triples():
     rows = np.random.default_rng(4).standard_normal((50, D))
     whole, *others = (total(point_triples(), rows, block_records=size) for size in (1000, 1, 7))
     assert whole.all()
@@ -340,6 +340,6 @@ CHANGES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_public_parameters_are_checked_of_point_triples(change):
+def test_public_parameters_of_point_triples_are_checked(change):
     with pytest.raises(InvalidInput, match=r"score_norm|noise_variance|clip_norm"):
         point_triples(**change)

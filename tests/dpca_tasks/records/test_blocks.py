@@ -233,7 +233,7 @@ def test_the_low_rank_task_has_rank_five_std_one_and_the_stated_density() -> Non
     assert made.held.indptr[100] == made.held.nnz
 
 
-def test_the_skewed_task_has_the_activity_skew_and_errors_of_its_sheet() -> None:
+def test_the_skewed_task_has_the_documented_activity_skew_and_errors() -> None:
     """Compare generated ratings with the documented activity, skew and prediction errors.
 
     At 4,000 users, the errors are within 0.01 of .986 and .924; item counts scale with the number of users.

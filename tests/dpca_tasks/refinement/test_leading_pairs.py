@@ -150,7 +150,7 @@ def test_eigenvalues_in_place_of_strengths_are_detected(module, change, monkeypa
 
 
 @pytest.mark.parametrize("factor", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
-def test_another_size_of_noise_changes_what_is_captured(factor):
+def test_a_wrong_noise_size_changes_the_captured_variance(factor):
     second_moment = few_features()
     right = mean_captured(second_moment, 5, "spikes")
     wrong = []
@@ -335,7 +335,7 @@ def test_auto_refines_nothing_if_the_signal_is_equal_in_all_directions(monkeypat
     assert set(refine(moment, n_components=2).scores) == set(METHODS)
 
 
-def test_centring_is_part_of_what_is_refined():
+def test_refinement_applies_to_the_centered_matrix():
     """Refine a release around a private mean: components must belong to the centered matrix, not to the mean."""
     rng = np.random.default_rng(2)
     spread = few_features(100, 8)
@@ -351,7 +351,7 @@ def test_centring_is_part_of_what_is_refined():
 
 
 @pytest.mark.parametrize("noise", ["wishart", "laplace"])
-def test_noise_that_is_not_normal_takes_posterior_means_alone(noise):
+def test_noise_that_is_not_normal_allows_only_posterior_means(noise):
     moment = NoisyMoment(matrix=noisy(KNOWN, seed=0).matrix, noise_std=1.0, noise=noise)
     assert refine(moment, n_components=3).refined_by == "none"
     assert refine(moment, n_components=3, method="eb").refined_by == "eb"

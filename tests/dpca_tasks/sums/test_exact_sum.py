@@ -196,7 +196,7 @@ def test_partitions_are_placed_evenly_on_the_available_workers(homes, workers):
         assert keep == min(homes.count(worker), most)
 
 
-def test_a_restarted_worker_gets_back_what_the_others_took_over():
+def test_a_restarted_worker_gets_its_partitions_back():
     homes = first_homes(["a", "b"])
     without = settle_homes(homes, ["a"])
     assert without == ["a"] * 8
@@ -266,7 +266,7 @@ def two_workers(monkeypatch):
 
 @pytest.mark.audit_only
 @pytest.mark.parametrize("how", ["killed", "out of memory"])
-def test_a_block_that_kills_workers_is_summed_exactly_or_given_up_in_one_line(monkeypatch, tmp_path, how):
+def test_a_block_that_kills_workers_is_summed_exactly_or_refused_in_one_line(monkeypatch, tmp_path, how):
     source = Deadly(KILLED_WORKERS_ROWS, marks=tmp_path, how=how, block_records=9)
     with two_workers(monkeypatch) as client:
         for number in range(LIMIT):
@@ -330,7 +330,7 @@ class Threads(ArrayBlocks):
     """A source that lets two tasks read at the same time, and records the number of BLAS threads in each."""
 
     meeting = threading.Barrier(2, timeout=30)
-    seen: list[int] = []  # noqa: RUF012 - of the class, since the source travels
+    seen: list[int] = []  # noqa: RUF012 - a class attribute, so that it is not pickled
 
     def read(self, block, /):
         self.meeting.wait()
@@ -429,7 +429,7 @@ def test_noise_that_a_query_adds_itself_is_never_kept(client):
         np.testing.assert_array_equal(found, exact_sum(ArrayBlocks(CLUSTER_SUM_ROWS), query))
 
 
-def test_rows_that_do_not_fit_are_read_again(client, tmp_path, monkeypatch):
+def test_rows_that_exceed_the_memory_are_read_again(client, tmp_path, monkeypatch):
     monkeypatch.setattr(partial_sums, "SHARE", 1e-9)
     source, kept = Watched(CLUSTER_SUM_ROWS, marks=tmp_path, block_records=50), Residency()
     for seed in range(2):
@@ -512,7 +512,7 @@ def test_the_scheduler_process_opens_no_source(client, tmp_path):
     assert {mark.name for mark in tmp_path.iterdir()} <= workers
 
 
-def test_tasks_of_a_threaded_worker_hold_linear_algebra_to_one_thread_together():
+def test_tasks_of_a_threaded_worker_limit_linear_algebra_to_one_thread():
     before = [library["num_threads"] for library in threadpool_info()]
     with in_process(n_workers=1, threads_per_worker=2) as cluster, Client(cluster, set_as_default=False) as client:
         found = exact_sum(Threads(CLUSTER_SUM_ROWS, block_records=27), CLUSTER_SUM_MOMENT, client=client)

@@ -70,7 +70,7 @@ def test_workers_that_do_not_start_are_reported_in_one_line(tmp_path: Path, monk
         pass
 
 
-def test_an_ingest_leaves_the_folders_of_workers_alone(tmp_path: Path) -> None:
+def test_an_ingest_does_not_touch_the_folders_of_workers(tmp_path: Path) -> None:
     with open_cluster(Settings(cluster="local", workers=1), scratch=tmp_path / WORKERS) as address, connect(address):
         before = sorted((tmp_path / WORKERS).rglob("*"))
         with scratch_folder(tmp_path):

@@ -304,7 +304,7 @@ def arrivals(dpca: Command) -> dict[str, dict[str, str | None]]:
     return {Path(row["file"]).name: row for row in json.loads(dpca("dataset", "arrivals", DATASET, "--json").out)}
 
 
-def test_an_attended_refresh_with_a_file_set_aside_fails_and_names_the_command_that_lists_it(
+def test_an_attended_refresh_that_sets_a_file_aside_fails_and_names_the_next_command(
     inbox: Path, dpca: Command
 ) -> None:
     open_budget()

@@ -196,7 +196,7 @@ def test_chunks_are_validated_like_rows_in_memory() -> None:
 @pytest.mark.parametrize("method", ["fit", "transform", "inverse_transform"])
 def test_no_refusal_quotes_a_value(rows: Any, method: str) -> None:
     fitted = model(budget=InMemoryBudget()).fit(FRAME if hasattr(rows, "columns") else ROWS)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - every text of it is looked at
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is checked below
         np.asarray(getattr(fitted, method)(rows))
     assert "4711" not in str(caught.value)
     assert "\n" not in str(caught.value)

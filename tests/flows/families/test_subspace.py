@@ -206,7 +206,7 @@ def test_random_directions_have_the_documented_mean_drift() -> None:
     assert np.mean(found) == pytest.approx(1 - 2 / 6, abs=0.03)
 
 
-def test_signs_and_order_do_not_matter() -> None:
+def test_drift_does_not_depend_on_signs_and_order() -> None:
     turned = PrivateSubspace(components=-np.eye(6)[[1, 0]], manifest={"outcome": {"above_noise": 2}})
     assert drift_from(turned, subspace(0, 1)) == 0.0
 

@@ -137,7 +137,7 @@ class ToyProfile(Artifact):
 
     kind = "toy_profile"
     noun = "profile"
-    dimensions = {"energies": ("column",), "counts": ("column",)}  # noqa: RUF012 - a ClassVar of the base
+    dimensions = {"energies": ("column",), "counts": ("column",)}  # noqa: RUF012 - the base class declares a ClassVar
     exports = {"npz": npz, "csv": lambda made, _: ("\n".join(map(str, made.counts)) + "\n").encode()}  # noqa: RUF012
 
     energies: NDArray[np.float64]

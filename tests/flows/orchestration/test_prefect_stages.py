@@ -125,7 +125,7 @@ def test_a_stage_takes_and_returns_names_and_public_numbers(name: str) -> None:
     assert all(map(_is_public, hints.values())), hints
 
 
-def test_tasks_are_made_in_one_place() -> None:
+def test_prefect_tasks_are_created_in_one_module_only() -> None:
     """Tasks may be created in one module only; others would escape the checks of this file."""
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

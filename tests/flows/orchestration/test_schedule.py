@@ -270,7 +270,7 @@ def homes(ready: Path, dpca: Command, rows_file: Path) -> Path:
     ],
     ids=["people", "folk-two"],
 )
-def test_no_name_tag_card_or_limit_of_a_run_is_of_another_population(
+def test_names_tags_cards_and_limits_of_a_run_name_no_other_population(
     prefect: SyncPrefectClient, own: dict[str, str], others: tuple[str, ...]
 ) -> None:
     limits = [limit.tag for limit in prefect.read_concurrency_limits(limit=200, offset=0)]

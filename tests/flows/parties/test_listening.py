@@ -388,7 +388,7 @@ ARRAYS = {
 }
 
 
-def test_facts_and_arrays_come_back_to_the_bit_and_aligned() -> None:
+def test_facts_and_arrays_are_decoded_bit_for_bit_and_aligned() -> None:
     frame = decode(encode({"round": 3, "names": ["a"]}, ARRAYS), most=100_000)
     assert frame.facts == {"round": 3, "names": ["a"]}
     assert list(frame.arrays) == list(ARRAYS)
@@ -488,7 +488,7 @@ def test_any_bytes_are_read_or_refused(noise: bytes, at: int) -> None:
     try:
         decode(frame[:at] + noise + frame[at + len(noise) :], most=OVERHEAD)
     except FramesRefused as refusal:
-        assert "\n" not in str(refusal)  # noqa: PT017 - either ending is right
+        assert "\n" not in str(refusal)  # noqa: PT017 - decoding and refusal are both valid
 
 
 def test_facts_of_another_type_are_refused() -> None:

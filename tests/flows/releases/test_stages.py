@@ -119,7 +119,7 @@ def test_a_request_has_the_digest_of_earlier_versions(mechanism: str, began: str
     assert planned.fingerprint.startswith(began)
 
 
-def test_another_calibration_is_another_request() -> None:
+def test_requests_with_different_calibrations_are_different() -> None:
     requested = {**REQUEST, "components": 1, "mechanism": "exponential"}
     found = [
         plan_on(LEDGER, ENTRY, SubspaceRequest(**requested, settings=settings)).fingerprint

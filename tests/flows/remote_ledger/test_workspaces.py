@@ -119,7 +119,7 @@ def test_a_runner_opens_no_database(served: Served, become: Callable[[str], None
         done = dpca(*FIT, "--direct", "--yes", "--json")
         shown = dpca("budget", "show", PEOPLE, "--json")
         assert _watched == []
-        os.listdir(served.secret)  # noqa: PTH208 - the watch sees whoever looks
+        os.listdir(served.secret)  # noqa: PTH208 - tests that the audit hook records accesses
         assert _watched == [f"os.listdir {served.secret}"]
     finally:
         _where.clear()
@@ -231,7 +231,7 @@ class Stopped(Exception):
     """Exception that simulates a killed process."""
 
 
-def test_every_answer_may_be_lost_once(remote: RemoteHome, dpca: Command) -> None:
+def test_a_release_succeeds_if_every_answer_is_lost_once(remote: RemoteHome, dpca: Command) -> None:
     remote.caller.cut = set(ROUTES)
     done = dpca(*FIT, "--direct", "--yes", "--json")
     assert done.status == 0, done
@@ -271,9 +271,7 @@ def test_a_stopped_release_is_resumed(
     assert not (home / "staging" / release.id).exists()
 
 
-def test_steps_that_a_crash_left_are_removed_when_their_release_ended(
-    remote: RemoteHome, dpca: Command, home: Path
-) -> None:
+def test_leftover_steps_of_an_ended_release_are_removed(remote: RemoteHome, dpca: Command, home: Path) -> None:
     assert dpca(*FIT, "--direct", "--yes").status == 0
     (release,) = remote.ledger.statement(PEOPLE).releases
     ours, others = home / "staging" / release.id, home / "staging" / ("0" * 32)

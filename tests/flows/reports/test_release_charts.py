@@ -61,7 +61,7 @@ def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_contrast_and_difference_are_those_of_their_standards() -> None:
+def test_contrast_and_color_difference_follow_their_standards() -> None:
     assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
     assert lab(linear("#ffffff")) == pytest.approx([100.0, 0.0, 0.0], abs=0.05)
@@ -112,7 +112,7 @@ def test_the_svg_has_its_text_as_text_its_finding_as_title_and_no_date() -> None
     assert "<dc:date>" not in picture
 
 
-def test_a_png_is_twice_as_fine_as_a_page_of_600_pixels_shows() -> None:
+def test_a_png_has_twice_the_resolution_of_a_600_pixel_page() -> None:
     picture = render(scree_chart(SEEN), format="png")
     assert picture.startswith(b"\x89PNG")
     assert int.from_bytes(picture[16:20]) == 1200
@@ -208,7 +208,7 @@ def test_loadings_have_names_and_numbers_and_the_contrast_of_the_component() -> 
     assert {"hours", "age", "pay", "+0.80", "−0.50", "+0.10"} < set(words)
 
 
-def test_loadings_of_one_sign_move_together() -> None:
+def test_loadings_of_one_sign_are_described_as_moving_together() -> None:
     assert loadings_chart(ROWS[::2], component=1).get_label() == "Component 1: hours and pay"
     assert loadings_chart([], component=1).get_label() == "Component 1: no large loading"
 

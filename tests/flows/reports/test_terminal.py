@@ -62,7 +62,7 @@ def test_facts_are_lines_or_one_json_object(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_rows_are_a_table_one_json_list_or_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_printed_as_a_table_or_a_json_list_and_no_rows_as_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"artifact": "sub@1", "digest": "d" * 64}, {"artifact": "sub@2", "digest": "e" * 64}]
     print_rows(rows, ("artifact", "digest"), as_json=True, empty="nothing")
     assert json.loads(capsys.readouterr().out) == rows

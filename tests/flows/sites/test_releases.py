@@ -125,7 +125,7 @@ def test_a_killed_aggregator_continues_without_new_noise_or_charge(
         assert [(row.id, row.state) for row in rows] == [(site["release"], "committed")]
 
 
-def test_a_lost_site_is_left_out_with_fresh_noise_and_a_restarted_one_answers_again(federation: Federation) -> None:
+def test_a_lost_site_is_omitted_with_fresh_noise_and_a_restarted_site_answers_again(federation: Federation) -> None:
     """Lose a site: the smaller roster gets fresh noise, and is already charged; a restarted site answers again.
 
     Attempts and dropouts were reserved in advance.

@@ -304,7 +304,7 @@ def test_limits_hold_for_one_release(federation: Federation) -> None:
             limits.check(request(federation, **change))
 
 
-def test_a_key_is_made_once_and_stays_with_its_owner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_created_once_and_is_private(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["site", "key", "north", "--folder", str(tmp_path / "north"), "--json"]
     assert main(words) == 0
     made = json.loads(capsys.readouterr().out)

@@ -180,7 +180,7 @@ def test_charts_are_drawn_once_for_both_themes_and_have_their_numbers_in_a_table
         assert site.answer(f"charts/{wrong}.svg").status == 404
 
 
-def test_charts_are_drawn_one_at_a_time_however_many_are_requested(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_draw_charts_one_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     unfinished: list[int] = []
     most: list[int] = []
 

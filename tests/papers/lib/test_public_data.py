@@ -76,7 +76,7 @@ def test_mnist_is_read_from_its_two_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
-def test_real_sim_is_read_from_text_however_compressed(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_real_sim_is_read_from_text_with_any_compression(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     (tmp_path / "file").write_bytes(compress(TEXT))
     data = real_sim(tmp_path / "file")
     assert data.rows.shape == (3, 20_958)

@@ -104,7 +104,7 @@ def test_the_newest_snapshot_of_a_name_is_current(catalog_of_catalog: Catalog, t
     assert catalog_of_catalog.verify("b") == second.content_digest
 
 
-def test_the_newest_snapshot_is_the_last_ingested_whatever_the_clock_says(
+def test_the_newest_snapshot_is_the_last_ingested_regardless_of_the_clock(
     catalog_of_catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for year in (2026, 2024, 2025, 1969):

@@ -118,7 +118,7 @@ def test_all_datasets_of_a_population_share_one_table_and_other_populations_do_n
     assert seen(catalog, take(*"abcd", name="z", population="others", allow_shared_rows=True)) == expected({4: "abcd"})
 
 
-def test_an_ingest_that_fails_leaves_an_earlier_number_and_never_a_later_one(catalog: Catalog, take: Take) -> None:
+def test_a_failed_ingest_never_leads_to_a_later_first_seen_number(catalog: Catalog, take: Take) -> None:
     take(*"a")
     with pytest.raises(BadSource, match="more than the declared 2 records"):
         take(*"abc", records_at_most=2)

@@ -137,7 +137,7 @@ def expected(
 
 @pytest.mark.parametrize("part", [1, 16, 1 << 10], ids=["rows alone", "many parts", "in memory"])
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(map(str, kinds)))
-def test_records_come_in_the_order_of_all_entries_at_once(
+def test_merged_records_are_in_the_order_of_a_single_sort(
     kinds: tuple[str | None, str | None], part: int, tmp_path: Path
 ) -> None:
     for seed in range(2):

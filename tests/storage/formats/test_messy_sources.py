@@ -56,7 +56,7 @@ def rows_of(path: Path, **declared: Any) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 @pytest.mark.parametrize("ends", ["\r", "\n", "\r\n"])
-def test_any_line_end_that_the_first_line_has_gives_the_same_rows(tmp_path: Path, ends: str) -> None:
+def test_the_line_end_of_the_first_line_applies_and_gives_the_same_rows(tmp_path: Path, ends: str) -> None:
     for name, written in (("a.csv", WIDE), ("a.tsv", WIDE.replace(",", "\t")), ("a.svm", "0 1:1 2:2\n0 1:3 2:4\n")):
         (tmp_path / name).write_bytes(written.replace("\n", ends).encode())
         assert rows_of(tmp_path / name).tolist() == [[1, 2], [3, 4]]
@@ -246,7 +246,7 @@ def test_every_pair_of_formats_is_read_or_refused_by_one_line(tmp_path: Path) ->
 
 
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
-def test_an_instant_is_a_day_of_the_declared_time_zone() -> None:
+def test_a_timestamp_becomes_a_day_of_the_declared_time_zone() -> None:
     late = pa.array([1_577_833_200], pa.timestamp("s")).cast(pa.timestamp("us", "UTC"))  # 2019-12-31 23:00 UTC
     table = pa.table({"when": late, "text": ["2019-12-31T23:00:00+0000"], "plain": late.cast(pa.timestamp("us"))})
     for zone, day in ((None, 0.0), ("UTC", 0.0), ("Europe/Berlin", 1.0), ("America/New_York", 0.0)):

@@ -137,7 +137,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3)), max_size=30)
 
 
 @given(st.lists(PAIRS, min_size=1, max_size=5), st.sampled_from(["f8", "f4", "i2", "i8"]))
-def test_canonical_rows_are_those_of_a_plain_sum(rows: list[list[tuple[int, int]]], dtype: str) -> None:
+def test_canonical_rows_equal_a_plain_sum_of_entries(rows: list[list[tuple[int, int]]], dtype: str) -> None:
     row_ptr = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
     batch = RowBatch(
         values=np.array([value for row in rows for _, value in row], dtype=np.float64),

@@ -101,7 +101,7 @@ COLUMNS = st.builds("{}{}".format, st.sampled_from(("", "0", "00000")), st.integ
 
 
 @given(st.lists(st.lists(st.tuples(COLUMNS, st.integers(0, 9)), max_size=5), min_size=1, max_size=4), st.integers(1, 9))
-def test_features_of_one_digit_are_read_whatever_the_length_of_their_columns(
+def test_features_of_one_digit_are_read_with_column_numbers_of_any_length(
     rows: list[list[tuple[str, int]]], digits: int
 ) -> None:
     text = "".join("1 " + " ".join(f"{c}:{v}" for c, v in row) + "\n" for row in rows)
@@ -273,7 +273,7 @@ def test_a_file_that_is_named_twice_is_refused(
 
 
 @pytest.mark.usefixtures("_client")
-def test_a_copy_of_a_file_is_another_file(tmp_path: Path) -> None:
+def test_a_copy_of_a_file_counts_as_a_different_file(tmp_path: Path) -> None:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("a\n1\n")
     assert len(find_files([tmp_path / "a.csv", tmp_path / "b.csv"])) == 2

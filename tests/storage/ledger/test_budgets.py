@@ -421,7 +421,7 @@ def test_one_charge_may_reach_every_level_and_populations_are_separate(budget: L
     assert event_names(budget).count("budget_alerted") == 6
 
 
-def test_a_level_that_was_reached_stays_alerted_when_a_reservation_is_given_back(budget: Ledger) -> None:
+def test_an_alert_level_is_not_sent_again_after_a_refunded_reservation(budget: Ledger) -> None:
     grant = reserve(budget, "first", event=calibrated(0.8 * EPSILON))
     assert budget.alerts(grant.release_id) == (50,)
     budget.abandon(grant.release_id)

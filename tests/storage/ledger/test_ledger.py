@@ -143,7 +143,7 @@ def test_events_outside_the_table_are_refused_by_the_ledger(sqlite_budget: Ledge
         reserve(sqlite_budget, event={"name": "mystery"})
 
 
-def test_sampled_steps_go_through_the_empty_record_under_replace_one(sqlite_ledger: Ledger) -> None:
+def test_sampled_steps_for_replaced_records_are_charged_by_way_of_the_emptied_record(sqlite_ledger: Ledger) -> None:
     """Charge a sampled event for replaced records: more than twice the epsilon of an added or removed record.
 
     The epsilon is computed at less than half of the delta.

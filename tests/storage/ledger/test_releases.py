@@ -121,7 +121,7 @@ def test_a_commit_is_repeated_with_the_same_artifact_alone(budget: Ledger) -> No
     assert event_names(budget).count("release_committed") == 1
 
 
-def test_a_commit_whose_record_fails_did_not_happen(budget: Ledger) -> None:
+def test_a_commit_with_a_failing_record_is_rolled_back(budget: Ledger) -> None:
     begun = begin(budget)
 
     def record(connection: sa.Connection) -> None:
@@ -190,7 +190,7 @@ def test_an_erased_key_is_gone_and_can_be_erased_again(folder: KeyFolder) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", KEY[:-1], KEY + b"\n", KEY[:-1] + b"\0"])
-def test_another_key_than_the_release_is_named_after_is_refused(folder: KeyFolder, content: bytes) -> None:
+def test_a_key_that_does_not_match_the_release_id_is_refused(folder: KeyFolder, content: bytes) -> None:
     folder.create(release_id_of(KEY), KEY)
     (folder.folder / release_id_of(KEY)).write_bytes(content)
     with pytest.raises(Corrupt, match="is not the key of this release"):

@@ -193,7 +193,7 @@ def test_a_changed_answer_is_refused(ledger: Ledger, release: Reservation) -> No
 
 
 @pytest.mark.parametrize("end", ["close", "commit"])
-def test_no_step_is_answered_once_a_release_has_ended(ledger: Ledger, release: Reservation, end: str) -> None:
+def test_no_step_is_answered_after_a_release_has_ended(ledger: Ledger, release: Reservation, end: str) -> None:
     if end == "close":
         ledger.close(release.release_id)
     else:

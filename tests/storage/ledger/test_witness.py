@@ -264,7 +264,7 @@ def test_a_file_of_another_length_is_damaged(witness: Witness, length: int) -> N
         witness.read()
 
 
-def test_an_operator_moves_both_copies_back(witness: Witness) -> None:
+def test_an_operator_can_move_both_copies_of_the_witness_back(witness: Witness) -> None:
     witness.advance(HEADS[1], back=True)
     assert file_of(witness).read_bytes() == witness_file.encode(HEADS[1])
     witness.advance(HEADS[2])

@@ -199,7 +199,7 @@ class TestPointers:
             "checksum": content["checksum"],
         }
 
-    def test_one_name_is_rebuilt_and_the_others_left(self, engine: sa.Engine, tmp_path: Path) -> None:
+    def test_one_name_is_rebuilt_without_changing_others(self, engine: sa.Engine, tmp_path: Path) -> None:
         for name in ("news", "other"):
             publish(engine, name, RELEASES[0])
         rebuild(engine, tmp_path, "news")

@@ -328,7 +328,7 @@ def test_an_explicit_check_compares_every_manifest(world: World) -> None:
         compare_artifacts(open_, store())
 
 
-def test_a_restored_database_is_charged_what_the_registry_shows(
+def test_a_restored_database_is_charged_for_releases_in_the_registry(
     ledger: Ledger, tmp_path: Path, s3_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPCA_STATE_FOLDER", str(tmp_path / "state"))

@@ -341,7 +341,9 @@ def _reserved(trail: Trail, event: Mapping[str, Any], charge: Charge, release: s
 
 @pytest.mark.parametrize("filter_", ["gdp", "renyi"])
 @pytest.mark.parametrize("event", [calibrated(1.0), PURE], ids=["gaussian", "pure"])
-def test_a_release_over_budget_is_refused_however_it_is_signed(home: Path, filter_: str, event: dict[str, Any]) -> None:
+def test_a_trail_with_a_release_over_budget_is_refused_despite_valid_signatures(
+    home: Path, filter_: str, event: dict[str, Any]
+) -> None:
     """Add correctly priced, hashed and signed releases: they verify only while the budget admits them."""
     workspace = Workspace.open()
     workspace.ledger.open_budget("patients", epsilon=1.0, delta=1e-6, filter=filter_)

@@ -192,7 +192,7 @@ def test_the_private_mean_of_no_users_is_within_the_range():
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.45), (8, 0.15), (1e5, 0.03)])
-def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, epsilon, most):
+def test_predictions_are_close_to_hidden_ratings(low_rank, epsilon, most):
     """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     assert unseen_error(run(plain(user_ridge=0.1), rows, problem(), epsilon), whole, seen) < most

@@ -48,7 +48,7 @@ def test_totals_and_the_moment_add_up_to_the_target(mechanism, epsilon):
 @pytest.mark.parametrize(
     ("scaling", "epsilon", "most"), [("normalise", 2, 0.1), ("clip", 2, 0.15), ("clip", 1e5, 0.05)]
 )
-def test_predictions_come_close_to_ratings_that_were_not_given(low_rank, scaling, epsilon, most):
+def test_predictions_are_close_to_hidden_ratings(low_rank, scaling, epsilon, most):
     """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     result = run(plain(scaling=scaling, spread=1.0), rows, problem(), epsilon)
@@ -80,7 +80,7 @@ def test_blocks_do_not_change_a_bit_and_a_resumed_release_is_the_same(low_rank):
             assert (getattr(other, name) == getattr(whole, name)).all()
 
 
-def test_a_large_diagonal_does_not_hide_the_leading_part():
+def test_a_large_diagonal_does_not_hide_the_leading_factor():
     """Compute the leading factor of a matrix that has one large diagonal entry.
 
     The large entry dominates the leading eigenvector, unless the diagonal is replaced before.
@@ -237,7 +237,7 @@ def test_the_printed_noise_is_charged_its_true_epsilon(relation, bound):
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(2, 0.75), (20, 0.4), (1e5, 0.3)])
-def test_predictions_come_closer_to_ratings_that_were_not_given(low_rank, epsilon, most):
+def test_predictions_of_dpfw_are_close_to_hidden_ratings(low_rank, epsilon, most):
     """Hidden ratings have std 1, and the noise has one fixed key: the error must be at most ``most``."""
     rows, whole, seen = low_rank
     result = run(plain_of_dpfw(), rows, problem(), epsilon)

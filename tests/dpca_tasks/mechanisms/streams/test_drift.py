@@ -83,7 +83,7 @@ def test_the_correction_covers_rows_drawn_again_in_each_tick():
     assert np.mean([one.p < 0.05 for one in found]) <= 0.13
 
 
-def test_a_change_of_directions_is_seen():
+def test_a_change_of_directions_is_detected():
     for seed in range(3):
         rng = np.random.default_rng((seed, 2))
         moments = [arrivals(rng, turned=tick > CHANGE) for tick in KEPT]

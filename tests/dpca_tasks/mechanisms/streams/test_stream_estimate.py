@@ -252,7 +252,7 @@ def test_the_forecast_of_a_stream_is_that_of_its_last_estimate():
     assert planned(records_at_most=5).warnings
 
 
-def test_the_same_key_gives_the_same_bits_whatever_the_blocks():
+def test_the_same_key_gives_the_same_bits_for_any_blocks():
     rows, seen = np.random.default_rng(0).normal(size=(50, STREAM_TICKS_D)), np.repeat(range(1, 6), 10)
     plan = planned()
     first, _ = released(plan, 5, ArrayBlocks(rows, first_seen=seen))
@@ -262,7 +262,7 @@ def test_the_same_key_gives_the_same_bits_whatever_the_blocks():
     assert not np.array_equal(first, other)
 
 
-def test_a_newer_snapshot_gives_other_noise_for_another_answer():
+def test_a_newer_snapshot_gives_fresh_noise():
     """Release a tick from an older and from a newer snapshot: the two answers must not have equal noise.
 
     The content of a snapshot is part of the digest that determines the noise.

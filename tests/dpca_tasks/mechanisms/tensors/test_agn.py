@@ -71,7 +71,7 @@ def test_components_and_weights_are_found_under_the_noise_of_one_key(model):
         assert found.noise_variance == pytest.approx(VARIANCE, rel=0.1)
 
 
-def test_a_declared_variance_is_used_as_it_is():
+def test_a_declared_variance_is_used_unchanged():
     found = run(AGN, points(), mixture_problem(noise_variance=0.05), target(4.0))
     assert found.noise_variance == pytest.approx(0.05, rel=1e-9)
 
@@ -170,7 +170,7 @@ def test_components_that_noise_hides_are_reported():
         (mixture_problem(), 4.0, ("epsilon / 2 = 2 breaks the theorem", "which replace_one breaks")),
     ],
 )
-def test_printed_noise_states_its_true_epsilon_and_names_what_does_not_hold(problem, epsilon, text):
+def test_printed_noise_states_its_true_epsilon_and_the_broken_condition(problem, epsilon, text):
     plan = Agn(components=2, calibration="paper").plan(problem, target(epsilon, 1e-5))
     assert [warning for warning in plan.warnings if "calibration=paper" in warning] == list(plan.warnings)
     assert len(plan.warnings) == bool(text)
@@ -195,7 +195,7 @@ def test_large_rounding_losses_of_long_documents_are_reported():
     assert "of the pairs of a document of 5000 words" in warning
 
 
-def test_an_undeclared_number_of_records_is_reported_where_a_variance_rests_on_it():
+def test_an_undeclared_number_of_records_is_reported_if_a_variance_needs_it():
     assert AGN.plan(mixture_problem(), target(1.0)).warnings == ()
     (warning,) = AGN.plan(mixture_problem(records_declared=False), target(1.0)).warnings
     assert "declare the number of records, or noise_variance" in warning

@@ -53,7 +53,7 @@ def test_ten_sites_open_the_integer_sum_exactly_in_any_order():
 
 
 @pytest.mark.parametrize("title", PHASES)
-def test_sites_lost_in_any_phase_leave_the_sum_of_those_whose_message_came(title):
+def test_sites_lost_in_any_phase_leave_the_sum_of_the_received_messages(title):
     world = World(circle_of(6, colluders=1, dropouts=2))
     total = attempt(world, world.scene(), lost=[("b", title), ("e", title)])
     went = world.participants.names if PHASES.index(title) > PHASES.index("masked sums") else ("a", "c", "d", "f")
@@ -62,7 +62,7 @@ def test_sites_lost_in_any_phase_leave_the_sum_of_those_whose_message_came(title
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(PHASES, 2)))
-def test_sites_lost_in_two_phases_leave_the_sum_of_those_whose_message_came(first, second):
+def test_sites_lost_in_two_phases_leave_the_sum_of_the_received_messages(first, second):
     world = World(circle_of(6, dropouts=2))
     total = attempt(world, world.scene(), lost=[("a", first), ("f", second)])
     went = [

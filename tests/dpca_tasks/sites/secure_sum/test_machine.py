@@ -269,7 +269,7 @@ def test_both_kinds_of_share_of_one_site_are_never_released(world, shown_lost):
     assert (given["seed"], given["key"]) == expected
 
 
-def test_signatures_of_the_left_out_site_or_of_too_few_open_nothing(world):
+def test_signatures_of_an_omitted_site_or_too_few_signatures_open_nothing(world):
     scene = world.scene()
     machines, _ = summed(world, scene)
     senders = Senders(senders=frozenset(range(4)))

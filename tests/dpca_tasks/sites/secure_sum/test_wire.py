@@ -134,7 +134,7 @@ def test_secrets_are_never_printed():
 
 
 @given(secret=st.binary(min_size=32, max_size=32), places=st.integers(1, 12), data=st.data())
-def test_any_shares_as_many_as_the_threshold_give_the_secret(secret, places, data):
+def test_a_threshold_of_any_shares_gives_the_secret(secret, places, data):
     threshold = data.draw(st.integers(1, places))
     shares = split(secret, threshold=threshold, places=places)
     chosen = data.draw(st.permutations(range(places)))[:threshold]
@@ -252,7 +252,7 @@ def refused(raw, expected, scene):
     return text
 
 
-def test_each_kind_is_read_as_it_was_written(frames, scene):
+def test_each_kind_of_frame_is_decoded_unchanged(frames, scene):
     assert len({kind.kind for kind in KINDS}) == len(KINDS)
     for expected, raw in frames.items():
         received = decode(raw, expected, scene)
@@ -277,7 +277,7 @@ def test_cut_and_longer_frames_are_refused(expected, frames, scene):
 
 
 @pytest.mark.parametrize("expected", KINDS, ids=lambda kind: kind.__name__)
-def test_flipped_bits_are_refused_or_are_another_valid_message(expected, frames, scene):
+def test_frames_with_flipped_bits_are_refused_or_decode_to_valid_messages(expected, frames, scene):
     """Flip bits of each kind of frame: signed frames are refused, and others decode to what they encode."""
     raw, drawn = frames[expected], random.Random(expected.kind)
     for at in drawn.sample(range(8 * len(raw)), min(200, 8 * len(raw))):
