@@ -4,9 +4,9 @@ A difference is computed from what both versions released: directions, eigenvalu
 Two subspaces are compared on the features that both have, by their declared names. Without names, both must have the
 same number of features.
 
-The charts of pages are SVG, light and dark, and are drawn once for equal numbers. The pages state the same numbers in
-tables. Matplotlib's drawing modules are imported when the first chart is requested. Matplotlib is not safe for several
-threads, not even during its import, so one chart is drawn at a time.
+Each chart exists as SVG in a light and a dark theme. Drawn charts are cached, and reused for equal numbers. The pages
+state the same numbers in tables. Matplotlib's drawing modules are imported when the first chart is requested.
+Matplotlib is not thread-safe, not even during its import, so one chart is drawn at a time.
 """
 
 import json
@@ -44,7 +44,7 @@ _one_at_a_time = Lock()
 
 
 def draw_scree(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
-    """Draw the eigenvalues of a version with its noise edge, or raise `Absent`."""
+    """Return an SVG chart of a version's eigenvalues with its noise edge; raise `Absent` if it has no eigenvalues."""
     row, artifact = load_version(workspace, name, int(version))
     spectrum = spectrum_of(artifact) if isinstance(artifact, PrivateSubspace) else None
     if spectrum is None:
@@ -54,7 +54,7 @@ def draw_scree(workspace: Workspace, name: str, version: str, *, theme: str) -> 
 
 
 def draw_loadings(workspace: Workspace, name: str, version: str, *, theme: str) -> bytes:
-    """Draw the largest loadings of the first component of a version, or raise `Absent`."""
+    """Return an SVG chart of the largest loadings of a version's first component; raise `Absent` if it has none."""
     row, artifact = load_version(workspace, name, int(version))
     if not isinstance(artifact, PrivateSubspace):
         raise Absent(f"{row.reference} has no loadings to draw.")
@@ -74,7 +74,7 @@ def draw_derived(workspace: Workspace, name: str, version: str, *, theme: str) -
 
 
 def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
-    """Draw what each release left of a budget, or raise `Absent`."""
+    """Return an SVG chart of the budget left after each release; raise `Absent` if there is no such budget."""
     with reading(workspace.ledger.engine) as connection:
         population = population_at(connection, address)
     facts = json.dumps(budget_facts(workspace.ledger, population))
@@ -83,7 +83,7 @@ def draw_burn_down(workspace: Workspace, address: str, *, theme: str) -> bytes:
 
 
 def in_theme(chart: bytes, theme: str) -> bytes:
-    """Return a light chart in the colours of a theme, so that each chart is drawn only once."""
+    """Return a chart of the light theme with its colours replaced by the colours of another theme."""
     if theme == "light":
         return chart
     colors = _colors(theme)
@@ -92,7 +92,7 @@ def in_theme(chart: bytes, theme: str) -> bytes:
 
 @cache
 def _colors(theme: str) -> dict[bytes, bytes]:
-    """Return a mapping from the colours of the light theme to the colours of another."""
+    """Return a mapping from the colours of the light theme to the colours of another theme."""
     light, other = asdict(theme_of("light")), asdict(theme_of(theme))
     series = zip(light.pop("series"), other.pop("series"), strict=True)
     return {old.encode(): new.encode() for old, new in [*series, *((light[name], other[name]) for name in light)]}
@@ -120,7 +120,7 @@ _OF_ONE_KIND = (
     *("features", "angles", "overlap", "held_by_left", "held_by_right", "noise_edges", "eigenvalues", "mean_moved"),
     *("pairs", "moved", "typical_move"),
 )
-"""Facts that only some kinds of artifacts have; they are None for other kinds."""
+"""Names of facts that exist only for some kinds of artifacts; for other kinds the facts are None."""
 
 
 def difference_facts(workspace: Workspace, left: str, right: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _numbered(text: str) -> tuple[str, int]:
 
 
 def _numbers(before: Artifact, after: Artifact) -> list[dict[str, Any]]:
-    """Return the facts that both versions state about themselves, side by side."""
+    """Return one row for each fact in the manifest of either version, with both values."""
     sides = [_shown(artifact) for artifact in (before, after)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
     return [{"name": name, "left": sides[0].get(name), "right": sides[1].get(name)} for name in names]
@@ -177,7 +177,10 @@ def _shown(artifact: Artifact) -> dict[str, Any]:
 
 
 def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple[list[int], list[int]] | None:
-    """Return the columns that both versions have, in the order of the first; None if columns cannot be matched."""
+    """Return the column numbers of the common features in each version; None if features cannot be matched.
+
+    The common features are in the order of the first version. Without declared names, features are matched by number.
+    """
     if before.manifest.get("feature_names") is None or after.manifest.get("feature_names") is None:
         return ([*range(counts[0])],) * 2 if counts[0] == counts[1] else None
     places = {name: at for at, name in enumerate(feature_names(after, counts[1]))}
@@ -187,10 +190,11 @@ def _shared(before: Artifact, after: Artifact, counts: tuple[int, int]) -> tuple
 
 
 def _of_subspaces(before: PrivateSubspace, after: PrivateSubspace) -> dict[str, Any]:
-    """Return angles, captured shares and eigenvalues.
+    """Return principal angles, shares of captured variance, and eigenvalues of two subspaces.
 
-    ``held_by_left`` is the part of the variance in the right components that the left directions capture, by the
-    released eigenvalues, and ``held_by_right`` the converse. Both are 1 if the versions span the same subspace.
+    ``held_by_left`` is the share of the variance of the right components that the left subspace captures.
+    ``held_by_right`` is the share of the left components that the right subspace captures. Both shares weight
+    components by the released eigenvalues, and are 1 if the subspaces are equal.
     """
     columns = _shared(before, after, (before.n_features, after.n_features))
     if columns is None or not columns[0]:
@@ -222,7 +226,7 @@ def _embedded(components: Matrix, columns: list[int]) -> Matrix:
 
 
 def _held(components: Matrix, values: Matrix | None, basis: Matrix) -> float | None:
-    """Return the part of the variance of components that a basis captures; None without eigenvalues."""
+    """Return the share of the variance of components that a basis captures; None if no eigenvalue is positive."""
     weights = None if values is None else np.maximum(values, 0.0)
     if weights is None or not weights.sum() > 0.0:
         return None

@@ -1,4 +1,4 @@
-"""Lists of names and versions, from the rows of the ledger alone.
+"""Lists of published names and versions, read from the ledger's database alone.
 
 No artifact and no manifest is read. A thousand versions of a name take three queries.
 """
@@ -24,10 +24,10 @@ class VersionRow:
 
     Attributes
     ----------
-    name, version, digest, date : of the version
+    name, version, digest, date : of the published version
     release : str, the id of the release or joint release of the version
-    mechanism, dataset, population, epsilon, delta : as requested; None for a joint release. A tick of a stream has the
-        dataset of its stream
+    mechanism, dataset, population, epsilon, delta : as requested; None for a joint release. For a tick of a stream,
+        ``dataset`` is the dataset of the stream
     sites : int, number of datasets of a joint release; 0 for any other release
     private : bool
     """
@@ -56,7 +56,7 @@ class VersionRow:
 
 
 def versions_in(connection: sa.Connection, name: str | None = None, *, version: int | None = None) -> list[VersionRow]:
-    """Return the versions of one name or of all names in order, or one version of a name."""
+    """Return the versions of one name, or of all names, in order; with ``version``, only that version."""
     single, together = _released(), sa.select(tables.joint_version)
     for column, requested in (("name", name), ("version", version)):
         if requested is not None:
@@ -132,7 +132,7 @@ def overview_facts(workspace: Workspace) -> dict[str, Any]:
 
 
 def _released() -> sa.Select[Any]:
-    """Return the query for versions that were charged to this ledger, with their requests."""
+    """Return the SQL query for versions whose release was charged to this ledger, with the release's request."""
     version, release = tables.version, tables.release
     columns = (release.c.request, release.c.population, release.c.epsilon, release.c.delta, release.c.event)
     return (

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 LISTS: Mapping[str, str] = {"overview": "names", "name": "versions", "budget": "releases", "datasets": "datasets"}
-"""The name of the fact that is the main list of a page, by the page's template."""
+"""Maps the template of a page to the name of the fact that is its main list."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run text with these beginnings as a formula
 
 
 def columns_of(template: str, facts: Mapping[str, Any]) -> list[str]:
-    """Return the columns of the main list of a page that hold plain values."""
+    """Return those columns of a page's main list whose values are plain, not lists or mappings."""
     rows = _rows(template, facts)
     return [name for name in (rows[0] if rows else ()) if all(_is_plain(row.get(name)) for row in rows)]
 
@@ -44,7 +44,10 @@ def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) 
 
 
 def csv_of(template: str, facts: Mapping[str, Any]) -> str:
-    """Return the main list of a page as CSV with a header; text that a spreadsheet would run is preceded by a quote."""
+    """Return the main list of a page as CSV with a header.
+
+    Text that a spreadsheet would run as a formula is preceded by a quote.
+    """
     written, columns = io.StringIO(), columns_of(template, facts)
     out = csv.writer(written, lineterminator="\n")
     out.writerow(columns)

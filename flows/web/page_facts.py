@@ -1,8 +1,8 @@
 """Facts of the pages of versions, budgets and datasets.
 
-The pages state nothing but these facts. No fact is private: facts of datasets are only those that were declared. An
-address that names nothing raises `Absent`, whose text is shown. The text therefore contains no path, and no stored
-number except those of existing versions.
+The pages state nothing but these facts. No fact is private: of a dataset, only declared facts are returned. An address
+without a page raises `Absent`, and the site shows its message. The message therefore contains no path, and no stored
+number except the numbers of existing versions.
 """
 
 import hashlib
@@ -46,9 +46,9 @@ class Absent(Exception):
 
 
 LEADING = 10
-"""The number of features of a component, or items of a factor, that are shown."""
+"""Number of features shown for each component, and of items shown for each factor."""
 _COMPONENTS = 20
-_ALIKE, _FEATURES = 5, 60  # features of each component in the joint table, and all features of that table
+_ALIKE, _FEATURES = 5, 60  # in the table of all components: features taken from each component, and features in total
 _SPECTRUM = 64
 
 type Loading = dict[str, Any]
@@ -83,8 +83,8 @@ def kind_facts(artifact: Artifact) -> dict[str, Any]:
 def spectrum_of(artifact: PrivateSubspace) -> Spectrum | None:
     """Return the leading eigenvalues of a subspace with its noise edge; None for directions without eigenvalues.
 
-    No noise edge is returned if the plan cannot be derived from the artifact's facts, as other programs or versions may
-    write them.
+    The noise edge is None if it cannot be computed from the artifact's manifest, for example because another version of
+    dpca wrote the manifest.
     """
     try:
         edge = noise_edge_of(artifact)
@@ -97,7 +97,7 @@ def spectrum_of(artifact: PrivateSubspace) -> Spectrum | None:
 
 
 def feature_names(artifact: Artifact, count: int) -> Sequence[str]:
-    """Return the declared names of columns, else their numbers from 0."""
+    """Return the declared names of columns; without names, their numbers from 0."""
     names = artifact.manifest.get("feature_names")
     return [str(column) for column in range(count)] if names is None else names
 
@@ -136,7 +136,10 @@ def _components(artifact: PrivateSubspace) -> dict[str, Any]:
 
 
 def _side_by_side(artifact: PrivateSubspace, count: int) -> list[dict[str, Any]]:
-    """Return the features with leading loadings on some component, with their loadings on each, largest first."""
+    """Return the features with the largest loadings on any component, each with its loadings on all components.
+
+    Features are in decreasing order of their largest absolute loading.
+    """
     shown = artifact.components[:count]
     leading = np.argsort(-np.abs(shown), axis=1, kind="stable")[:, :_ALIKE]
     columns = sorted({*leading.ravel().tolist()}, key=lambda column: -float(np.abs(shown[:, column]).max()))
@@ -210,7 +213,7 @@ def _items(artifact: ItemEmbeddings) -> dict[str, Any]:
 
 
 def largest(values: NDArray[np.float64], names: Sequence[str]) -> list[Loading]:
-    """Return the entries of largest absolute value, with their signs; ties are in the order of columns."""
+    """Return the entries of largest absolute value, with their signs; entries of equal size keep their order."""
     order = np.argsort(-np.abs(values), kind="stable")[:LEADING]
     return [{"feature": names[column], "loading": float(values[column])} for column in order]
 
@@ -381,20 +384,20 @@ def noun_of(kind: str) -> str:
 
 
 RUNS = (1, 2, 4, 12, 26, 52)
-"""The numbers of future runs for which a page states the shares."""
+"""Numbers of future runs for which a page states the epsilon of each run."""
 _PLAIN = r"[a-z0-9][a-z0-9._-]{0,99}"
 _RELEASE = ("release", "mechanism", "epsilon", "delta", "state", "artifact", "damaged", "actor", "time")
 
 
 def address_of(population: str) -> str:
-    """Return a population's part of an address, which is its name if the name is plain, else a digest of the name."""
+    """Return a population's name as a part of an address; a name with unusual characters is replaced by its digest."""
     if re.fullmatch(_PLAIN, population):
         return population
     return "~" + hashlib.sha256(population.encode()).hexdigest()[:24]
 
 
 def population_at(connection: sa.Connection, address: str) -> str:
-    """Return the population with a given part of an address, or raise `Absent`."""
+    """Return the population for which `address_of` returns this address; raise `Absent` if there is none."""
     for population in populations_in(connection):
         if address_of(population) == address:
             return population
@@ -439,7 +442,7 @@ def budget_page(workspace: Workspace, address: str) -> dict[str, Any]:
 
 
 def _same_again(ledger: Ledger, population: str, gaussian: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return how many releases like the newest Gaussian one still fit; None without a Gaussian release."""
+    """Return how many more releases equal to the newest Gaussian release the budget admits; None if there is none."""
     if not gaussian:
         return None
     epsilon, delta = gaussian[-1]["epsilon"], gaussian[-1]["delta"]

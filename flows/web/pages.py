@@ -9,14 +9,14 @@ index                           every name and every budget
 names/NAME                      the versions of a name, and the history of its aliases
 versions/NAME@N                 verdict, spectrum, loadings and lineage of one version
 differences/NAME@N/NAME@M       the differences from one version to another
-budgets/POPULATION              what is spent and left, and the shares of future runs
+budgets/POPULATION              what is spent and left, and the epsilon of each of several future runs
 datasets                        the curator's list of datasets, if it is enabled
 ==============================  ======================================================================
 
 An address ends in ``.html`` or ``.json``. The address of a page with a main list may also end in ``.csv``. A served
 page takes ``?find=TEXT&order=COLUMN`` for its main list (`flows.web.lists`). The site also contains the stylesheet and,
 below ``charts``, the charts of versions and budgets, light and dark. If a page cannot be made, an error page is
-returned, with a sentence that contains no path, no stored text and no number.
+returned. Its text contains no path, no stored text and no number.
 
 All links are relative, so that pages written as files work from a folder and under any address.
 """
@@ -55,7 +55,7 @@ STYLE = "static/style.css"
 _VERSION = rf"{NAME_PATTERN}@{VERSION_PATTERN}"
 _DOCTOR = "The operator finds the reason with dpca doctor on the ledger's machine."
 _TROUBLES: tuple[tuple[type[Exception], str, str], ...] = (
-    (NotFound, "There is nothing with that name here.", "Go back to the overview, which lists everything."),
+    (NotFound, "This site has nothing with that name.", "Go back to the overview, which lists everything."),
     (
         Corrupt,
         "The stored data of this page are damaged: they differ from the published data, so the page is not shown.",
@@ -69,7 +69,7 @@ _TROUBLES: tuple[tuple[type[Exception], str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One file of the site, or an error page with the reason why there is none."""
+    """One file of the site, or an error page that states why the file cannot be returned."""
 
     status: int
     content: bytes
@@ -78,18 +78,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """All pages of this process's workspace, read again for each answer.
+    """All pages of this process's workspace; the workspace is read again for each request.
 
     Parameters
     ----------
     live : bool
-        Whether the site is served, so that forms are answered; a static site has no forms.
+        True for a served site, which has forms; False for a static site, which has none.
     curator : bool
         Whether to show the page of datasets too.
     open_workspace : callable
         Returns the workspace, opened read-only.
     undrawn : collection of str
-        Versions, such as ``news@3``, whose pages have no charts, but state the same numbers in tables.
+        Versions, such as ``news@3``, whose pages have tables of numbers but no charts.
     """
 
     live: bool
@@ -100,8 +100,8 @@ class Site:
     def answer(self, path: str, *, find: str = "", order: str = "") -> Answer:
         """Return the file at an address, such as ``names/news.html``; the empty address is the index.
 
-        An error is answered with an error page, never raised. ``find`` and ``order`` arrange the main list of a page,
-        as `flows.web.lists.arranged` does.
+        An error is never raised: an error page is returned instead. ``find`` and ``order`` filter and sort the main
+        list of a page, as in `flows.web.lists.arranged`.
         """
         path = path or "index.html"
         if path == STYLE:
@@ -123,13 +123,13 @@ class Site:
             return self.trouble(path, status=500, text="The server failed at this page.", then=_DOCTOR)
 
     def trouble(self, path: str, *, status: int, text: str, then: str = "The overview lists everything.") -> Answer:
-        """Return an error page, with one sentence on the reason and one on what to do."""
+        """Return an error page: ``text`` states the reason, and ``then`` what the reader can do."""
         return self.page(path, "trouble", {"status": status, "text": text, "then": then}, status=status)
 
     def page(
         self, path: str, template: str, facts: Mapping[str, Any], *, status: int = 200, find: str = "", order: str = ""
     ) -> Answer:
-        """Return the file at an address, made from facts."""
+        """Render facts as the file at an address: HTML, JSON or CSV, by the end of the address."""
         shown = arranged(template, facts, find=find, order=order) if find or order else facts
         if path.endswith(".csv") and template in LISTS:
             return Answer(status=status, content=csv_of(template, shown).encode(), media=CSV)
@@ -141,7 +141,7 @@ class Site:
         return Answer(status=status, content=render(template, shown, **about), media=HTML)
 
     def facts(self, path: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the template of a page and its facts, or raise `Absent`."""
+        """Return the template of a page and its facts; raise `Absent` if the address has no page."""
         for pattern, make in _PAGES:
             if found := re.fullmatch(rf"{pattern}\.(?:html|json|csv)", path):
                 template, facts = make(self, *found.groups())
@@ -203,7 +203,7 @@ _NONE = "–"
 
 
 def render(template: str, facts: Mapping[str, Any], **about: Any) -> bytes:
-    """Render a page from the facts of its JSON; ``about`` describes its place in the site."""
+    """Render a page from its facts; ``about`` holds further template variables, such as the path to the site's root."""
     return _templates().get_template(f"{template}.html").render(facts=facts, **about).encode()
 
 
@@ -226,7 +226,10 @@ def _templates() -> Environment:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Write a number to three digits, as noise supports no more, or a whole number in full with separators."""
+    """Write a number to three digits, because noise makes more digits meaningless.
+
+    A whole number is written in full with separators.
+    """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return _NONE
     if isinstance(value, float) and math.isinf(value):
@@ -263,7 +266,7 @@ def day(text: str | None) -> str:
 
 
 DRAWN = 100
-"""The number of newest versions of a name with charts, as charts take most of the time."""
+"""Number of newest versions of a name for which charts are drawn; drawing takes most of the time of a static site."""
 
 
 def build_site(output: Path, *, notify: Callable[[int, int | None], None]) -> int:
@@ -289,7 +292,7 @@ def build_site(output: Path, *, notify: Callable[[int, int | None], None]) -> in
     """
     output = output.absolute()
     if output.exists() or not output.parent.is_dir():
-        raise Invalid(f"output {output} must be a new folder in an existing one; name another.")
+        raise Invalid(f"output {output} must be a new folder inside an existing folder; choose another path.")
     workspace = Workspace.read_only()
     site = Site(live=False, open_workspace=lambda: workspace, undrawn=_undrawn(workspace))
     pages = [*_pages(workspace)]
@@ -334,7 +337,7 @@ def _failed(path: str) -> Corrupt:
 
 
 def _undrawn(workspace: Workspace) -> set[str]:
-    """Return the versions without charts: all but the newest of each name and those with an alias."""
+    """Return the versions without charts: versions without an alias that are not among the newest of their name."""
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)
     newest: dict[str, int] = {row.name: row.version for row in rows}
@@ -343,7 +346,7 @@ def _undrawn(workspace: Workspace) -> set[str]:
 
 
 def _pages(workspace: Workspace) -> Iterator[str]:
-    """Yield the address of each page without its suffix, with only the differences that other pages link to."""
+    """Yield the address of each page without its suffix; of the differences, only those to which other pages link."""
     yield "index"
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)

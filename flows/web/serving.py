@@ -1,14 +1,14 @@
 """HTTP server of the pages, with access control and strict headers.
 
-On loopback, a request must name loopback as its host. Elsewhere, a request needs the token. If a token is set, requests
-on loopback need it too.
+If the server listens on loopback, the host of a request must be a loopback name. If it listens on any other address, a
+request needs the token. If a token is set, requests on loopback need the token too.
 
-A page of another site can make a browser send requests to loopback under a name that resolves there. Such a request
-carries that name as its host, and is refused. A client sends the token as ``Authorization: Bearer``, or once in a form,
-which returns a cookie that is valid until this process ends.
+The host is checked because of DNS rebinding: a page of another site can make a browser send requests to loopback under
+a name that resolves to loopback. The host of such a request is that name, so the request is refused. A client sends the
+token as ``Authorization: Bearer``, or once in a form, which returns a cookie that is valid until this process ends.
 
 Except for that form, only GET and HEAD are answered. The headers admit no other origin and no script. Nothing that a
-request contains is written anywhere. Every page is made in a thread, so that a slow answer does not block others.
+request contains is written anywhere. Every page is made in a thread, so that a slow page does not block other requests.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from flows.web.pages import CSS, HTML, SVG, Answer, Site, render
 VARIABLE = "DPCA_SERVE_TOKEN"
 COOKIE = "dpca_session"
 GUESSES, WINDOW = 10, 60.0
-"""The number of wrong tokens after which a client is throttled, and the seconds for which they count."""
+"""Number of wrong tokens after which a client is throttled, and the seconds for which a wrong token counts."""
 _CLIENTS = 4096  # largest number of remembered clients
 _SHORTEST = 16
 _LONGEST = 4096
@@ -52,7 +52,7 @@ class Access:
     token : str, optional
         Without a token, everyone who can reach the port is admitted.
     loopback : bool
-        Whether the server listens on loopback, where requests must name loopback as their host.
+        Whether the server listens on loopback; then the host of a request must be a loopback name.
     """
 
     def __init__(self, *, token: str | None, loopback: bool) -> None:
@@ -66,13 +66,13 @@ class Access:
         return self._token is not None
 
     def knows_host(self, request: Request) -> bool:
-        """Return whether a request names an accepted host, which on loopback is loopback alone."""
+        """Return whether the host of a request is accepted; on loopback, only a loopback name is."""
         host = request.headers.get("host", "")
         name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
         return not self._loopback or is_loopback(name)
 
     def admits(self, request: Request) -> bool:
-        """Return whether a request carries the token or the cookie issued for it, or needs neither."""
+        """Return whether a request has the token or the session cookie, or no token is set."""
         if self._token is None:
             return True
         if _same(request.cookies.get(COOKIE, ""), self._session):
@@ -81,7 +81,7 @@ class Access:
         return bool(scheme) and self._accepts(request, shown.strip() if scheme.lower() == "bearer" else "")
 
     async def session(self, request: Request) -> str | None:
-        """Return the cookie for a form that contains the token; None for any other form."""
+        """Return the value of the session cookie if the form contains the token; else None."""
         body = b""
         try:
             async with asyncio.timeout(HEAD):
@@ -98,7 +98,7 @@ class Access:
         return self._session if self._accepts(request, shown.strip()) else None
 
     def is_throttled(self, request: Request) -> bool:
-        """Return whether a client has sent so many wrong tokens that no other is compared for now."""
+        """Return whether a client recently sent `GUESSES` wrong tokens, so that its tokens are not checked for now."""
         return len(self._recent(_client(request))) >= GUESSES
 
     def _accepts(self, request: Request, shown: str) -> bool:
@@ -117,7 +117,7 @@ class Access:
 
 
 def _client(request: Request) -> str:
-    """Return the address of a client, or for IPv6 its network, as one client can have all addresses in it."""
+    """Return the IPv4 address of a client, or its IPv6 /64 network, because one client may use a whole /64 network."""
     host = request.client.host if request.client is not None else ""
     try:
         return str(ipaddress.ip_network((host, 64), strict=False)) if ":" in host else host
@@ -126,7 +126,7 @@ def _client(request: Request) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, given by name or address, is this machine alone."""
+    """Return whether a host name or address is a loopback address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -149,7 +149,7 @@ def read_token(path: Path | None) -> str | None:
         token = os.environ.get(VARIABLE) or None
     else:
         try:
-            content, status = read_with_status(path, most=_LONGEST)  # mode and content are of one open file
+            content, status = read_with_status(path, most=_LONGEST)  # mode and content are read from the same open file
             if status.st_mode & 0o077:
                 raise Refused(
                     f"token file {path} has mode {stat.S_IMODE(status.st_mode):04o}, but must be a "
@@ -221,7 +221,9 @@ class WebPages:
     async def _respond(self, request: Request) -> Response:
         path = str(request.scope["path"]).removeprefix("/")
         if not self._access.knows_host(request):
-            return _response(self._site.trouble(path, status=421, text="This address does not belong to this page."))
+            return _response(
+                self._site.trouble(path, status=421, text="This server does not serve the requested host name.")
+            )
         if path == "login" and self._access.calls:
             return await self._log_in(request)
         if request.method not in ("GET", "HEAD"):
@@ -252,14 +254,14 @@ class WebPages:
 
     def _login_page(self, path: str, *, status: int, text: str) -> Response:
         if path.endswith(".json"):
-            answer = self._site.trouble(path, status=status, text=text, then="Send it as Authorization: Bearer.")
+            answer = self._site.trouble(path, status=status, text=text, then="Send the token as Authorization: Bearer.")
         else:
             about = {"root": "../" * path.count("/"), "live": True, "curator": False, "page": "login"}
             answer = Answer(status=status, content=render("login", {"text": text}, **about), media=HTML)
         return _response(answer, **({"WWW-Authenticate": "Bearer"} if status == 401 else {}))
 
     def _compare(self, request: Request) -> Response:
-        """Redirect a form with two versions, by number or as NAME@VERSION, to the page of their difference."""
+        """Redirect to the page of the difference of two versions, each given as a number or as NAME@VERSION."""
         name, *sides = (request.query_params.get(part, "") for part in ("name", "left", "right"))
         try:
             pair = [side if "@" in side else f"{name}@{int(side)}" for side in sides]
@@ -278,7 +280,7 @@ def serve_pages(*, host: str, port: int, token_file: Path | None, curator: bool,
     Raises
     ------
     Refused
-        If ``host`` is beyond loopback and there is no token.
+        If ``host`` is not loopback and there is no token.
     Invalid, InvalidInput
         If the token is not usable, or the port is not free.
     """
@@ -302,5 +304,5 @@ def _response(answer: Answer, **headers: str) -> Response:
 
 
 def _sent_to(address: str) -> Response:
-    """Redirect a browser to a page, with an address that is valid under any prefix."""
+    """Redirect a browser to a relative address, which is valid if a proxy adds a prefix to all addresses."""
     return Response(status_code=303, headers={"Location": address, "Cache-Control": "no-store"})
