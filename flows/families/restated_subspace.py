@@ -26,7 +26,7 @@ from dpca_tasks.refinement.leading_pairs import refine_kept_pairs
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import AUTO, Assessment, RefinedRelease, moment_of, refine_release, verdict
 from dpca_tasks.refinement.refined_rounds import Rounds
-from dpca_tasks.refinement.rounds import Answer
+from dpca_tasks.refinement.rounds import Answer, Estimate
 from dpca_tasks.refinement.rounds_assessment import estimated
 
 _MEGABYTE = 1e6
@@ -150,8 +150,8 @@ def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) ->
     Notes
     -----
     After the map T of the last round, the noise of the estimate is isometric (`dpca_tasks.refinement.rounds.Estimate`),
-    so ``K = T^-1 T^-T``. The mean is that of the first round. The row of the constant is extended such that its noise
-    is at least that of the first round, and such that K is right around the mean.
+    so ``K = T^-1 T^-T``. With several rounds the mean is that of the first round. The row of the constant is extended
+    such that its noise is at least that of the first round, and such that K is right around the mean.
     """
     rounds = unpacked_rounds(artifact)
     first = rounds.answers[0]
@@ -161,18 +161,9 @@ def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) ->
     if rounds.centred:
         assert artifact.mean is not None
         clip_norm, constant = math.sqrt(rounds.unit), first.constant
-        mean, count = artifact.mean / clip_norm, estimate.n_records
-        last = (first.noise_std / estimate.noise_std) ** 2
-        across = mean[:, None] / constant * last
-        matrix = np.block(
-            [
-                [matrix + count * np.outer(mean, mean), count * constant * mean[:, None]],
-                [count * constant * mean[None], np.full((1, 1), count * constant**2)],
-            ]
-        )
-        weights = np.block(
-            [[weights + np.outer(mean, mean) / constant**2 * last, across], [across.T, np.full((1, 1), last)]]
-        )
+        mean = artifact.mean / clip_norm
+        extended = _extended_by_map if first.map.width else _extended_by_mean
+        matrix, weights = extended(estimate, first, mean, weights)
         constant *= clip_norm
     noise = {"law": "isometric", "std": estimate.noise_std * rounds.unit, "step": first.step, "constant": constant}
     return PrivateMoment(
@@ -180,6 +171,41 @@ def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) ->
         weights=pack_symmetric(weights),
         manifest=artifact.moment_facts(noise, parent=parent),
     )
+
+
+type _Matrix = NDArray[np.float64]
+
+
+def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
+    """Return the moment of rows that end in a constant, and K, from the moment around a mean of a first round."""
+    count, constant = estimate.n_records, first.constant
+    last = (first.noise_std / estimate.noise_std) ** 2
+    across = mean[:, None] / constant * last
+    matrix = np.block(
+        [
+            [estimate.matrix + count * np.outer(mean, mean), count * constant * mean[:, None]],
+            [count * constant * mean[None], np.full((1, 1), count * constant**2)],
+        ]
+    )
+    weights = np.block(
+        [[weights + np.outer(mean, mean) / constant**2 * last, across], [across.T, np.full((1, 1), last)]]
+    )
+    return matrix, weights
+
+
+def _extended_by_map(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
+    """Return the moment of rows that end in a constant, and K, from the only answer of a warm start.
+
+    A row is ``x = T^-1 y + m`` for its image y, so a row with its constant is a linear function of the image with the
+    constant. The function turns the answer B into ``L B L^T``, and its noise into one with ``K = L L^T``.
+    """
+    assert estimate.mean is not None
+    order = len(weights)
+    function = np.eye(order + 1)
+    function[:order, :order] = first.map.inverse(np.eye(order))
+    function[:order, order] = (mean - estimate.mean) / first.constant
+    matrix = function @ first.released @ function.T
+    return (matrix + matrix.T) / 2.0, function @ function.T
 
 
 def _leading(raw: Subspace) -> NDArray[np.float64]:

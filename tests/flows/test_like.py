@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,7 +122,7 @@ def test_a_scheduled_run_starts_from_the_promoted_version(dpca: Command) -> None
     """Without a promoted version, and with ``like=none``, a scheduled run starts from nothing."""
     request = SubspaceRequest(dataset="people", publish="sub", components=2, epsilon=0.1, delta=1e-6, clip_norm=1.5)
 
-    def start(**changes: str) -> str | None:
+    def start(**changes: Any) -> str | None:
         found = stages.plan_request(Workspace.open(), replace(request, **changes), "2026-01-01T00:00:00Z").plan.start
         return None if found is None else found["artifact"]
 
