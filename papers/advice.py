@@ -59,8 +59,12 @@ MINUTES = ("exponential", "smooth_sensitivity", "propose_test_release")
 """The mechanisms that take minutes per run on MNIST and Reuters."""
 EPSILONS = (0.1, 1.0, 4.0)
 DELTA, DECLARED, DIGITS = 1e-6, 40, 3
-TOLERANCE, DRAWS = 0.1, 3
-"""The distance from an interval that counts as a miss, and the draws of a full run."""
+TOLERANCE, DRAWS, QUICK_DRAWS, SPREAD = 0.1, 3, 2, 2.0
+"""A mean misses an interval if it is outside by more than `TOLERANCE` and `SPREAD` standard errors of the mean.
+
+The standard errors count because noise, and with it a mean of few draws, differs between machines: the last digits of a
+public map depend on the processor. `DRAWS` are the draws of a full run, and `QUICK_DRAWS` those of other runs.
+"""
 
 _SEED = 11
 _ROWS, _FEATURES, _SPIKES = 10_000, 100, 10
@@ -118,10 +122,10 @@ class Cell:
         return self.mean <= max(RANDOM * random, random + BARELY) + _ERRORS * self.error
 
     @property
-    def outside(self) -> float:
-        """The distance of the mean captured variance from the predicted interval; 0 inside."""
+    def misses(self) -> bool:
+        """True if the mean captured variance is outside the predicted interval by more than the tolerance."""
         low, high = self.advice.expected.captured
-        return max(low - self.mean, self.mean - high, 0.0)
+        return max(low - self.mean, self.mean - high) > TOLERANCE + SPREAD * self.error
 
     def facts(self) -> dict[str, Any]:
         """Return the results as a row of the report's table ``grid``."""
@@ -137,7 +141,7 @@ class Cell:
             "random": round(expected.random, 4),
             "expects_noise": self.advice.expects_noise,
             "is_noise": self.is_noise,
-            "misses": self.outside > TOLERANCE,
+            "misses": self.misses,
         }
 
 
@@ -164,7 +168,7 @@ def reproduce(
     if not wide:
         left_out.append("text of 20,958 columns: takes minutes; include it with --wide")
     grid: list[dict[str, Any]] = []
-    draws = DRAWS if full else 1
+    draws = DRAWS if full else QUICK_DRAWS
     checks = itertools.chain(_checks(loaders, grid, draws=draws), check_wide_text() if wide else ())
     return report(checks, left_out=left_out, grid=grid)
 
@@ -224,7 +228,7 @@ def _checks(loaders: dict[str, Callable[[], Setting]], grid: list[dict[str, Any]
             here += made
         grid += [cell.facts() for cell in here]
         cells += here
-        missed = [f"{cell.name}: {cell.mean:.2f}" for cell in here if cell.outside > TOLERANCE]
+        missed = [f"{cell.name}: {cell.mean:.2f}" for cell in here if cell.misses]
         false = [cell.name for cell in here if cell.advice.expects_noise and not cell.is_noise]
         yield at_most(_listed(f"{name}: missed intervals of {len(here)}", missed), 0.0, got=len(missed))
         yield at_most(_listed(f"{name}: false warnings of {len(here)}", false), 0.0, got=len(false))
