@@ -313,7 +313,7 @@ def _check_record(folder: Path) -> None:
         if entry["what"] in ("charged", "begun"):
             check(releases[entry["run"]].id == entry["release"], f"the ledger lacks {entry}")
     check(all(releases[run].state == "committed" for run in runs), "a release that had begun was not finished")
-    check(len(set(releases) - runs) <= SPENDERS, "the ledger holds more charges than were asked")
+    check(len(set(releases) - runs) <= SPENDERS, "the ledger contains more charges than were requested")
     with transaction(workspace.ledger.engine) as connection:
         names = Counter(connection.execute(sa.text("SELECT name FROM event")).scalars())
     check(names["release_reserved"] == len(releases), "a release was charged twice")

@@ -77,7 +77,7 @@ def test_every_setting_has_a_sentence_of_help_and_bounds_that_hold_its_default(f
                 assert setting.default < setting.bounds.get("lt", setting.default + 1)
 
 
-def test_help_is_the_first_sentence_of_the_docstring_and_a_setting_without_it_is_refused_by_its_file() -> None:
+def test_help_comes_from_the_docstring_and_undocumented_settings_are_refused() -> None:
     @dataclass(frozen=True)
     class Toy:
         """A toy.

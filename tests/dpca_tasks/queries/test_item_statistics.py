@@ -96,7 +96,7 @@ def test_the_sensitivity_of_a_removed_user_is_attained(form):
     assert moved(query, *neighbours("add_remove", STRANGERS["rates everything at the end"], None)) > least
 
 
-def test_a_replaced_user_costs_one_and_a_half_times_as_much_as_two_and_a_search_gets_close():
+def test_a_replaced_user_has_one_and_a_half_times_the_bound_of_a_removed_user():
     """Compare the bound for a replaced user with that for a removed user, and search for a larger effect.
 
     With equal shares, the squared effect is at most 4.5 K, and 2 K for a removed user: a factor of 2.25, or 1.5 in the

@@ -299,7 +299,7 @@ def test_a_run_key_that_two_populations_of_a_client_use_is_found_in_each(
 
 
 @pytest.mark.parametrize("chosen", ["weekly", f"{PEOPLE}/weekly", None])
-def test_a_run_key_names_one_release_on_either_side(
+def test_a_run_key_names_one_release_locally_and_remotely(
     remote: RemoteHome, requested: dict[str, Any], chosen: str | None
 ) -> None:
     here = {name: fact for name, fact in requested.items() if name not in ("population", "snapshot", "run_key")}

@@ -251,7 +251,7 @@ def test_an_unplanned_model_is_not_charged(federation: Federation, change: dict[
         ({"run_key": "a key with\nlines"}, "run key"),
     ],
 )
-def test_a_request_whose_numbers_differ_or_that_the_operator_does_not_admit_is_not_charged(
+def test_a_request_with_other_numbers_or_beyond_the_limits_is_not_charged(
     federation: Federation, change: dict[str, Any], text: str
 ) -> None:
     with aggregator(federation):

@@ -102,7 +102,7 @@ def test_a_change_of_directions_is_detected():
     ],
     ids=["no tick before it", "no tick after it", "few counts", "no records", "negative counts", "one answer"],
 )
-def test_answers_without_separate_ticks_are_refused(change):
+def test_invalid_inputs_of_a_drift_test_are_refused(change):
     requested = {"kept": KEPT, "before": BEFORE, "change": CHANGE, "counts": [10.0] * TICKS}
     with pytest.raises(InvalidInput):
         contrast_of(WEIGHTS, **{**requested, **change})
