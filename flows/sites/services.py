@@ -214,8 +214,7 @@ class SiteService:
         known = [name for name in planned.names if name in names]
         if names != known or self._config.name not in names:
             raise Refused(
-                "the list of sites of this round has sites outside the roster, or lacks this site; repeat the planned "
-                "request."
+                "a site of this round is not in the roster, or this site is missing; repeat the planned request."
             )
         missing = [name for name in planned.names if name not in names]
         roster = planned.without(*missing) if missing else planned
