@@ -287,8 +287,8 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     Parameters
     ----------
     facts : Mapping
-        As `flows.reports.budget_facts.budget_facts` returns them. If there are many releases, one bar stands for the
-        earliest releases together.
+        As `flows.reports.budget_facts.budget_facts` returns them. If there are many releases, one bar represents
+        all of the earliest releases.
     theme : str
         ``light`` or ``dark``.
 

@@ -48,7 +48,7 @@ SEEDS = "/v1/seeds"
 _FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "requested": str}
 LONGEST_NAME = 128
 _MOST = 10_000  # largest number of dealings in memory
-_PER_SITE = 512  # upper bound on the bytes that each site adds to the longest frame, apart from masked integers
+_PER_SITE = 512  # upper bound on the bytes that each site adds to the longest frame, not counting masked integers
 _REMEMBERED = 16  # number of timeouts after which a dealing is forgotten; until then, its name cannot be used again
 
 

@@ -54,7 +54,7 @@ type Lineage = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """Whether the budgets of all sites admit a release, and what the release would cost.
+    """Reply of all budgets to a planned release: its cost, and the first refusal, if any.
 
     Parameters
     ----------
