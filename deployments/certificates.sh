@@ -1,6 +1,6 @@
 #!/bin/sh
 # Create two certificate authorities and the certificates that they sign, in a folder (deployments/tls):
-#   ca.pem        signs cert.pem, for Dask's scheduler, workers and clients; its key gives access to cluster and rows
+#   ca.pem        signs cert.pem, for Dask's scheduler, workers and clients; ca.key gives access to cluster and rows
 #   services.pem  signs postgres.pem, s3.pem and prefect.pem, each for the host names of one server, not for clients
 # Keep ca.key and services.key away from the servers: no deployment reads them.
 set -eu
@@ -10,7 +10,7 @@ umask 077
 mkdir -p "$folder"
 cd "$folder"
 if [ -e ca.pem ]; then
-    echo "$folder holds certificates already; remove them to make others." >&2
+    echo "$folder already holds certificates; remove them to create new ones." >&2
     exit 1
 fi
 

@@ -4,7 +4,7 @@
 set -eu
 file=${1:-$(dirname "$0")/images.env}
 if ! command -v docker >/dev/null; then
-    echo "docker buildx reads the digests and docker is not installed; $file is unchanged. Run this where it is." >&2
+    echo "docker is not installed, but docker buildx reads the digests; $file is unchanged. Run this where docker is installed." >&2
     exit 1
 fi
 pinned=$(mktemp "$file.XXXXXX")

@@ -418,8 +418,8 @@ class Workspace:
         ----------
         above : int
             The new number of each signed pointer is higher than this number and than the pointer's current number. It
-            is needed if both the files and the database were lost, because consumers refuse a pointer with a lower
-            number than they saw.
+            is needed if both the files and the database were lost, because consumers refuse a pointer whose number
+            is lower than the number of an earlier pointer.
 
         Raises
         ------

@@ -1,1 +1,1 @@
-"""Pinned certificates, frames, calls and services by which processes communicate; sites and the ledger use them."""
+"""HTTPS between processes with pinned certificates, for sites and for the remote ledger."""

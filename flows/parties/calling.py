@@ -1,11 +1,11 @@
-"""Calls of one party to another, and the frames of JSON and arrays that they send.
+"""HTTPS client for calls between parties, and the message format of JSON and arrays, called a frame.
 
-A call uses HTTPS with mutual certificates, has a timeout, and accepts an answer of bounded length.
+A call uses HTTPS with certificates on both sides, has a timeout, and accepts an answer of bounded length.
 
-A frame holds JSON and arrays, contains no program objects, and is decoded strictly. It consists of ``DPCA1``, the
-length of its head in four bytes, the head, and the bytes of its arrays one after the other. The head is a JSON object
-of the frame's facts; under ``arrays`` it states name, type and shape of each array. For a matrix with few nonzero rows,
-only these rows are sent, after their row numbers.
+A frame holds JSON and arrays, but no pickled objects, and is decoded strictly. It consists of ``DPCA1``, the length of
+its head in four bytes, the head, and the bytes of its arrays one after the other. The head is a JSON object of the
+frame's facts; its member ``arrays`` states name, type and shape of each array. For a matrix with few nonzero rows, only
+the numbers of these rows and the rows themselves are sent.
 
 >>> frame = encode({"round": 3}, {"directions": np.eye(3, dtype=np.int64)})
 >>> decode(frame, most=72).facts, decode(frame, most=72).arrays["directions"].tolist()[0]
@@ -37,7 +37,7 @@ OVERHEAD = len(MAGIC) + 4 + LONGEST_HEAD
 FRAME = "application/x-dpca-frame"
 
 CARRIED = "frame"
-"""Name of the array that carries bytes of another format."""
+"""Name of the frame's array that holds a message in another format, as bytes."""
 
 _TYPES = {"<i8": np.dtype("<i8"), "<u8": np.dtype("<u8"), "<f8": np.dtype("<f8")}
 _PLACES = np.dtype("<u4")
@@ -89,19 +89,19 @@ def encode(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]] | None =
 
 
 def decode(payload: bytes, *, most: int) -> Frame:
-    """Decode a frame, or refuse it as a whole.
+    """Decode a frame.
 
     Parameters
     ----------
     payload : bytes
     most : int
-        Maximal bytes of its decoded arrays; 0 if no array is planned.
+        Largest accepted number of bytes of the decoded arrays; 0 if no array is planned.
 
     Raises
     ------
     Refused
-        When it is truncated, too long, or not in the form that `encode` produces; the message reveals nothing of its
-        content.
+        When the frame is truncated, too long, or not in the form that `encode` produces. The error message contains
+        nothing of the frame.
     """
     start = len(MAGIC) + 4
     if payload[: len(MAGIC)] != MAGIC or len(payload) < start:
@@ -129,7 +129,9 @@ def decode(payload: bytes, *, most: int) -> Frame:
         stop = at + extra + sent * kind.itemsize
         if stop > len(payload):
             raise _malformed()
-        values = np.frombuffer(payload, kind, count=sent, offset=at + extra).copy()  # aligned, for BLAS
+        values = np.frombuffer(
+            payload, kind, count=sent, offset=at + extra
+        ).copy()  # a copy in aligned memory, as BLAS needs
         if rows is None:
             arrays[name] = values.reshape(shape)
         else:
@@ -141,17 +143,17 @@ def decode(payload: bytes, *, most: int) -> Frame:
 
 
 def packed(raw: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the facts and the array that carry bytes of another format in a frame."""
+    """Return the facts and the array of a frame that holds a message in another format."""
     return {"length": len(raw)}, {CARRIED: np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")}
 
 
 def unpacked(frame: Frame) -> bytes:
-    """Return the bytes of another format that a frame carries.
+    """Return the message in another format that a frame holds; the inverse of `packed`.
 
     Raises
     ------
     Refused
-        When the frame carries none.
+        When the frame holds no such message.
     """
     words, length = frame.arrays.get(CARRIED), frame.fact("length", int)
     if (
@@ -178,7 +180,7 @@ def _form(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...], int | None]:
 
 
 def _nonzero_rows(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the numbers of the nonzero rows of a matrix, if sending only these rows is shorter."""
+    """Return the numbers of the nonzero rows of an integer matrix; None if sending only these rows is not shorter."""
     if array.ndim != 2 or array.dtype.kind == "f":
         return None
     places = np.flatnonzero(array.any(axis=1)).astype(_PLACES)
@@ -200,7 +202,7 @@ def _malformed() -> Refused:
 
 
 REFUSED_BY_BUDGET, REFUSED, UNUSABLE = 402, 409, 503
-"""Status codes of refusals: by the budget, by any other rule, and because of an unusable store."""
+"""HTTP status codes of refusals: the budget is exhausted, another rule refuses, or the storage cannot be used."""
 REFUSALS = (REFUSED_BY_BUDGET, REFUSED, UNUSABLE)
 
 
@@ -255,15 +257,15 @@ class Caller:
         *,
         most: int = 0,
     ) -> Frame:
-        """Send a frame, and return the answer, whose arrays have at most `most` bytes.
+        """Send a frame and return the answer; ``most`` bounds the bytes of the answer's arrays.
 
         Raises
         ------
         SiteSilent
             When the party does not answer in time, or its answer is not valid.
         Refused
-            When the party refuses, or either side does not accept the other's certificate; `BudgetExhausted` if its
-            budget refuses.
+            When the party refuses, or one side does not accept the other's certificate. The error is `BudgetExhausted`
+            if the party's budget refuses.
         """
         status, body = self.send(path, encode(facts, arrays), media=FRAME, most=OVERHEAD + most)
         if status == 200:
@@ -274,14 +276,14 @@ class Caller:
         raise SiteSilent(f"{self.name} could not answer; its log states the reason.")
 
     def send(self, path: str, content: bytes, *, media: str, most: int) -> tuple[int, bytes]:
-        """Send a request of a media type; return the status of the answer, and its content of at most `most` bytes.
+        """Send a request; return the status code and content of the answer, which has at most ``most`` bytes.
 
         Raises
         ------
         SiteSilent
             When the party does not answer in time.
         Refused
-            When either side does not accept the other's certificate, or the answer is longer.
+            When one side does not accept the other's certificate, or the answer is longer than ``most`` bytes.
         """
         self.sent += len(content)
         try:
@@ -302,7 +304,7 @@ class Caller:
 
     def _read(self, answer: httpx.Response, *, most: int) -> bytes:
         parts, size = [], 0
-        for part in answer.iter_raw():  # compressed answers are refused, not unpacked
+        for part in answer.iter_raw():  # refuse compressed answers, because their unpacked size is unknown
             size += len(part)
             if size > most:
                 raise Refused(f"{self.name} answered with more bytes than planned; the answer was discarded.")

@@ -1,8 +1,8 @@
-"""Pinned certificates by which parties identify each other, and configuration files of parties.
+"""Pinned certificates by which parties identify each other, and reading of the parties' YAML files.
 
-A party accepts only the certificates that are listed for it, no matter who signed them; no authority is above them. So
-the certificate of a stranger is refused, and so is an expired one. The certificate of one site is refused at the
-address of another. A configuration file is YAML with one mapping, in which no unknown name is allowed.
+A party accepts only the certificates that its configuration lists; no certificate authority is used. Unlisted and
+expired certificates are refused. A site is accepted only with the certificate listed for its address. A configuration
+file is YAML with one mapping; an unknown name in the mapping is an error.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
     Raises
     ------
     InvalidInput
-        When the file cannot be read, or holds something else.
+        When the file cannot be read, or does not hold one mapping.
     """
     try:
         content = load_yaml(read_file(path, most=_MOST_CONFIG_BYTES).decode())
@@ -57,12 +57,12 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
 
 
 def check_names(content: Mapping[str, Any], *, known: set[str], needed: set[str], what: str) -> None:
-    """Refuse a mapping with unknown names, or without the required names.
+    """Check that a mapping has all ``needed`` names, and no name outside ``known``.
 
     Raises
     ------
     InvalidInput
-        With the names in the message.
+        When names are unknown or missing; the message lists them.
     """
     if unknown := sorted(set(content) - known):
         raise InvalidInput(
@@ -121,7 +121,7 @@ def signing_key_of(pem: str) -> bytes:
     Raises
     ------
     InvalidInput
-        When the key of the certificate is of another kind.
+        When the key of the certificate is not an Ed25519 key.
     """
     public = x509.load_pem_x509_certificate(pem.encode()).public_key()
     if not isinstance(public, Ed25519PublicKey):
@@ -133,7 +133,7 @@ def signing_key_of(pem: str) -> bytes:
 
 
 def signing_identity(key: Path) -> Identity:
-    """Return the identity of a site in secure sums, which is the private key of its certificate.
+    """Return the signing identity of a site in secure sums, made from the private key of its certificate.
 
     Raises
     ------
@@ -183,10 +183,7 @@ def make_identity(name: str, folder: Path, *, lifetime: timedelta = LIFETIME) ->
 
 
 def identity_facts(name: str, folder: Path) -> dict[str, str]:
-    """Make an identity, and return its files and the certificate's fingerprint.
-
-    Raises the errors of `make_identity`.
-    """
+    """Write a key and certificate with `make_identity`; return their paths and the certificate's fingerprint."""
     certificate = make_identity(name, folder)
     return {
         "certificate": str(certificate),
@@ -202,9 +199,9 @@ def listening_context(*, certificate: Path, key: Path, peers: Iterable[str]) -> 
 
 
 def calling_context(*, certificate: Path, key: Path, peer: str) -> ssl.SSLContext:
-    """Return the TLS context of calls to the one service with a certificate, at whatever address it listens."""
+    """Return the TLS context of calls to the service with the certificate ``peer``; the host name is not checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # the certificate itself identifies the peer
+    context.check_hostname = False  # the pinned certificate identifies the peer, not its host name
     return _pinned(context, certificate=certificate, key=key, peers=[peer])
 
 

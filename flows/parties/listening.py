@@ -1,14 +1,13 @@
-"""HTTPS service of one party, with mutual certificates, connection limits and client-safe refusals.
+"""HTTPS server of one party, with certificates on both sides, connection limits and client-safe error messages.
 
-A route receives the name of the calling party, which is identified by its certificate, and a frame of limited length.
-A caller receives one line about an error, which never reveals where the files and databases of this process are.
-Refusals are logged with the name of the route and the caller, and never with content.
+The function of a route receives the caller's name, found by its certificate, and a frame of limited length. If it
+fails, the caller receives one line, which never contains a path or a database address of this process. The log names
+the route and the caller of a refused request, but never its content.
 
-Before authentication, a service limits the number of connections and sets deadlines. It accepts a bounded number of
-connections. If one more arrives, the connection that has been idle longest is closed, beginning with connections
-without a verified certificate. The handshake and the head of a request have a deadline of a few seconds, and a client
-that stops reading its answer is disconnected. So a client that connects and sends a request gets an answer even during
-a flood of idle connections.
+The number of connections is limited. If too many are open, the connection that has been idle longest is closed;
+connections without a verified certificate are closed first. The TLS handshake and the head of a request have a deadline
+of a few seconds. A client that stops reading its answer is disconnected. So a flood of idle connections does not block
+a client that connects and sends a request.
 """
 
 import asyncio
@@ -63,9 +62,9 @@ def reported(error: Exception) -> str:
 
 
 def logged(error: Exception) -> dict[str, str]:
-    """Return the facts of an error for the log: its kind, and the reason or place withheld from callers.
+    """Return the facts of an error for the log: its type, and its message if callers do not receive this message.
 
-    The text of an error from outside dpca may contain anything, so it is not logged either.
+    The message of an error that dpca did not raise may contain private data, so it is not logged.
     """
     facts = {"kind": type(error).__name__}
     if not isinstance(error, DpcaError | StorageError):
@@ -76,19 +75,31 @@ def logged(error: Exception) -> dict[str, str]:
 
 
 MOST = 256
-"""Maximal connections of a service; fewer if the process may have fewer than twice as many files open."""
+"""Largest number of open connections of a service; at most half of the process's limit of open files is used."""
 HEAD = 10.0
 """Seconds for the handshake, and for the head of a request after its first byte."""
 STALLED = 30.0
 """Seconds for which a client may leave its answer unread."""
-_SILENT = 60.0  # minimal seconds between two log lines about closed connections
+_SILENT = 60.0  # least seconds between two log lines about closed connections
 
 _accepted: WeakValueDictionary[int, "Connection"] = WeakValueDictionary()
-"""Open connections by file descriptor, through which protocols find them."""
+"""Open connections by file descriptor, so that a protocol finds the connection of its transport."""
 
 
 class Connection(socket.socket):
-    """An accepted connection, with the time since which it is idle, and whether a request is being answered."""
+    """An accepted connection.
+
+    Attributes
+    ----------
+    idle_since : float, seconds
+        Time of the last activity, by the monotonic clock.
+    is_known : bool
+        Whether the TLS handshake is complete, or the head of a request arrived.
+    is_waiting : bool
+        Whether the peer waits for the answer to a request.
+    is_ending : bool
+        Whether `expire` was called.
+    """
 
     idle_since = 0.0
     is_known = False
@@ -96,7 +107,7 @@ class Connection(socket.socket):
     is_ending = False
 
     def expire(self) -> None:
-        """End the connection in any state; its transport then closes it."""
+        """Shut the connection down; its transport then closes the socket."""
         self.is_ending = True
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
@@ -118,7 +129,7 @@ class Listener(socket.socket):
         self._most = most_connections()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, and end the longest idle one if there are too many."""
+        """Accept a connection; if too many are open, end the connection that has been idle longest."""
         number, address = self._accept()  # type: ignore[attr-defined]  # called by `socket.socket.accept`
         accepted = Connection(self.family, self.type, self.proto, fileno=number)
         accepted.idle_since = time.monotonic()
@@ -144,9 +155,10 @@ def _end_stranger(connection: Connection) -> None:
 
 
 def without_ambiguity(app: ASGIApp) -> ASGIApp:
-    """Wrap an application to refuse requests whose length is stated in two ways, and close their connections.
+    """Wrap an application to refuse requests with both Content-Length and Transfer-Encoding.
 
-    A proxy in between may use the other length, and take the rest for a separate request.
+    A proxy may use the other of the two lengths, and treat the rest as a second request (request smuggling). The
+    connection of such a request is closed.
     """
 
     async def strict(scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,14 +172,14 @@ def without_ambiguity(app: ASGIApp) -> ASGIApp:
 
 
 class BoundedProtocol(H11Protocol):
-    """Protocol of one connection, which is closed if a request or the reading of an answer takes too long."""
+    """HTTP protocol that closes a connection if the head of a request, or reading the answer, takes too long."""
 
     _connection: Connection | None = None
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
+        """Start the deadline for the head of the first request."""
         super().connection_made(transport)
         self._connection = _accepted.get(transport.get_extra_info("socket").fileno())
         if self._connection is not None:
@@ -175,14 +187,14 @@ class BoundedProtocol(H11Protocol):
         self._head = self.loop.call_later(HEAD, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request, whose head must arrive before a deadline."""
+        """Read a part of a request; the first part starts the deadline for the head."""
         if self._head is None:
             self._head = self.loop.call_later(HEAD, self.transport.abort)
         super().data_received(data)
         self._follow()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Record that the connection is idle again."""
         super().on_response_complete()
         self._follow()
 
@@ -205,7 +217,7 @@ class BoundedProtocol(H11Protocol):
             self._stalled.cancel()
 
     def _follow(self) -> None:
-        """Note whether a request is being answered; if so, its head has arrived."""
+        """Update whether a request is being answered; if so, its head has arrived and the deadline is cancelled."""
         is_waiting = self.cycle is not None and not self.cycle.response_complete
         if is_waiting and self._head is not None:
             self._head.cancel()
@@ -217,11 +229,11 @@ class BoundedProtocol(H11Protocol):
 
 
 PEER = "dpca.peer"
-"""Entry of a request's scope with the fingerprint of the certificate that its connection shows."""
+"""Key of the ASGI scope under which a request has the fingerprint of the peer's certificate."""
 AT_ONCE = 4
-"""Requests of one caller that are read and answered concurrently; further ones wait, without delaying other callers."""
+"""Number of requests of one caller that are processed concurrently; further requests of this caller wait."""
 CONNECTIONS = 64
-"""Maximal open connections of one certificate; fewer if all callers together could fill the service."""
+"""Largest number of open connections of one certificate; `protocol_for` lowers it if there are many callers."""
 PATIENCE = 30.0
 """Seconds within which the next part of a request must arrive."""
 SLOWEST = 1 << 14
@@ -229,14 +241,14 @@ SLOWEST = 1 << 14
 _IDLE = 75  # seconds for which a connection is kept open between two requests
 
 type Answer = Callable[[str, Mapping[str, str], Frame], bytes]
-"""Function of a route: takes the caller's name, the words of the path and a frame; returns the bytes of the answer."""
+"""Function of a route: takes the caller's name, the path's variable parts and a frame; returns the answer's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """A route with its path, allowed callers and function.
 
-    ``most`` returns the maximal bytes of a request's arrays from the words of its path.
+    ``most`` takes the variable parts of the path, and returns the largest accepted bytes of a request's arrays.
     """
 
     path: str
@@ -246,14 +258,14 @@ class Route:
 
 
 class KnowsPeer(BoundedProtocol):
-    """Protocol of one connection, which passes the fingerprint of the peer's certificate to the application."""
+    """HTTP protocol that passes the fingerprint of the peer's certificate to the application."""
 
     _most: ClassVar[int] = CONNECTIONS
     _open: ClassVar[Counter[str | None]] = Counter()
     _peer: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Identify the caller, and close the connection if the caller has too many."""
+        """Identify the caller; close the connection if the caller has too many open connections."""
         super().connection_made(transport)
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         inner, peer = self.app, None if shown is None else fingerprint_of_der(shown)
@@ -275,7 +287,10 @@ class KnowsPeer(BoundedProtocol):
 
 
 def protocol_for(callers: int) -> type[KnowsPeer]:
-    """Return the protocol of a service for a number of callers, which cannot take all connections together."""
+    """Return the protocol class of a service with this many callers.
+
+    Its connection limit per caller is so low that all callers together cannot use up the connections of the service.
+    """
     each = max(1, min(CONNECTIONS, most_connections() // (callers + 1)))
     return type("KnowsPeer", (KnowsPeer,), {"_most": each, "_open": Counter[str | None]()})
 
@@ -314,7 +329,7 @@ def serve(app: ASGIApp, *, names: Mapping[str, str], context: ssl.SSLContext, at
 
 
 def application(routes: list[Route], *, names: Mapping[str, str]) -> Starlette:
-    """Return an application of these routes; the scope of a request has the caller's certificate under `PEER`."""
+    """Return an application of these routes; the ASGI scope of a request needs the fingerprint under `PEER`."""
     callers = Callers(names)
     paths = [routing.Route(each.path, _handler(each, callers), methods=["POST"]) for each in routes]
     return Starlette(routes=paths)
@@ -346,7 +361,7 @@ def server_of(app: ASGIApp, **more: Any) -> uvicorn.Server:
 
 
 class Callers:
-    """Callers of a service by certificate, each with an equal share of its concurrent requests.
+    """The permitted callers of a service; each may have the same number of concurrent requests.
 
     Parameters
     ----------
@@ -368,7 +383,7 @@ class Callers:
         allowed: Collection[str],
         refusal: Callable[[Mapping[str, str], int], Response],
     ) -> Response:
-        """Answer a request of an allowed caller within its share, and any other with one client-safe line.
+        """Answer a request of an allowed caller; return a client-safe line for any other caller and for errors.
 
         Parameters
         ----------
@@ -380,7 +395,7 @@ class Callers:
         allowed : collection of str
             Names of the callers that may send the request.
         refusal : callable
-            Returns the response with the kind and line of an error, and a status code.
+            Returns the response for an error, from its type name and line, and a status code.
         """
         caller = self._names.get(request.scope.get(PEER) or "", "")
         try:
@@ -397,7 +412,7 @@ class Callers:
         except (DpcaError, StorageError) as error:
             log_event("refused", route=route, caller=caller or "a stranger", **logged(error))
             return refusal({"kind": type(error).__name__, "line": reported(error)}, _status(error))
-        except Exception as error:  # noqa: BLE001 - its text may hold anything, so it stays here
+        except Exception as error:  # noqa: BLE001 - its message may hold anything, so callers get another line
             log_event("failed", route=route, caller=caller, **logged(error))
             return refusal({"kind": "Failed", "line": reported(error)}, 500)
 
@@ -421,12 +436,12 @@ def _refused_frame(text: Mapping[str, str], status: int) -> Response:
 
 
 async def read_body(request: Request, *, most: int) -> bytes:
-    """Read the body of a request, which has at most `most` bytes and arrives without long pauses.
+    """Read the body of a request.
 
     Raises
     ------
     Refused
-        When it is longer or too slow.
+        When the body is longer than ``most`` bytes, or arrives too slowly.
     """
     parts, size, stream, began = [], 0, aiter(request.stream()), time.monotonic()
     while True:

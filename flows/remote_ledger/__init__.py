@@ -1,1 +1,1 @@
-"""Remote ledger, in which one process holds the database and keys, and clients authenticate by certificates."""
+"""Remote ledger: one process holds the database and keys, and serves clients that authenticate by certificates."""

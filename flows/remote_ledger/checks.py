@@ -1,12 +1,10 @@
-"""Checks of a remote ledger before it charges or commits a release.
+"""Checks of a remote ledger before it charges or commits a release that a client planned.
 
-Another process planned and made the release.
+Pricing an event uses a grid of privacy losses and exact fractions. Its time and memory grow with the parameters of the
+event, so their bounds are checked first. The events of dpca's mechanisms are far inside these bounds.
 
-A price needs a grid of privacy losses and exact fractions. Its cost grows with the numbers of an event, so bounds are
-checked before anything is computed. Every mechanism of dpca plans far inside these bounds.
-
-A release resumes from its stored request, which also documents the release for readers. Therefore every field that
-follows from the catalog, the budget or the rest of the request is derived again here and must be the same.
+A release resumes from its stored request, which also documents the release for readers. Therefore every field that can
+be computed from the catalog, the budget or other fields is computed again here, and must be equal.
 """
 
 import dataclasses
@@ -47,7 +45,7 @@ MOST_PLACES = 20_000
 """Largest number of step entries in a written event; each entry may represent many steps."""
 MOST_STEPS = 1_000_000
 MOST_SAMPLED = 100_000
-"""Largest number of steps of an event, and of sampled steps among them."""
+"""Largest number of steps of an event, and largest number of its steps on random samples of the rows."""
 MOST_PARTS = 32
 """Largest number of different steps of an event."""
 MULTIPLIERS = (1e-3, 2.0**30)
@@ -55,23 +53,23 @@ SAMPLED_MULTIPLIERS = (0.2, 2.0**30)
 LEAST_RATE = 1e-12
 LEAST_DELTA = 1e-60
 LARGEST_EPSILON = 1000.0
-"""Largest epsilon of a step that is given only by its (epsilon, delta)."""
+"""Largest epsilon of a step that states only its (epsilon, delta), not its noise."""
 WIDEST = 256.0
 """Largest spread of the privacy losses of an event; the largest epsilon of a budget is 100."""
-_ROUNDING = 1e-6  # sampled steps are calibrated and priced on grids of losses
-_LEAST_SHARE = 0.9  # smallest ratio of the price to the stated epsilon; a calibration stops at 1 %
+_ROUNDING = 1e-6  # accepted relative excess: sampled steps are calibrated and priced on different grids of losses
+_LEAST_SHARE = 0.9  # least accepted ratio of the event's epsilon to the stated epsilon; calibration is within 1 %
 _CHOICE = "auto"
 
 
 def check_price(budget: Budget, requested: Priced) -> float:
-    """Price an event, and compare the price with the stated guarantee; return the epsilon of the event.
+    """Compute the epsilon of an event at its delta, and check that it does not exceed the stated epsilon; return it.
 
     Raises
     ------
     InvalidInput, Invalid
         When the event is not in the ledger's table, or exceeds the bounds for events of clients.
     Refused
-        When the noise guarantees less than stated, or nothing.
+        When the event has a larger epsilon than stated, or no guarantee at all.
     """
     replaced = budget.relation == "replace_one"
     check_bounds(requested, replaced=replaced)
@@ -91,15 +89,16 @@ def check_price(budget: Budget, requested: Priced) -> float:
 
 
 def check_spent(plan: Plan, requested: Requested, price: float) -> None:
-    """Check that the charge of a release is close to the epsilon that it states.
+    """Check that the epsilon of an event is close to the epsilon that the release states.
 
-    A client that states a larger epsilon would publish for less. A plan whose noise follows a printed formula is
-    exempt, because it also states the epsilon of its event. `check_release` checks that the plan is of this kind.
+    If the stated epsilon were much larger, the budget would be charged less than the release states. A plan with the
+    noise of a paper's formula is exempt, because it also states the epsilon of its event. `check_release` checks that
+    the plan is of this kind.
 
     Raises
     ------
     Refused
-        When the event costs less.
+        When the epsilon of the event is much smaller than the stated epsilon.
     """
     if not plan.printed and price < requested.epsilon * _LEAST_SHARE:
         raise Refused(
@@ -109,15 +108,15 @@ def check_spent(plan: Plan, requested: Requested, price: float) -> None:
 
 
 def check_release(catalog: Catalog, budget: Budget, requested: Requested) -> Plan:
-    """Check that the snapshot belongs to the paying population and the request states its charge; return the plan.
+    """Check the snapshot and the request of a release to be charged; return its plan.
 
     Raises
     ------
     NotFound
         When there is no such snapshot.
     Refused
-        When the snapshot has another population or another privacy unit, or as in
-        `flows.remote_ledger.checks.check_request`.
+        When the snapshot has another population or privacy unit than the budget, or `check_request` refuses the
+        request.
     """
     entry = catalog.entry(requested.snapshot)
     if entry.population != requested.population:
@@ -130,7 +129,7 @@ def check_release(catalog: Catalog, budget: Budget, requested: Requested) -> Pla
 
 
 def check_artifact(place: Place, release: Release, digest: str, *, budget: Budget, parent: str | None = None) -> None:
-    """Check that the registry holds an intact artifact whose facts agree with the ledger's facts of the release.
+    """Check that an artifact is intact, and that its manifest agrees with the release in the ledger.
 
     Parameters
     ----------
@@ -167,10 +166,10 @@ def check_artifact(place: Place, release: Release, digest: str, *, budget: Budge
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan) -> str | None:
-    """Return the name of the first fact in which a manifest differs from the known facts, if any.
+    """Return the name of the first fact in which a manifest differs from the ledger's facts; None if all agree.
 
-    Only parameters that both sides have are compared, because versions of dpca may have more or fewer. The number of
-    components is not compared, because the manifest states how many were kept.
+    Only parameters that both have are compared, because versions of dpca may have different parameters. The number of
+    components is not compared, because the manifest states how many components were kept.
     """
     for name in ("release", "mechanism"):
         if manifest.get(name) != known[name]:
@@ -193,9 +192,9 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
 def check_family(request: Mapping[str, Any]) -> None:
     """Check that a remote ledger serves this family of requests, which means one release of one dataset.
 
-    Other families are excluded for these reasons. The process that commits the charge of a stream also ends it.
-    The sum that a site noised with its key leaves the site before the release ends. An evaluation opens the artifact
-    that its request names.
+    Other families are excluded for these reasons. The process that charges a stream must also be able to end it. A
+    site sends its noised sum to the aggregator before its release ends. An evaluation reads the artifact that its
+    request names.
 
     Raises
     ------
@@ -218,13 +217,13 @@ def check_request(entry: Entry, budget: Budget, requested: Requested) -> Plan:
     Raises
     ------
     Refused
-        With the first field that differs from the ledger's value.
+        When a field differs from the ledger's value; the message names the first such field.
     InvalidInput
-        As the family refuses a request.
+        When the request is invalid for its family.
     """
     check_family(requested.request)
     stored: Mapping[str, Any] = requested.request
-    try:  # the form of the stored request is not checked yet
+    try:  # the stored request may lack fields or have fields of other types
         request = read_request(stored)
         plan = read_plan(stored, request, event=requested.event)
         family = family_of(request)
@@ -245,14 +244,14 @@ def check_request(entry: Entry, budget: Budget, requested: Requested) -> Plan:
     _same("mechanism", plan.mechanism, mechanism.name)
     for name in sorted({*stored["plan"]["problem"], *problem}):
         _same(f"{name} of the plan", stored["plan"]["problem"].get(name), problem.get(name))
-    if requested.fingerprint not in fingerprints:  # the mechanism may have been left to public facts
+    if requested.fingerprint not in fingerprints:  # of requests with ``mechanism=auto``, too
         raise _different("fingerprint")
     _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
     return plan
 
 
 def _given(request: Request) -> list[Request]:
-    """Return the possible original requests: the stored one, and the same one with ``mechanism=auto``."""
+    """Return the requests that may have led to a stored request: the same request, also with ``mechanism=auto``."""
     (named,) = (option for option in options_of(type(request)) if option.name == "mechanism")
     may_choose = _CHOICE in named.words and not request.settings
     return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
@@ -278,7 +277,7 @@ def check_bounds(requested: Priced, *, replaced: bool) -> None:
     InvalidInput
         When the event is not in the ledger's table.
     Invalid
-        With the first bound that the event exceeds.
+        When the event exceeds a bound; the message names the first such bound.
     """
     places = list(islice(leaves(requested.event), MOST_PLACES + 1))
     _within("places of steps in the event", len(places), most=MOST_PLACES)

@@ -36,9 +36,9 @@ PROTOCOL = 1
 """Version of the messages, which must be the same in the ledger and its clients."""
 LONGEST_QUESTION = 1 << 21
 MOST_ANSWERED = 1 << 28
-"""Largest size of a request and of a response, in bytes."""
+"""Largest number of bytes of a request, and of a response."""
 LONGEST_REQUEST = 1 << 18
-"""Largest size of a stored request, in bytes."""
+"""Largest number of bytes of the request that the ledger stores with a release."""
 
 _LARGEST = 2**63
 _DEEPEST = 32
@@ -63,18 +63,18 @@ type Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 type Name = Annotated[str, StringConstraints(min_length=1, max_length=500), AfterValidator(_printable)]
 type Count = Annotated[int, Field(ge=0, lt=2**31)]
 type Facts = dict[str, SkipValidation[JsonValue]]
-"""An object whose values `Message` has checked."""
+"""A JSON object; the validator of `Message` checks its values."""
 
 
 class Message(BaseModel):
-    """A request without fields."""
+    """Base of all requests; used itself for requests without fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _check_values(cls, sent: object) -> object:
-        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # else each one would be an error
+        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # one error in place of one for each name
             raise ValueError("it has unknown names")
         _check_value(sent, depth=1)
         return sent
@@ -93,19 +93,19 @@ class OfHistory(OfPopulation):
 
 
 class OfStatement(OfHistory):
-    """Request for a statement; ``burn_down`` adds the budget that was left after each release."""
+    """Request for the statement of a budget; ``burn_down`` adds the budget that was left after each release."""
 
     burn_down: bool = False
 
 
 class OfRelease(Message):
-    """Request about a release, or for an operation on it."""
+    """Request about a release, or for an operation on a release."""
 
     release: ReleaseId
 
 
 class OfRunKey(Message):
-    """Request for the release of a run key, in one population or in all populations of the client."""
+    """Request to find the release of a run key, in one population or in all populations of the client."""
 
     run_key: Name
     population: Name | None = None
@@ -118,13 +118,13 @@ class OfDataset(Message):
 
 
 class OfSnapshot(Message):
-    """Request for a snapshot."""
+    """Request for a snapshot by its id."""
 
     snapshot: Name
 
 
 class Priced(OfPopulation):
-    """An event to be charged, with its stated guarantee."""
+    """Request to price an event, with the guarantee that the client states."""
 
     event: Facts
     epsilon: Annotated[float, Field(gt=0)]
@@ -132,7 +132,7 @@ class Priced(OfPopulation):
 
 
 class Requested(Priced):
-    """A release to be charged."""
+    """Request to charge a release."""
 
     run_key: Name
     fingerprint: Digest
@@ -141,32 +141,32 @@ class Requested(Priced):
 
 
 class Step(OfRelease):
-    """A step of a release."""
+    """Request about a step of a release, numbered from 0."""
 
     step: Count
 
 
 class Answered(Step):
-    """The answer of a step, given by its digest."""
+    """Request to record the digest of a step's answer."""
 
     digest: Digest
 
 
 class Made(OfRelease):
-    """The artifact with which a release is committed."""
+    """Request to commit a release with an artifact."""
 
     artifact: Digest
 
 
 class Published(Made):
-    """The name under which the artifact, or the artifact ``made`` from it, is published."""
+    """Request to commit a release and publish its artifact, or the artifact ``made`` from it, under a name."""
 
     name: Name
     made: Digest | None
 
 
 class Answer[Value](BaseModel):
-    """Response with a record of the ledger or one of the models below; a voided budget has infinite values."""
+    """Response with one value: a record of the ledger, or one of the models below. It may hold infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, val_json_bytes=_BYTES)
 
@@ -185,7 +185,7 @@ class Identity(BaseModel):
 
 
 class Quoted(BaseModel):
-    """The total after one more charge, and the message of the refusal, if any."""
+    """Response to a quote: the total after one more charge, and the message of the budget's refusal, if any."""
 
     spent: float
     total: Charge
@@ -193,7 +193,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """Event and relation of a release that began, with the content digest of its snapshot if it is known."""
+    """Response to a begin: the event and relation of the release, and the content digest of its snapshot, if known."""
 
     event: Facts
     relation: Relation
@@ -201,31 +201,31 @@ class Begun(BaseModel):
 
 
 class Refusal(BaseModel):
-    """An error of the ledger, with the name of its type and one line for the client."""
+    """Response with an error: the name of its type, and one line for the client."""
 
     kind: str
     line: str
 
 
 def fault_of(error: "ValidationError | RequestValidationError", what: str) -> str:
-    """Return one line with the first field that a model refuses and its rule, without the value."""
+    """Return one line with the first invalid field of a message and the broken rule, but not the field's value."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"] if part != "body") or "the form"
     return f"{name} of {what} is refused: {first['msg'].removeprefix('Value error, ').rstrip('.')}; correct it."
 
 
 def written(facts: object) -> bytes:
-    """Encode plain values as a request to a ledger."""
+    """Encode a request to a ledger as JSON."""
     return json.dumps(facts).encode()
 
 
 def answered(value: object) -> bytes:
-    """Encode a value as a response of a ledger; see `Answer`."""
+    """Encode a value as a response of a ledger, in the form of `Answer`."""
     return to_json({"value": value}, bytes_mode=_BYTES, inf_nan_mode="constants")
 
 
 def _check_value(value: object, *, depth: int) -> None:
-    """Refuse a number that is not finite or has more than 64 bits, and deep nesting."""
+    """Raise `ValueError` for an infinite number, NaN, an integer of more than 64 bits, or too deep nesting."""
     if depth > _DEEPEST:
         raise ValueError(f"objects and lists are nested to a depth of at most {_DEEPEST}")
     if isinstance(value, dict | list):

@@ -1,10 +1,11 @@
-"""Prices of sampled events for clients of a remote ledger, in a bounded number of processes with a deadline.
+"""Pricing of events for clients of a remote ledger, in a bounded number of processes with deadlines.
 
-A plain Gaussian event is priced immediately, in closed form. A sampled event may take half a minute of processor time,
-so a separate process computes its price and is ended at a deadline. The service computes one such price per client at a
-time; further requests of the same client queue behind it. If all processes are busy, the client that was served longest
-ago is next. A price that has used up its share is then stopped to make room. A price that takes longer than `MOMENT`
-continues at the lowest priority, so short prices stay fast during an attack. Computed prices are cached.
+The price of an event is its epsilon. A plain Gaussian event is priced at once, in closed form. Pricing a sampled event
+may take half a minute of processor time, so it runs in a separate process that is ended at a deadline. The service
+computes one such price per client at a time; further requests of this client wait. If all processes are busy, the
+client that was served longest ago is next. Then a computation that has run longer than `SHARE` seconds is stopped to
+free a process. A computation longer than `MOMENT` continues at the lowest priority, so short computations stay fast
+during an attack. Prices are cached.
 """
 
 import os
@@ -26,14 +27,14 @@ from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.prices import Known, Unpriced, known, known_prices_only, learn
 from dpca_tasks.errors import DpcaError
 
-if TYPE_CHECKING:  # the processes import little, and start quickly
+if TYPE_CHECKING:  # import little, so that pricing processes start quickly
     from flows.remote_ledger.messages import Priced
     from storage.ledger.budgets import Budget
 
 AT_ONCE = 8
 """Largest number of processes that compute prices."""
 DEADLINE = 90.0
-"""Seconds that a request waits for its price, and that a price may take; a client waits 120 s for an answer."""
+"""Largest number of seconds for waiting and computing a price together; a client waits 120 s for an answer."""
 SHARE = 1.0
 """Seconds that a price may take while another client waits for a process."""
 MOMENT = 0.3
@@ -43,7 +44,7 @@ _POLL = 0.05
 
 
 class Pricing:
-    """Pricing processes of one service."""
+    """The processes that compute prices for one service."""
 
     def __init__(self) -> None:
         self._turn = Condition()
@@ -54,7 +55,7 @@ class Pricing:
         self._end: Callable[[], object] = lambda: None
 
     def priced[T](self, act: Callable[[], T], *, client: str, budget: "Budget", requested: "Priced") -> T:
-        """Run an operation that needs the price of an event, which another process computes if it is not cached.
+        """Run an operation that needs the price of an event; if the price is not cached, another process computes it.
 
         Parameters
         ----------
@@ -68,7 +69,7 @@ class Pricing:
         Raises
         ------
         Refused
-            When the price takes longer than its deadline, or than its share while other clients wait.
+            When pricing takes longer than `DEADLINE`, or longer than `SHARE` while other clients wait.
         InvalidInput, Invalid, Refused
             As ``act`` raises them.
         """
@@ -85,7 +86,7 @@ class Pricing:
 
     @contextmanager
     def _a_turn(self, client: str, until: float) -> Iterator[None]:
-        """Wait until a process is free and no other price of this client is computed."""
+        """Wait until a process is free and no other price of this client is being computed."""
         ticket = (client, object())
         with self._turn:
             self._waiting.append(ticket)
@@ -105,11 +106,14 @@ class Pricing:
                 self._turn.notify_all()
 
     def _next(self) -> tuple[str, object] | None:
-        """Return the next ticket if a process is free."""
+        """Return the waiting request that is next, if a process is free."""
         return self._first_in_line() if len(self._running) < AT_ONCE else None
 
     def _first_in_line(self) -> tuple[str, object] | None:
-        """Return the first ticket of the client that was served longest ago, among clients without a running price."""
+        """Return the first waiting request of the client that was served longest ago.
+
+        Clients whose price is being computed are skipped.
+        """
         line = [ticket for ticket in self._waiting if ticket[0] not in self._running]
         return min(line, key=lambda ticket: self._served.get(ticket[0], 0.0), default=None)
 
@@ -118,7 +122,7 @@ class Pricing:
         for _ in range(2):
             with suppress(EOFError, ConnectionError):
                 return self._computed_once(requested, until)
-        raise _too_long("its computation ended early")
+        raise _too_long("its process was killed")
 
     def _computed_once(self, requested: tuple[Any, ...], until: float) -> Known:
         """Compute prices in a new process; closing the connection ends that process."""
@@ -139,10 +143,10 @@ class Pricing:
         return found  # type: ignore[no-any-return]
 
     def _forked(self) -> Connection:
-        """Return the connection of a new process, forked from the process that has imported everything."""
+        """Return the connection to a new process, forked from a process that has already imported the modules."""
         ours, theirs = socket.socketpair()
         with theirs:
-            for _ in range(2):  # a second attempt, if that process was killed
+            for _ in range(2):  # try again if the process to be forked was killed
                 control = self.start()
                 with suppress(ConnectionError):
                     socket.send_fds(control, [b"."], [theirs.fileno()])
@@ -151,7 +155,7 @@ class Pricing:
         raise _too_long("no process can be started")
 
     def start(self) -> socket.socket:
-        """Start the process from which the others are forked, unless it runs; return its socket."""
+        """Start the process from which pricing processes are forked, unless it runs; return its socket."""
         with self._turn:
             if self._control is None:
                 ours, theirs = socket.socketpair()
@@ -165,7 +169,7 @@ class Pricing:
             return self._control
 
     def close(self, control: socket.socket | None = None) -> None:
-        """End every process, unless another thread has replaced ``control``; the next price starts them again."""
+        """End all processes; the next price starts new ones. Do nothing if another thread has replaced ``control``."""
         with self._turn:
             if self._control is not None and control in {None, self._control}:
                 self._control = None
@@ -201,7 +205,7 @@ def fork_for_each(control: socket.socket) -> None:
             return
         if os.fork() == 0:
             try:
-                control.close()  # a request that only this process could read would wait until its price is computed
+                control.close()  # otherwise a request sent after the parent's death would get no error
                 _compute(Connection(connections[0]))
             finally:
                 os._exit(1)
@@ -209,11 +213,11 @@ def fork_for_each(control: socket.socket) -> None:
 
 
 def _compute(link: Connection) -> None:
-    """Compute the prices of one request, and exit as soon as the connection is closed."""
+    """Compute the prices of one request in a forked process, which exits when the connection is closed."""
     kind, terms, event, delta = link.recv()
 
     def end_with_it() -> None:
-        link.poll(None)  # nothing more is sent, so this returns when the connection is closed
+        link.poll(None)  # no more data is sent, so this returns when the connection is closed
         os._exit(1)
 
     Thread(target=end_with_it, daemon=True).start()

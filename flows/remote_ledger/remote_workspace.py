@@ -53,7 +53,7 @@ TIMEOUT = 120.0
 CLOCK_SKEW = 5.0
 """Largest accepted difference of the two clocks, in seconds."""
 RENEW = 30
-"""Number of days before the expiry of a certificate from which it is reported."""
+"""Number of days before the expiry of a certificate at which `check_remote_ledger` begins to warn."""
 
 _KINDS: Mapping[str, type[Exception]] = {
     InvalidInput.__name__: InvalidInput,
@@ -137,9 +137,9 @@ class Connection:
         Unavailable
             When the ledger does not answer any of the attempts.
         Invalid
-            When the response has another form.
+            When the response is not valid.
         StorageError
-            As the ledger raised it.
+            The error that the ledger raised.
         """
         for pause in (*PAUSES, None):
             with suppress(SiteSilent):
@@ -159,12 +159,12 @@ class Connection:
 
 
 def refusal_of(status: int, answer: bytes) -> Exception:
-    """Return the error that the ledger raised, with its type and message.
+    """Return the error that a response describes, with the type and message that the ledger raised.
 
     Raises
     ------
     ValidationError
-        When the answer has another form.
+        When the response is not a valid error message.
     """
     if status not in REFUSALS:
         return Refused(
@@ -223,7 +223,7 @@ class RemoteLedger:
         return Quote(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the warning levels, in percent left, that the charge of this release was the first to reach."""
+        """Return the warning levels, in percent of the budget left, that the charge of this release crossed first."""
         return self.connection.call("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
@@ -247,7 +247,7 @@ class RemoteLedger:
         request: Mapping[str, Any],
         void: bool = False,
     ) -> Grant:
-        """Charge a release, or find the existing release of this run key; the ledger prices the event itself."""
+        """Charge a release, or find the release already charged under this run key; the ledger prices the event."""
         _refuse_void(void)
         return self.connection.call(
             "reserve",
@@ -263,7 +263,7 @@ class RemoteLedger:
         )
 
     def begin(self, release_id: str) -> Reservation:
-        """Move a release past the point of no return, or resume a release that is past it."""
+        """Begin a release, after which its charge is final, or resume a release that began."""
         begun = self.connection.call("begin", Answer[Begun], release=release_id)
         rows, keys = RemoteSteps(self.connection, release_id), RemoteKeys(self.connection)
         steps = StepStore(rows, self.home / STAGING / release_id, release_id, keys)
@@ -272,20 +272,23 @@ class RemoteLedger:
         )
 
     def sweep(self) -> None:
-        """Remove the steps that a crash left here, of releases that have ended."""
+        """Remove staged steps of ended releases, which a crash left on this machine."""
         for path in (self.home / STAGING).glob("[0-9a-f]" * 32):
             with suppress(NotFound, Corrupt):
                 if self.release(path.name).state in ENDED:
                     self.forget(path.name)
 
     def forget(self, release_id: str) -> None:
-        """Remove the steps of a release that has ended."""
+        """Remove the staged steps of a release that has ended from this machine."""
         shutil.rmtree(self.home / STAGING / release_id, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteKeys:
-    """Keys of the releases in progress, each requested at use; see `storage.ledger.releases.Keys`."""
+    """Keys of the releases in progress, each requested from the ledger when it is used.
+
+    See `storage.ledger.releases.Keys`.
+    """
 
     connection: Connection
 
@@ -311,7 +314,7 @@ class RemoteSteps:
     release_id: str
 
     def check(self) -> None:
-        """Check that the release has not ended."""
+        """Raise an error if the release has ended."""
         self.find(0)
 
     def find(self, step: int) -> str | None:

@@ -8,12 +8,13 @@ The configuration is a file of the operator::
       - {name: runner, certificate: runner.pem, role: runner, populations: [patients]}
       - {name: board, certificate: board.pem, role: reader, populations: [patients]}
 
-Paths are relative to the folder of the file. A runner releases; a reader sees budgets and can spend nothing. A client
-sees only the populations that the configuration lists for it. Releases of other populations are reported as missing.
+Paths are relative to the folder of the file. A client with the role ``runner`` may spend budget; a ``reader`` may only
+see budgets. A client sees only the populations that the configuration lists for it. Releases of other populations are
+reported as missing.
 
 Every operation can be repeated safely. A reservation is identified by its run key, and every later operation by its
-release. Opening budgets, ingesting data, promoting versions and giving up releases are possible only where the ledger
-runs.
+release id. Opening budgets, ingesting data, promoting versions and giving up releases are possible only on the machine
+of the ledger.
 """
 
 import time
@@ -69,7 +70,7 @@ type Role = Literal["runner", "reader"]
 RUNNER: Role = "runner"
 READER: Role = "reader"
 _CLIENT = "dpca.client"
-"""Entry of a request's scope with the calling client."""
+"""Key of the ASGI scope under which a request has the calling client."""
 
 
 def _read_nearby(shown: object, info: ValidationInfo) -> object:
@@ -86,7 +87,9 @@ class Client(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     name: Annotated[messages.Name, StringConstraints(pattern=r"\S")]
-    certificate: Annotated[str, BeforeValidator(_read_nearby), Field(repr=False)]  # PEM text; the file states its path
+    certificate: Annotated[
+        str, BeforeValidator(_read_nearby), Field(repr=False)
+    ]  # PEM text, read from the path in the configuration file
     role: Role
     populations: Annotated[frozenset[str], Field(strict=False)]
 
@@ -200,7 +203,7 @@ class LedgerService:
         return app
 
     def _route_class(self, callers: Callers, allowed: Collection[str]) -> type[APIRoute]:
-        """Return the class of routes for these clients, which reads a request within the limits of the service."""
+        """Return a route class that admits the ``allowed`` clients and limits the size of requests."""
         clients = self._clients
 
         class Limited(APIRoute):
@@ -360,7 +363,7 @@ class LedgerService:
         release = self._acting(client, requested.release)
         if requested.step >= count_steps(release.event):
             raise Refused(
-                f"release {release.id} reserved fewer steps than {requested.step + 1}; request one of its steps."
+                f"release {release.id} has no step {requested.step}; request one of the steps that it reserved."
             )
         return release
 
@@ -372,7 +375,7 @@ def _own(client: Client, population: str) -> str:
 
 
 def _endpoint(act: Callable[..., object], callers: Callers) -> Callable[..., Coroutine[Any, Any, Response]]:
-    """Return an endpoint that calls a function in a thread, and encodes what it returns."""
+    """Return an endpoint that calls a function in a thread, and encodes the result as its response."""
 
     @wraps(act)
     async def answer(**given: object) -> Response:

@@ -1,1 +1,1 @@
-"""Reports for users and logs, such as facts of budgets, tables, charts and log lines."""
+"""Output for users and logs: tables, charts, progress lines, log lines and the facts of budgets and releases."""

@@ -1,10 +1,10 @@
 """Progress reports of a running command.
 
-They state the current step, its progress, and the time it has taken. At a terminal, a separate process moves one line
-(`flows.reports.heartbeat`), so that no work is silent for more than three seconds. The line disappears when the work is
-done. Without a terminal, such as in the log of a scheduled job, one plain line is written every ten seconds. Neither is
+A report states the current step, its progress, and the time since the step began. At a terminal, a separate process
+(`flows.reports.heartbeat`) redraws one line, also while the command computes. The line disappears when the command is
+done. Without a terminal, such as in a scheduled job, one plain line is written every ten seconds. No progress is
 written if ``DPCA_LOG`` enables a log of events. Counts of partitions are public. Counts of rows and bytes are reported
-only to the curator who ingests, or to a user about their own file.
+only to the curator who ingests, or to a user about the user's own file.
 
 >>> with activity("summing partitions") as seen:
 ...     seen.parts(1, 8)
@@ -57,14 +57,14 @@ class Activity:
         self._notify(doing, far)
 
     def parts(self, done: int, total: int | None) -> None:
-        """Report how many parts are done, and their total unless it is None."""
+        """Report how many parts are done, of how many; ``total`` is None if unknown."""
         if total is None:
             self._notify(self.doing, str(done))
             return
         self._notify(self.doing, f"{done} of {total}{self._left(done, total)}")
 
     def rows(self, done: int) -> None:
-        """Report how many rows are done, if their total is unknown."""
+        """Report how many rows are done, when their total is unknown."""
         self._notify(self.doing, f"{done:,} rows")
 
     def transfer(self, phase: str, done: int, total: int, rows: int) -> None:
@@ -72,7 +72,9 @@ class Activity:
         if phase != self.doing:
             self.step(phase)
         seconds = self._monotonic() - self._began
-        rate = f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""  # earlier rates count buffered bytes
+        rate = (
+            f", {_bytes(done / seconds)}/s" if seconds >= 1.0 else ""
+        )  # in the first second, the rate mostly measures buffering
         self._notify(phase, f"{rows:,} rows, {_bytes(done)} of {_bytes(total)}{rate}{self._left(done, total)}")
 
     def _left(self, done: int, total: int) -> str:
@@ -82,7 +84,7 @@ class Activity:
 
 @contextmanager
 def activity(doing: str) -> Iterator[Activity]:
-    """Report the work inside the context, as an activity or as a step of the surrounding activity."""
+    """Report progress of the code inside the context; inside another activity, as a step of that activity."""
     outer = _now.get()
     if outer is not None:
         outer.step(doing)
@@ -98,7 +100,7 @@ def activity(doing: str) -> Iterator[Activity]:
 
 
 def begin_step(doing: str) -> None:
-    """Report the current step to the surrounding activity, if there is one; the words must be public."""
+    """Report a new step to the surrounding activity, if there is one; ``doing`` must be public."""
     seen = _now.get()
     if seen is not None:
         seen.step(doing)
@@ -112,7 +114,10 @@ def report_parts(done: int, total: int) -> None:
 
 
 def _telling(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
-    """Return a context that reports by a moving line, by plain lines, or not at all if a log is enabled."""
+    """Return a context whose value is a function that reports a step and its progress.
+
+    At a terminal it redraws one line, elsewhere it writes plain lines. It does nothing if ``DPCA_LOG`` enables a log.
+    """
     if os.environ.get("DPCA_LOG", "off") != "off":
         return nullcontext(lambda doing, far: None)
     return (_moving_line if _is_terminal() else _plain_lines)(doing)
@@ -127,9 +132,11 @@ def _is_terminal() -> bool:
 
 @contextmanager
 def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
-    """Move a line on the terminal, drawn by a process that the work of this one cannot block."""
+    """Redraw one line on the terminal from a separate process, which computations of this process cannot block."""
     words = [sys.executable, "-I", "-S", str(Path(heartbeat.__file__))]
-    masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: Ctrl-C ends only this process
+    masked = signal.pthread_sigmask(
+        signal.SIG_BLOCK, [signal.SIGINT]
+    )  # the child inherits the blocked signal, so Ctrl-C ends only this process
     try:
         drawing = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=sys.stderr.fileno())
     finally:
@@ -138,7 +145,7 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
     assert pipe is not None
 
     def notify(now: str, far: str) -> None:
-        with one_at_a_time, suppress(OSError, ValueError):  # the work continues without its line
+        with one_at_a_time, suppress(OSError, ValueError):  # the command continues without the progress line
             pipe.write(f"{now}\t{far}\n".encode())
             pipe.flush()
 
@@ -154,7 +161,7 @@ def _moving_line(doing: str) -> Iterator[Callable[[str, str], None]]:
 
 @contextmanager
 def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
-    """Write a line every `PLAIN_EVERY` seconds, and none if the work ends before the first is due."""
+    """Write a line every `PLAIN_EVERY` seconds; shorter work writes no line."""
     text, began, over, every = [doing, ""], time.monotonic(), threading.Event(), PLAIN_EVERY
 
     def write() -> None:
@@ -176,7 +183,7 @@ def _plain_lines(doing: str) -> Iterator[Callable[[str, str], None]]:
 
 
 def plain_line(doing: str, far: str, *, seconds: float) -> str:
-    """Return one line with a step, its progress, and the seconds since the activity began."""
+    """Return one line with a step, its progress ``far``, and a duration."""
     return f"{doing}: {far} ({clock(seconds)})" if far else f"{doing} ({clock(seconds)})"
 
 

@@ -1,6 +1,7 @@
 """Public facts of a budget, as text and rows.
 
-They state what is allowed, spent and left, every release, and equal shares of what is left.
+They state the allowed, spent and remaining epsilon, every release, and the epsilon of each of several equal future
+runs.
 """
 
 import math
@@ -23,10 +24,10 @@ from storage.ledger.ledger import Ledger
 def budget_facts(ledger: ReleaseLedger, population: str, *, newest: int | None = None) -> dict[str, Any]:
     """Return a budget's terms, what is spent and left, and one row for each release, oldest first.
 
-    ``remaining`` is what was left after a release, or None if the release itself is not charged. ``damaged`` is the
-    name under which a release was published, if the pointer file of that name is damaged, so that the version is
-    unknown; else it is None. With ``newest``, only that many of the newest releases are returned, and ``earlier`` is
-    the number of releases before them.
+    In the row of a release, ``remaining`` is the epsilon that was left after the release, or None if the release was
+    not charged. ``damaged`` is the name under which the release was published, if the pointer file of that name is
+    damaged and the version is therefore unknown; else it is None. With ``newest``, only that many of the newest
+    releases are returned, and ``earlier`` is the number of releases before them.
     """
     statement = ledger.statement(population, newest=newest, burn_down=True)
     budget = statement.budget
@@ -75,7 +76,10 @@ def populations_in(connection: sa.Connection) -> list[str]:
 
 
 def balances(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return one row for each budget, with its terms, what is spent and left, and the number of charged releases."""
+    """Return one row for each budget, with its terms, the spent and remaining epsilon, and the number of releases.
+
+    Abandoned releases are not counted.
+    """
     with reading(ledger.engine) as connection:
         populations = populations_in(connection)
     return [_balance(ledger.statement(population)) for population in populations]
@@ -97,7 +101,7 @@ def _balance(statement: Statement) -> dict[str, Any]:
 def _published(
     registry: Registry, names: Collection[str], digests: Collection[str | None]
 ) -> tuple[dict[str, list[str]], set[str]]:
-    """Return the versions of some digests under some names, and the names whose pointer files are damaged."""
+    """Return the versions of each digest under the given names, and the names whose pointer files are damaged."""
     versions, damaged = dict[str, list[str]](), set[str]()
     for name in registry.names():
         if name not in names:
@@ -144,7 +148,7 @@ _NINE_DIGITS = Context(prec=9, rounding=ROUND_DOWN)
 
 
 def pacing_facts(ledger: Ledger, population: str, *, runs: int, delta: float | None = None) -> dict[str, Any]:
-    """Return the share of each run if ``runs`` Gaussian releases spend what is left equally.
+    """Return the epsilon of each run if ``runs`` equal Gaussian releases spend the remaining budget.
 
     Parameters
     ----------
@@ -154,14 +158,14 @@ def pacing_facts(ledger: Ledger, population: str, *, runs: int, delta: float | N
     runs : int
         Number of releases still to come.
     delta : float, optional
-        Delta of each release. By default it is the budget's delta, at which the remaining epsilon is stated.
+        Delta of each release. By default it is the budget's delta, which is also the delta of the remaining epsilon.
 
     Returns
     -------
     dict
-        ``epsilon_each`` is the largest float with which all runs are admitted, or 0 if there is none. ``remaining`` and
-        ``after`` are the epsilon of one more release, now and after all runs. ``state`` is ``open``, ``exhausted`` or
-        ``voided``.
+        ``epsilon_each`` is the largest epsilon with which the budget admits all runs, or 0 if there is none.
+        ``remaining`` is the largest epsilon of one more release now, and ``after`` the largest one after all runs.
+        ``state`` is ``open``, ``exhausted`` or ``voided``.
     """
     pace = asdict(ledger.pace(population, runs=runs, delta=delta))
     return {"population": population, "runs_left": pace.pop("runs"), **pace}
@@ -173,8 +177,8 @@ def runs_that_fit(ledger: Ledger, population: str, *, epsilon: float, delta: flo
 
 
 def written_share(epsilon: float) -> float:
-    """Return a share rounded down to nine digits, which is readable and still admits every run.
+    """Return the epsilon of one run, rounded down to nine digits, so that it is readable and all runs are admitted.
 
-    The truncated part also covers the rounding of mechanisms whose event has several Gaussian steps.
+    The difference also covers rounding errors of mechanisms whose event has several Gaussian steps.
     """
     return float(_NINE_DIGITS.create_decimal_from_float(epsilon))

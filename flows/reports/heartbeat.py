@@ -1,9 +1,9 @@
 """Progress line on a terminal, drawn by a separate process.
 
-The process is separate because linear algebra blocks the interpreter that waits for it. `flows.reports.activity` starts
-it as a script, and writes lines to its standard input: the current step, a tab, and the progress. The process draws
-both, with the time since the step changed, twice a second and whenever either changes. It wipes the line when the input
-ends, even if the writing process was killed.
+The process is separate because linear algebra blocks the Python interpreter of the command. `flows.reports.activity`
+starts the process as a script, and writes lines to its standard input: the current step, a tab, and the progress. The
+process draws step, progress and the time since the step began, twice a second and whenever step or progress changes. It
+clears the line when the input ends, even if the writing process was killed.
 
 >>> line_of("summing", "3 of 8", seconds=75.0, turn=0, width=60)
 '⠋ summing: 3 of 8, 0:01:15'
@@ -23,7 +23,7 @@ _WIPE = "\r\x1b[K"
 
 
 def line_of(doing: str, far: str, *, seconds: float, turn: int, width: int) -> str:
-    """Return the line to draw, cut to a width."""
+    """Return the progress line, cut to a width; ``turn`` selects the picture of the spinner."""
     message = f"{doing}: {far}" if far else doing
     return f"{_TURNS[turn % len(_TURNS)]} {message}, {clock(seconds)}"[:width]
 
@@ -34,7 +34,7 @@ def clock(seconds: float) -> str:
 
 
 def main() -> None:
-    """Draw until the input ends."""
+    """Read steps from standard input and draw the progress line on stderr until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the writing process, and with it the input
     doing, far, rest, turn = "", "", b"", 0
     began = time.monotonic()
@@ -49,7 +49,7 @@ def main() -> None:
                 now, _, far = line.decode(errors="replace").partition("\t")
                 if now != doing:
                     doing, began = now, time.monotonic()
-            if turn:  # draw a change sooner than the next turn
+            if turn:  # draw a change before the next regular drawing is due
                 due = min(due, drawn + _SOON)
         if time.monotonic() >= due:
             _draw(line_of(doing, far, seconds=time.monotonic() - began, turn=turn, width=_width()))

@@ -1,7 +1,8 @@
 """Facts of mechanisms, as ``dpca mechanism`` prints them.
 
-Advice is given as rows and a sentence, and an explanation comes from the docstrings of a mechanism. The table of the
-true epsilon of published formulas has facts for machines and cells for readers.
+The advice on a request is one sentence and one row for each mechanism. The explanation of a mechanism is taken from its
+docstrings. The table of the true epsilon of published formulas has JSON facts (`truth_facts`) and printed cells
+(`truth_cells`).
 
 >>> from dpca_tasks.accounting.truth import cases_of, truth_of
 >>> truth_cells(truth_of(cases_of(("wishart",))[0]))["true epsilon"]
@@ -35,7 +36,7 @@ _FEW: dict[str, Any] = {"records_at_most": 1_000, "relation": "zero_out", "n_fea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """The mechanisms of a release family, with settings to build each, and a small problem that each accepts."""
+    """The mechanisms of a release family, with settings that build each of them and a problem that each can plan."""
 
     mechanisms: Mapping[str, type[Any]]
     settings: Mapping[str, Any]
@@ -158,12 +159,12 @@ def _module(kind: type[Any]) -> str:
 
 
 def _guarantee(kind: Any, listed: _Listed) -> str:
-    """Return the kind of guarantee, found by planning with delta 0."""
+    """Return the kind of guarantee, pure epsilon or (epsilon, delta); a mechanism that can plan delta 0 is pure."""
     try:
         kind(**listed.settings).plan(listed.problem, PrivacyTarget(epsilon=1.0, delta=0.0))
     except DpcaError:
         return "(epsilon, delta), delta above 0"
-    return "only epsilon, for any delta"
+    return "pure epsilon, even if a delta is given"
 
 
 def _cost(name: str) -> str:
@@ -178,12 +179,12 @@ def _refusal(name: str, problem: Problem, target: PrivacyTarget, n_components: i
         MECHANISMS[name](n_components=n_components).plan(problem, target)
     except DpcaError as error:
         return str(error)
-    return "it refuses the share of the budget for one release"
+    return "it refuses the part of the budget that is available for one release"
 
 
 def _sentence(ranked: Sequence[Advice], *, n_components: int) -> str:
     if not ranked:
-        return "every mechanism refuses this request; the reasons are listed under refused."
+        return "every mechanism refuses this request; for the reasons, see the list under `refused`."
     best = ranked[0]
     name, expected = best.plan.mechanism, best.expected
     if not all(advice.expects_noise for advice in ranked):
@@ -209,7 +210,7 @@ def _sentence(ranked: Sequence[Advice], *, n_components: int) -> str:
     return f"{noise}; component {n_components} can be above the noise with {needs}."
 
 
-_HOPELESS = 1.25  # no advice where random directions capture nearly as much as the best ones
+_HOPELESS = 1.25  # give no advice if random directions capture more than 1 / 1.25 of what the best directions capture
 
 
 def _interval(low: float, high: float) -> str:
@@ -229,7 +230,7 @@ TRUTH_COLUMNS = ("formula", "settings", "relation", "claimed", "delta", "true ep
 
 
 def truth_facts(row: Truth) -> dict[str, Any]:
-    """Return all facts of a row; an epsilon that does not exist is infinite."""
+    """Return all facts of a row; a formula without any guarantee has the epsilon infinity."""
     return {
         "formula": row.formula,
         "case": row.words,
@@ -250,7 +251,10 @@ def truth_facts(row: Truth) -> dict[str, Any]:
 
 
 def truth_cells(row: Truth) -> dict[str, str]:
-    """Return the table cells of a row, with only the end of the bracket that concerns the published claim."""
+    """Return the table cells of a row; of the two bounds on the true epsilon, only the relevant bounds are shown.
+
+    ``row.bound`` selects the bound that decides on the published claim.
+    """
     match row.bound:
         case _ if math.isinf(row.lower):
             true = "none"

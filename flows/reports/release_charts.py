@@ -1,11 +1,11 @@
 """Charts of releases and budgets, as SVG or PNG in two themes.
 
-The charts show eigenvalues with the noise, the loadings of a component, and what is left of a budget. The title of each
-chart states its finding, and elements are labelled where they are drawn, so that no chart needs a legend. All numbers
-are released or public.
+The charts show eigenvalues with the noise edge, the loadings of a component, and the remaining budget. The title of
+each chart states its result, and elements are labelled where they are drawn, so that no chart needs a legend. All
+numbers are released or public.
 
-`render` writes a chart as SVG or PNG. It needs no display, and equal charts give equal bytes. The text of an SVG stays
-text. The colours of both themes, light and dark, are distinguishable for colour-blind readers.
+`render` writes a chart as SVG or PNG. It needs no display, and equal charts give equal bytes. Text in an SVG is stored
+as text, not as curves. The colours of both themes, light and dark, are distinguishable for colour-blind readers.
 
 >>> from flows.reports.spectrum import Spectrum
 >>> scree_chart(Spectrum(eigenvalues=(160.0, 40.0, 5.0), n_components=2, noise_edge=12.0)).get_label()
@@ -48,16 +48,16 @@ class Theme:
     text, muted : str
         Main text and secondary text.
     rule, band : str
-        Grid lines and areas behind text, which carry no information themselves.
+        Grid lines, and shaded areas behind text; neither shows data.
     signal, against : str
-        The subject of a chart and its opposite.
+        The main data of a chart, and data that oppose it, such as components within the noise.
     series : tuple of str
-        Curves that are compared.
+        Colours of several curves in one chart.
 
     Guarantees
     ----------
-    ``text``, ``muted``, ``signal``, ``against`` and each of ``series`` have a contrast of at least 4.5 to the ground,
-    and the first four also to the band.
+    ``text``, ``muted``, ``signal``, ``against`` and each colour of ``series`` have a contrast ratio of at least 4.5 to
+    ``ground``. The first four also have this ratio to ``band``.
     """
 
     ground: str
@@ -108,14 +108,14 @@ def theme_of(name: str) -> Theme:
 
 
 def new_figure(theme: Theme, *, width: float = WIDTH, height: float) -> "Figure":
-    """Return an empty figure with a size in inches on a theme's ground; no display is needed."""
+    """Return an empty figure of a size in inches with the background of a theme; no display is needed."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor=theme.ground)
 
 
 def dress_axes(axes: "Axes", theme: Theme) -> None:
-    """Colour the ground, lines, ticks and labels of axes, and keep only the left and the bottom line."""
+    """Apply the colours of a theme to axes, and keep only the left and the bottom line."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(colors=theme.muted, labelcolor=theme.text, labelsize=SMALL, which="both")
     for side, spine in axes.spines.items():
@@ -169,7 +169,7 @@ def render(figure: "Figure", *, format: str = "svg") -> bytes:  # noqa: A002
 
 
 def check_chart_file(path: Path) -> None:
-    """Check that a chart can be written to a file, before anything is drawn.
+    """Check the path of a chart file before anything is drawn.
 
     Raises
     ------
@@ -181,7 +181,7 @@ def check_chart_file(path: Path) -> None:
 
 
 def write_chart(figure: "Figure", path: Path) -> None:
-    """Write a chart to a file, whole or not at all, in the format that the file's name ends with."""
+    """Write a chart to a file atomically, in the format that the suffix of the file's name states."""
     check_chart_file(path)
     with writing(path.parent):
         write_atomically(path.absolute(), render(figure, format=path.suffix.removeprefix(".")))
@@ -190,16 +190,16 @@ def write_chart(figure: "Figure", path: Path) -> None:
 _ROW = 0.27  # height of a row of a bar chart in inches
 _NAMED = 16  # largest number of rows for releases in a burn-down chart; earlier releases then share one row
 _LONGEST_NAME = 34
-_PART_OF_LETTER = 0.0145  # width of a letter as a part of a scree chart's width
+_PART_OF_LETTER = 0.0145  # width of a letter, as a fraction of the width of a scree chart
 
 
 def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "light") -> "Figure":
-    """Draw released eigenvalues on a log scale, with the band of the noise; the title is the verdict.
+    """Draw released eigenvalues on a log scale, with the range of noise shaded; the title is the verdict.
 
     Parameters
     ----------
     spectrum : Spectrum
-        Eigenvalues below the scale, such as negative ones, are left out.
+        Eigenvalues below the scale, such as negative eigenvalues, are not drawn.
     name : str, optional
         Name of the release.
     theme : str
@@ -231,7 +231,9 @@ def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "li
 def loadings_chart(
     rows: Sequence[Mapping[str, Any]], *, component: int, name: str | None = None, theme: str = "light"
 ) -> "Figure":
-    """Draw the largest loadings of a component by feature name; the title names the features that it separates.
+    """Draw the largest loadings of a component by feature name.
+
+    The title names the features with the largest positive and the largest negative loading.
 
     Parameters
     ----------
@@ -280,12 +282,13 @@ def loadings_chart(
 
 
 def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
-    """Draw what was left of a budget after each release, oldest first; the title states what is left now.
+    """Draw the epsilon that was left of a budget after each release, oldest first; the title states what is left now.
 
     Parameters
     ----------
     facts : Mapping
-        As `flows.reports.budget_facts.budget_facts` returns them. If there are many releases, the earliest share a row.
+        As `flows.reports.budget_facts.budget_facts` returns them. If there are many releases, one bar represents
+        all of the earliest releases.
     theme : str
         ``light`` or ``dark``.
 
@@ -359,7 +362,7 @@ def titled(finding: str, more: str, inspect: Theme, *, height: float, warns: boo
 
 
 def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
-    """Draw the scale, and the band below the noise edge."""
+    """Set the log scale of the eigenvalues, and shade the range below the noise edge."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     edge, low, count = spectrum.noise_edge, spectrum.lowest, len(spectrum.eigenvalues)
@@ -377,7 +380,10 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
 
 
 def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
-    """Draw the eigenvalues in groups, with the label of a group at its first eigenvalue."""
+    """Draw the eigenvalues in four groups, and label each group at its first eigenvalue.
+
+    The groups are components and other eigenvalues, each above the noise edge or within the noise.
+    """
     ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
     edge, low = spectrum.noise_edge, spectrum.lowest
     above, kept = values > (0.0 if edge is None else edge), ranks <= spectrum.n_components
@@ -399,7 +405,7 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
             float(values[first]),
         )
         if edge is not None and height <= edge < height * (axes.get_ylim()[1] / low) ** 0.1:
-            height = edge  # so that the label does not cross the line
+            height = edge  # move the label above the line of the noise edge
         fits = first + _PART_OF_LETTER * len(message) * len(values) < len(values)
         where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
         ground = inspect.band if edge is not None and height < edge else inspect.ground
@@ -439,7 +445,10 @@ def _release_name(row: Mapping[str, Any]) -> str:
 
 
 def _left(remaining: float, *, of: float) -> str:
-    """Write what is left to three digits of the total, rounded down so that the written amount can be spent."""
+    """Write the remaining epsilon, rounded down so that the written amount can be spent.
+
+    The number of decimals gives the total three significant digits.
+    """
     decimals = max(2 - math.floor(math.log10(of)), 0)
     return f"{math.floor(max(remaining, 0.0) * 10**decimals + 1e-6) / 10**decimals:.{decimals}f}"
 
@@ -461,7 +470,7 @@ def text_style(color: str, *, ha: str = "left", va: str = "bottom", ground: str 
 
 
 def _only_names(axes: "Axes") -> None:
-    """Hide everything on both axes but the names of bars, as each bar is annotated with its number."""
+    """Hide axis lines and ticks, but not the names of bars; each bar is labelled with its number."""
     axes.tick_params(axis="y", length=0)
     axes.set_xticks([])
     for side in ("left", "bottom"):

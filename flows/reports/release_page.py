@@ -1,6 +1,6 @@
-"""Text page of a published release.
+"""Description of a published release as plain text, for the terminal.
 
-It states the verdict, then the guarantee, then every other fact with its meaning.
+The text states the verdict, then the guarantee, then every other fact with its meaning.
 
 >>> guarantee = "(1, 1e-6)-differential privacy"
 >>> print(release_page({"artifact": "map@1", "private": True, "statement": guarantee, "manifest": {}}))
@@ -22,7 +22,7 @@ _NO_GUARANTEE = "NOT PRIVATE: an exact result without a guarantee."
 
 
 def release_page(shown: Mapping[str, Any]) -> str:
-    """Return the page of a release.
+    """Return the description of a release as plain text.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def release_page(shown: Mapping[str, Any]) -> str:
 
 
 def quality_of(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scalar facts by which a release states its quality, by name."""
+    """Return the facts of a release about its quality by name, without lists and mappings."""
     message = [name for name, value in outcome.items() if isinstance(value, (bool, int, float, str))]
     order = [name for name in LABELS if name in message] + [name for name in message if name not in LABELS]
     return {name: outcome[name] for name in order if name not in _UNSAID}
@@ -94,7 +94,7 @@ def _section(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def _table(facts: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return the label and value of each fact, followed by lines with its meaning if it has one."""
+    """Return one line for each fact with its label and value; lines with its meaning follow, if there is a meaning."""
     width = max((len(label(name)) for name in facts), default=0)
     lines = []
     for name, (value, means) in facts.items():

@@ -1,4 +1,4 @@
-"""Facts about datasets for the curator alone: sizes and digest of a snapshot, and files that could not be read."""
+"""Private facts of datasets, for the curator only: sizes of snapshots, and files that could not be read."""
 
 import math
 import os
@@ -19,7 +19,7 @@ Each dataset has one report of mode 0600, with a line for each file that was not
 
 
 def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
-    """Return the facts of a snapshot for the curator alone, as sizes and digest are private."""
+    """Return the facts of a snapshot for the curator only, because its sizes and digest are private."""
     manifest = catalog.manifest(entry)
     return {
         "dataset": entry.name,
@@ -45,10 +45,10 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
 
 
 def _public_bound(catalog: Catalog, entry: Entry, manifest: Manifest) -> dict[str, Any]:
-    """Return the bound on the norm of a record that follows from the schema, if there is one."""
+    """Return the bound on the norm of a record that the schema implies; None if it implies no bound."""
     if manifest.encoder is None:
         return {}
-    from dpca.schemas.encoder import Encoder  # loads Arrow, as few datasets have a schema
+    from dpca.schemas.encoder import Encoder  # imported here because it loads Arrow, and few datasets have a schema
 
     facts = catalog.open(entry).encoder()
     assert facts is not None
@@ -62,14 +62,14 @@ def _quarantined_by(catalog: Catalog, entry: Entry) -> list[dict[str, Any]]:
     notes = quarantine_notes(catalog.home / entry.path)
     if not notes.exists():
         return []
-    from storage.formats.batch import read_tally  # loads Numba, as few datasets have bad rows
+    from storage.formats.batch import read_tally  # imported here because it loads Numba, and few datasets have bad rows
 
     counted = read_tally(notes).most_common()
     return [{"rows": rows, "reason": reason, "column": column or None} for (reason, column), rows in counted]
 
 
 def report_fault(home: Path, name: str, reason: str) -> None:
-    """Add a line to the private report on the files of a dataset that could not be read."""
+    """Record in a dataset's private report that a file could not be read, with the reason."""
     folder = home / REPORTS
     with writing(folder):
         make_folder(folder)
@@ -80,7 +80,7 @@ def report_fault(home: Path, name: str, reason: str) -> None:
 
 
 def reported_fault(home: Path, name: str, address: str) -> str | None:
-    """Return why a file could not be read most recently, from a dataset's private report; for the curator alone."""
+    """Return the latest reason why a file could not be read, from a dataset's private report; for the curator only."""
     try:
         lines = (home / REPORTS / f"{name}.txt").read_text(errors="replace").splitlines()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Released eigenvalues with the band of the noise, and the largest loadings of a component.
+"""Released eigenvalues with their noise edge, and the largest loadings of a component.
 
-The eigenvalues are drawn as text here; `flows.reports.release_charts` draws both as charts.
+This module draws eigenvalues as text; `flows.reports.release_charts` draws both as charts.
 """
 
 import math
@@ -41,9 +41,9 @@ def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) 
     ]
 
 
-_BELOW_EDGE = 4.0  # the scale begins at the noise edge divided by this
-_LEAST_SHOWN = 1e-4  # without an edge, the scale begins at no less than this part of the largest eigenvalue
-_BEYOND = 10  # eigenvalues listed beyond the components
+_BELOW_EDGE = 4.0  # the log scale begins at the noise edge divided by this number
+_LEAST_SHOWN = 1e-4  # without a noise edge, the log scale begins at this fraction of the largest eigenvalue, or higher
+_BEYOND = 10  # number of eigenvalues shown in addition to those of the components
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Spectrum:
     n_components : int
         k, the number of components of the release.
     noise_edge : float, data units squared, optional
-        The value that eigenvalues of noise alone stay below, 99 times in 100; None if the release does not state it.
+        Without data, the eigenvalues of the noise stay below this value with probability 0.99; None if unknown.
     verdict : str, optional
-        The release's verdict on itself.
+        The sentence in which the release states its quality.
     """
 
     eigenvalues: tuple[float, ...]
@@ -91,14 +91,14 @@ class Spectrum:
 
     @property
     def above_noise(self) -> int | None:
-        """The number of these eigenvalues above the noise edge; None if there is no edge."""
+        """The number of ``eigenvalues`` above the noise edge; None if there is no noise edge."""
         if self.noise_edge is None:
             return None
         return sum(value > self.noise_edge for value in self.eigenvalues)
 
     @property
     def lowest(self) -> float:
-        """The lower end of a logarithmic scale."""
+        """The lower end of the log scale on which the eigenvalues are drawn."""
         if self.noise_edge:
             return self.noise_edge / _BELOW_EDGE
         largest = max([*self.eigenvalues, 0.0]) or 1.0
@@ -110,9 +110,9 @@ class Spectrum:
         return {"values": list(self.eigenvalues), "noise_edge": self.noise_edge, "above_noise": self.above_noise}
 
     def text(self, *, width: int = 48) -> str:
-        """Draw horizontal bars on a log scale, with the part within the noise in another shade.
+        """Return the eigenvalues as horizontal bars on a log scale; the part below the noise edge has another shade.
 
-        Eigenvalues far beyond the components are only counted.
+        Only the number of the smallest eigenvalues is stated, without bars.
         """
         shown = self.eigenvalues[: self.n_components + _BEYOND]
         units = width / max(math.log(max(shown[0], 2.0 * self.lowest) / self.lowest), 1e-9)

@@ -1,12 +1,13 @@
 """Terminal output and logs of commands.
 
-Results go to stdout, as tables or one JSON object. Everything else goes to stderr. A command that spends prints a
-question before it charges, and afterwards its outcome in one line, also for a closed loop.
+Results go to stdout, as tables or one JSON object. Everything else goes to stderr. A command that spends budget asks
+for confirmation first, and prints its outcome in one line afterwards.
 
-A run is logged only if ``DPCA_LOG`` is ``text`` or ``json``. The log has one line for each event, with the run key and
-the release id, and goes to stderr and nowhere else. The log of a release is public: it states names, states,
-partitions, seconds, and what is left of a budget. Rows, bytes and their rates are private, because a rate times its
-duration is the number of records. An ingest, whose output is for the curator, logs them in a line marked ``private``.
+A run is logged only if ``DPCA_LOG`` is ``text`` or ``json``. The log goes to stderr, with one line for each event,
+which states the run key and the release id. The log of a release is public: it states names, states, partitions,
+seconds and the remaining budget. Numbers of rows and bytes are private, and so are their rates, because a rate times
+its duration is the number of records. An ingest, whose output is for the curator, logs these numbers in a line marked
+``private``.
 """
 
 import itertools
@@ -33,7 +34,7 @@ Verdict = Literal["ok", "note", "fix"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of one check: ``ok``, a ``note`` that does not stop runs, or something to ``fix``."""
+    """The result of one check: ``ok``, a ``note`` about a minor problem, or a ``fix`` for a problem that stops runs."""
 
     check: str
     verdict: Verdict
@@ -48,7 +49,7 @@ _about: ContextVar[dict[str, Any]] = ContextVar("about", default={})  # noqa: B0
 
 
 def log_event(event: str, **facts: Any) -> None:
-    """Log an event; its facts must be public, unless the fact ``private`` marks them as private."""
+    """Log an event with its facts; facts that are not public need the additional fact ``private``."""
     logging.getLogger(f"{_ROOT}.flows").info(event, extra={"facts": facts})
 
 
@@ -63,7 +64,7 @@ def about(**facts: Any) -> Iterator[None]:
 
 
 def configure_logs(form: LogFormat) -> None:
-    """Send the program's own events to stderr in a format, each once; the logging of other libraries is unchanged."""
+    """Write the events of dpca to stderr in the format ``form``; the logging of other libraries is unchanged."""
     logger = logging.getLogger(_ROOT)
     for handler in [handler for handler in logger.handlers if isinstance(handler.formatter, _Line)]:
         logger.removeHandler(handler)
@@ -93,7 +94,7 @@ class _Line(logging.Formatter):
 
 
 class _Stderr(Console):
-    """A console that prints over the line that an activity moves on the terminal."""
+    """A console that clears the progress line of `flows.reports.activity` before it prints."""
 
     def print(self, *objects: Any, **how: Any) -> None:
         if self.is_terminal:
@@ -102,7 +103,7 @@ class _Stderr(Console):
 
 
 SHOWN = 20
-"""The default number of rows to show of a list that grows with every release."""
+"""Default number of rows to show of a list that grows with every release."""
 
 STDERR = _Stderr(stderr=True, highlight=False, soft_wrap=True)
 
@@ -113,12 +114,12 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return facts as JSON text; infinity, which JSON lacks, is null."""
+    """Return facts as JSON text; an infinite number becomes null, because JSON has no infinity."""
     return json.dumps(_finite(value), indent=2, default=str, allow_nan=False)
 
 
 def print_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print facts as JSON, or as lines with a name and a value."""
+    """Print facts as one JSON object, or one line for each fact with its name and value."""
     if as_json:
         print_json(facts)
         return
@@ -139,7 +140,9 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 400)
     text = "".join(itertools.chain(*cells))
-    if sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable():  # no cell to fold
+    if (
+        sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable()
+    ):  # no cell needs folding, so Rich is not needed
         row = "  ".join(f"{{:<{width}}}" for width in widths)
         typer.echo("\n".join(itertools.starmap(row.format, (columns, *cells))))
         return
@@ -152,7 +155,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
 
 
 def print_earlier(count: int | None, what: str) -> None:
-    """Report on stderr that a table shows only the newest rows, and how many came before, if that is known."""
+    """Print on stderr that earlier rows are not shown, with their number if it is known; nothing if there are none."""
     if count is None or count:
         STDERR.print(f"{'more' if count is None else f'{count:,}'} earlier {what} are not shown; --limit 0 shows all.")
 
@@ -202,7 +205,7 @@ _DIGITS = 4
 
 
 def outcome_line(report: Mapping[str, Any]) -> str:
-    """Return the outcome of a request as one line, with the release, its verdict, and what is left of the budget.
+    """Return the outcome of a release as one line, with its version, its verdict and the remaining budget.
 
     Parameters
     ----------
@@ -217,7 +220,7 @@ def outcome_line(report: Mapping[str, Any]) -> str:
 
 
 def joint_line(report: Mapping[str, Any]) -> str:
-    """Return the outcome of a joint release as one line, with what is left of each budget in this ledger.
+    """Return the outcome of a joint release as one line, with the remainder of each budget in this ledger.
 
     ``report`` holds public facts, as `flows.sites.releases.report_sites` returns them.
     """
@@ -228,7 +231,7 @@ def joint_line(report: Mapping[str, Any]) -> str:
 
 
 def stream_line(facts: Mapping[str, Any]) -> str:
-    """Return the number of paid ticks of a stream, and what is left of its budget, as one line.
+    """Return one line with the number of charged ticks of a stream, and the remaining budget.
 
     ``facts`` are public, as `flows.releases.streams.open_stream` returns them.
     """
@@ -237,12 +240,12 @@ def stream_line(facts: Mapping[str, Any]) -> str:
 
 
 def spending(cost: str, *, remaining: float, after: float) -> str:
-    """Return a cost with what is left of the budget now and afterwards, as part of a question."""
+    """Return a part of a confirmation prompt: a cost, with the epsilon that is left before and after."""
     return f"{cost}, with epsilon {rounded_down(remaining)} left before and {rounded_down(after)} after"
 
 
 def rounded_down(epsilon: float) -> str:
-    """Write what is left to four digits, rounded down so that it is never overstated."""
+    """Write the remaining epsilon to four digits, rounded down so that the number is never too large."""
     if not 0.0 < epsilon < math.inf:
         return "0" if epsilon <= 0.0 else "inf"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) + 1 - _DIGITS)
@@ -250,7 +253,7 @@ def rounded_down(epsilon: float) -> str:
 
 
 def _promise(report: Mapping[str, Any]) -> str:
-    """Return the guarantee of a release as part of a sentence, if it has one."""
+    """Return the guarantee of a release as the end of a sentence; empty if the release has none."""
     declared = report.get("statement")
     return f" with {declared}" if declared and report.get("private", True) else ""
 
@@ -261,9 +264,9 @@ def _left(facts: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RefreshOutcome:
-    """Outcome of the arrivals of a run so far.
+    """Outcome so far of a run of a closed loop, which processes the files that arrived in an inbox.
 
-    ``left`` counts the arrivals that are still waiting.
+    ``left`` counts the files that are still waiting.
     """
 
     published: str
@@ -274,12 +277,12 @@ class RefreshOutcome:
     left: int = 0
 
     def end(self, how: Literal["set_aside", "kept_back", "refused"], count: int = 1) -> None:
-        """Count arrivals that ended in the way that ``how`` names."""
+        """Add ``count`` to the files with the outcome ``how``, and subtract it from the files that wait."""
         setattr(self, how, getattr(self, how) + count)
         self.left -= count
 
     def report(self) -> dict[str, Any]:
-        """Return the outcome as public facts, in one line and in full."""
+        """Return the outcome as public facts: one line, the counts, and the decisions on versions."""
         made = Counter(decision["decision"] for decision in self.decisions)
         counts = {"promoted": made["promoted"], "held": made["held"]}
         counts |= {name: getattr(self, name) for name in ("kept_back", "refused", "set_aside", "left")}

@@ -1,1 +1,1 @@
-"""Joint releases over datasets of one home, or over the parties of a roster with their messages and services."""
+"""Joint releases over several datasets in one home folder, or over the remote sites that a roster file lists."""

@@ -1,7 +1,7 @@
-"""Charge of one site in its ledger, and its release from then on.
+"""Budget charge of one site for a joint release, and the steps that follow the charge.
 
-A charge is found by its run key. Hence the same request is charged once, whichever process repeats it. The charge has
-the same form for a dataset of one home and for the site of a roster.
+A charge is found by its run key. So a repeated request is charged only once, even if another process repeats it. The
+same code charges a dataset of one home folder and a remote site of a roster.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class SiteCharge:
     run_key : str
         The name of the release in the site's ledger.
     fingerprint : str
-        A digest of everything that the run key represents.
+        A digest of everything that was requested under the run key.
     request : mapping
         The facts of the request that the ledger stores.
     """
@@ -56,12 +56,12 @@ class SiteCharge:
         return standing(ledger, self.run_key)[1]
 
     def quote(self, ledger: Ledger) -> Quote:
-        """Return the budget's quote for the charge."""
+        """Return what the charge would cost the budget, without making the charge."""
         target = self.plan.target
         return ledger.quote(self.entry.population, self.plan.event, epsilon=target.epsilon, delta=target.delta)
 
     def check(self, ledger: Ledger) -> bool:
-        """Check the charge against the budget, unless the release is charged already; return whether it is.
+        """Check that the budget admits the charge; return True, without a check, if it was charged already.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class SiteCharge:
         return False
 
     def reserve(self, ledger: Ledger) -> Grant:
-        """Charge the release, or find it if it is charged already."""
+        """Charge the release to the budget, or return the existing charge."""
         grant = ledger.reserve(
             self.entry.population,
             run_key=standing(ledger, self.run_key)[0],
@@ -92,7 +92,7 @@ class SiteCharge:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SiteRelease:
-    """A release under way at this site, with its plan, its charge, and its curator after the first answer."""
+    """A charged release of this site, with its plan; the first answer of the site sets ``curator``."""
 
     planned: PlannedJoint
     release_id: str
@@ -100,22 +100,22 @@ class SiteRelease:
     turn: Lock = field(default_factory=Lock)
 
     def query(self, public: Mapping[str, NDArray[Any]], *, index: int) -> RowSum:
-        """Return the query of a round, from this site's own plan and the requested public arrays."""
+        """Return the query of a round, made from this site's plan and the public arrays of the request."""
         query: RowSum = self.planned.mechanism.query(self.planned.plan, index=index, public=public)
         return query
 
     @property
     def roster(self) -> Roster:
-        """Roster of the sites that share the noise."""
+        """Roster of the sites that add shares of the noise."""
         if self.planned.plan.roster is None:
             raise Refused(f"{self.planned.mechanism.name} has no rounds; request the site's part.")
         return self.planned.plan.roster
 
 
 def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
-    """Return the current run key and the release that it names, if any.
+    """Return the run key to use now, and the release charged under this key, if any.
 
-    The key is numbered if past releases under it were given back.
+    If earlier releases of the run key were given back, the returned key ends in a number.
     """
     number, counted = 1, run_key
     while (found := ledger.find(counted)) is not None and found.state == _ABANDONED:
@@ -125,7 +125,7 @@ def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
 
 
 def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> tuple[BlockSource, Reservation]:
-    """Begin or resume a release; return the rows and the reservation of its curator."""
+    """Begin or resume a release; return the dataset's rows and the reservation, from which a curator is made."""
     reservation = workspace.ledger.begin(row.id)
     log_event("began", release=row.id, mechanism=planned.mechanism.name)
     rows = workspace.catalog.open(workspace.catalog.entry(row.snapshot_id))
@@ -133,7 +133,7 @@ def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> 
 
 
 def give_back(ledger: Ledger, release_id: str) -> bool:
-    """Abandon a release that never began; return whether it was abandoned."""
+    """Abandon a release that never began; return False if the release began or ended."""
     if ledger.release(release_id).state != "reserved":
         return False
     ledger.abandon(release_id)

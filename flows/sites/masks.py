@@ -1,16 +1,16 @@
-"""Masks of a roster's sites, from seeds that a helper deals or from secure sums.
+"""Masks of the sites of a roster: from seeds that a helper process distributes, or from secure sums.
 
-The helper deals seeds and sees no message. A dealing is one attempt of one round by one set of sites. In each dealing,
-each pair of sites gets one seed, drawn from the operating system. A site gets its seeds once, over a connection on
-which it shows the certificate registered for its name. A seed is erased when both sites of its pair have it. All seeds
-of a dealing are erased after twice the roster's timeout. All sites of a dealing must receive the same query, including
-the directions, because each site computes its noise from the query. The fact ``requested`` is the digest of that query.
-The aggregator, which sees the messages, has no access to this service.
+The helper distributes random seeds, from which sites compute masks; it never receives a masked sum. One distribution is
+called a dealing, and serves one attempt of one round by one set of sites. In each dealing, each pair of sites gets one
+seed, drawn from the operating system. A site gets its seeds once, over a connection that is authenticated by the site's
+certificate in the roster. A seed is erased when both sites of its pair have received it. All seeds of a dealing are
+erased after twice the roster's timeout. All sites of a dealing must have the same query, including its public arrays,
+because each site computes its noise from the query. The fact ``requested`` is the digest of that query. The aggregator,
+which receives the masked sums, has no access to the helper.
 
-In a secure sum a site takes roster, plan and query from its own files, and its signing key from its certificate. Before
-anything is sent, it records on disk which attempts it began and which sums it helped to unmask. This memory is separate
-from the home, which can be restored from a copy. A restored site therefore continues with everything recorded since the
-copy, as with the witness of its ledger.
+In a secure sum, a site takes roster, plan and query from its own files, and its signing key from its certificate.
+Before a site sends anything, it records on disk which attempts it began and which sums it helped to unmask. These
+records are kept outside the home folder, so restoring the home from a backup does not revert them.
 """
 
 import hashlib
@@ -47,13 +47,13 @@ from flows.sites.roster import PartyConfig, RosterFile
 SEEDS = "/v1/seeds"
 _FACTS = {"dealing": str, "release": str, "names": list, "round": int, "attempt": int, "roster": str, "requested": str}
 LONGEST_NAME = 128
-_MOST = 10_000  # dealings remembered at the same time
-_PER_SITE = 512  # upper bound on the bytes a site adds to the longest frame, without integers
-_REMEMBERED = 16  # timeouts for which a dealing is remembered, and refused after its seeds were erased
+_MOST = 10_000  # largest number of dealings in memory
+_PER_SITE = 512  # upper bound on the bytes that each site adds to the longest frame, not counting masked integers
+_REMEMBERED = 16  # number of timeouts after which a dealing is forgotten; until then, its name cannot be used again
 
 
 type Contribute = Callable[[SiteRelease, RowSum, Roster, Address, Masks], Message]
-"""A callable that computes the masked share of a site for a query of a release."""
+"""A function that returns this site's sum for a query of a release, hidden by masks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class _Dealing:
 
 
 class Dealer:
-    """Memory-only store of the seeds that are dealt and not yet erased.
+    """Store of the helper's seeds, kept in memory only, until both sites of a pair have their seed.
 
     Parameters
     ----------
@@ -85,18 +85,21 @@ class Dealer:
         return sum(len(dealing.seeds) for dealing in self._dealings.values())
 
     def seeds(self, caller: str, facts: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return a site's seeds of a dealing; each site gets them once.
+        """Return the seeds of a dealing for one site; a second request of the same site is refused.
 
         Raises
         ------
         Refused
-            When the site already had them, came too late, or names another attempt than the other sites.
+            When the site already received its seeds, the seeds were erased, or the facts differ from the facts that
+            another site sent for the same dealing.
         """
         scene = dict(facts)
         if {name: type(value) for name, value in scene.items()} != _FACTS or not all(
             isinstance(value, str) and len(value) <= LONGEST_NAME for value in (scene["dealing"], *scene["names"])
         ):
-            raise Refused("the facts of a dealing differ from the plan; no seeds were dealt.")
+            raise Refused(
+                "a request for seeds has unexpected facts; no seeds were dealt: use the same version at every party."
+            )
         key, names = str(scene.pop("dealing")), list(scene["names"])
         if not set(names) <= self._sites or len(set(names)) < max(2, len(names)) or caller not in names:
             raise Refused(
@@ -112,8 +115,8 @@ class Dealer:
             dealing = self._dealings[key]
             if dealing.scene != scene or caller not in dealing.waiting:
                 raise Refused(
-                    "this dealing belongs to another attempt, or was already dealt to this site; request another "
-                    "dealing."
+                    "this dealing belongs to another attempt, or this site already received its seeds; request "
+                    "another dealing."
                 )
             dealing.waiting.discard(caller)
             dealt = {other: dealing.seeds[frozenset((caller, other))] for other in names if other != caller}
@@ -170,7 +173,7 @@ class SecureSums:
         self._turn = Lock()
 
     def next_attempt(self, release: SiteRelease, *, index: int) -> int:
-        """Return the first attempt of a round that was not begun at this site."""
+        """Return the number of the first attempt of a round that this site has not begun."""
         return next_attempt(self._memory, session=release.roster.session, round_index=index)
 
     def answer(
@@ -182,14 +185,14 @@ class SecureSums:
         roster: Roster,
         address: Address,
     ) -> bytes:
-        """Return the answer to a frame of an attempt; a proposal begins the attempt.
+        """Return the answer to a message of a secure sum; the aggregator's first message begins an attempt.
 
         Raises
         ------
         Refused
             When no such attempt is under way at this site.
         MessageRefused
-            When the present phase of the attempt refuses the frame.
+            When the message does not belong to the current phase of the attempt.
         """
         place = release.planned.place
         if raw[5:6] == bytes([Begin.kind]):
@@ -202,7 +205,7 @@ class SecureSums:
             known, machine_of = self._machines.get(place, (None, None))
         if machine_of is None or known != address:
             raise Refused(
-                "this site has no such attempt: it was restarted, or began a later one; begin another attempt."
+                "this attempt is not in progress: the site was restarted or began a later attempt; begin another one."
             )
         return machine_of.receive(raw)
 
@@ -224,7 +227,7 @@ class SecureSums:
 
 
 def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Address) -> Scene:
-    """Return the sum in which a party takes part, from the party's own roster file and query."""
+    """Return the participants and context of a secure sum, from a party's own roster file and query."""
     keys = {name: signing_key_of(file.site(name).certificate) for name in roster.names}
     participants = Participants(roster=roster, keys=keys)
     context = Context(
@@ -238,18 +241,18 @@ def scene_of(file: RosterFile, query: RowSum, *, roster: Roster, address: Addres
 
 
 def longest_exchange(sites: int) -> int:
-    """Return a bound on the bytes of a frame without the integers of a masked sum."""
+    """Return an upper bound on the bytes of a secure sum's message, not counting masked integers."""
     return 1024 + _PER_SITE * sites
 
 
 @dataclass(frozen=True, slots=True)
 class FileMemory:
-    """A write-once memory in a folder; see `dpca_tasks.sites.secure_sum.wire.Memory`."""
+    """A store of values that are written only once, one file each; see `dpca_tasks.sites.secure_sum.wire.Memory`."""
 
     folder: Path
 
     def recall(self, key: bytes) -> bytes | None:
-        """Return the value that was stored first under a key, or None."""
+        """Return the value stored under a key, or None."""
         with suppress(FileNotFoundError):
             return (self.folder / key.hex()).read_bytes()
         return None

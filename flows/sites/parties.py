@@ -1,12 +1,11 @@
-"""The sites of a joint release, as datasets of one home or as the parties of a roster.
+"""The sites of a joint release: datasets of one home folder, or the parties of a roster.
 
-The stages of a release use the protocol `Sites`. Each site is queried and charged separately, and answers separately;
-the two kinds of sites differ in where the ledger of a site is. Over datasets, the curators of all sites are in this
-process. The budgets of all sites are in one ledger, which publishes the release of the first site. Over a roster, each
-site has a separate ledger behind a connection. This process is the aggregator and reads no row: it publishes a joint
-release that names the releases of the sites.
+The stages of a release use the protocol `Sites`. Each site is queried and charged separately. With `DatasetSites`, this
+process reads the rows of all sites. The budgets of all sites are in one ledger, and the version is published under the
+release of the first site. `RosterSites` calls remote sites, each with a separate ledger. This process is then the
+aggregator, which reads no row. It publishes a joint release that lists the releases of the sites.
 
-A site of a roster that does not answer within the timeout is silent. The plan bounds the size of each answer.
+A remote site that does not answer within the timeout is called silent. The plan bounds the size of each answer.
 """
 
 import dataclasses
@@ -47,7 +46,7 @@ from flows.sites.roster import SECURE_SUM, read_roster
 from storage.workspace import Workspace
 
 RESENDS = 1
-_DEALING = 16  # bytes of the name of a dealing
+_DEALING = 16  # random bytes in the name of a dealing
 
 type Lineage = Sequence[Mapping[str, Any]]
 """Public facts of each site's release, as in the manifest of an artifact."""
@@ -55,14 +54,14 @@ type Lineage = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """Replies of the budgets of all sites to a release that is not yet charged.
+    """Reply of all budgets to a planned release: its cost, and the first refusal, if any.
 
     Parameters
     ----------
     sites : sequence of mapping
-        Public facts of each site, with ``exists``: whether its release is charged already.
+        Public facts of each site; ``exists`` is True if its release is charged already.
     cost : str
-        The budgets that are charged, and what is left of them.
+        The budgets to be charged and what is left of each, as part of a sentence.
     refusal : BudgetExhausted, optional
         The first refusal of a budget.
     """
@@ -74,7 +73,7 @@ class Quotes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The post-processed result of a release, with the facts to be stated about it.
+    """The post-processed result of a release, with the facts that the artifact states.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ class Answered:
     release_id : str
         The id under which the result is published.
     releases : mapping
-        The release of each site that took part.
+        The release id of each site that took part, by site name.
     feature_names, encoder
         As declared by the owners of the data.
     """
@@ -98,7 +97,7 @@ class Answered:
 
 
 class Sites(Protocol):
-    """Interface of all sites of a release, in this home or behind connections; it is used as a context manager."""
+    """Interface to all sites of a release, local or remote; leaving its context closes the connections."""
 
     @property
     def planned(self) -> PlannedJoint:
@@ -108,19 +107,19 @@ class Sites(Protocol):
         """Return the digest of the artifact of an earlier run of the release; empty if there is none."""
 
     def quotes(self) -> Quotes:
-        """Query every budget without charging any."""
+        """Check whether every budget admits the release, without a charge."""
 
     def prepare(self, quotes: Quotes) -> None:
-        """Refuse to begin if the cluster, or more sites than may be lost, cannot be reached."""
+        """Raise `Unavailable` if the cluster cannot be reached, or if too many sites are silent."""
 
     def reserve(self, name: str) -> str:
-        """Charge a site or find its release; return the release's id. Raises `SiteSilent` and `BudgetExhausted`."""
+        """Charge a site, or find its charge; return the release id. Raises `SiteSilent` and `BudgetExhausted`."""
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Give back the new reservations of releases that never began."""
+        """Abandon reservations that this run made, if their releases never began."""
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
-        """Run all rounds of the reserved releases; ``address`` is the cluster for sites of this home."""
+        """Run all rounds of the reserved releases; ``address`` is the Dask cluster that computes local sums."""
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
         """Publish the artifact under the request's name; return the version and the digest of its artifact."""
@@ -129,7 +128,7 @@ class Sites(Protocol):
         """Commit the release of every site with the artifact; return the silent sites."""
 
     def published_facts(self, sites: Lineage) -> list[dict[str, Any]]:
-        """Return the reported facts of the sites of a published artifact."""
+        """Return the facts to report about each site after its release was published."""
 
     def __enter__(self) -> "Sites": ...  # noqa: D105
 
@@ -137,7 +136,7 @@ class Sites(Protocol):
 
 
 def sites_of(request: SitesRequest, workspace: Workspace, releases: Mapping[str, str] | None = None) -> Sites:
-    """Return the sites of a request; with ``releases``, the sites as they were planned for these reservations."""
+    """Return the sites of a request; with ``releases``, local sites use the snapshots of these reserved releases."""
     if request.roster is None:
         return DatasetSites(request, workspace, releases)
     return RosterSites(request, workspace)
@@ -160,7 +159,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         self._new: dict[str, str] = {}
 
     def __exit__(self, *_: object) -> None:
-        """Close nothing: the home stays open."""
+        """Do nothing: local sites have no connections to close."""
 
     @cached_property
     def planned(self) -> PlannedJoint:
@@ -186,11 +185,11 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
                 fingerprint=planned.fingerprint,
                 request=stored,
             )
-            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # the first sites take part
+            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # `names` are the first sites
         }
 
     def found(self) -> str:
-        """Return the digest of the artifact of the first site's release; empty if it is not committed."""
+        """Return the artifact digest of the first site's release; empty if that release is not committed."""
         lead = self._charges[self.planned.names[0]].find(self._ledger)
         if lead is None or lead.fingerprint != self.planned.fingerprint:
             return ""
@@ -232,7 +231,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         return grant.release_id
 
     def give_back(self, names: Sequence[str]) -> None:
-        """Abandon new reservations; if a budget cannot take one back, it remains for the next attempt."""
+        """Abandon the reservations of this run; if that fails, the reservation remains for the next attempt."""
         for name in names:
             if name in self._new:
                 with suppress(StorageError):
@@ -305,9 +304,9 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
 class RosterSites(AbstractContextManager["RosterSites"]):
     """Sites that are the parties of a roster, queried concurrently over separate connections; see `Sites`.
 
-    They answer rounds as `dpca_tasks.mechanisms.sites.joint_plan.Parties`. A repeated request finds the releases of the
-    sites, because it gives the release the same name. A site then repeats its stored answers, without new noise and
-    without a charge.
+    The class implements `dpca_tasks.mechanisms.sites.joint_plan.Parties`, so a mechanism can run its rounds over it. A
+    repeated request has the same release name, so each site finds its release. The site then repeats its stored
+    answers, without new noise and without a charge.
 
     Parameters
     ----------
@@ -362,7 +361,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return self._workspace.digest_of_joint(self.planned.joint_id) or ""
 
     def quotes(self) -> Quotes:
-        """Query whether every site would admit the release, unless it was published already."""
+        """Ask every site whether its budget admits the release; ask no site if the release was published already."""
         names = self.planned.names
         cost = f"of a budget of each of the sites {', '.join(names)}, whose remaining budget only their operators see"
         sites: list[dict[str, Any]] = []
@@ -407,35 +406,35 @@ class RosterSites(AbstractContextManager["RosterSites"]):
             total=total,
             release_id=planned.joint_id,
             releases={
-                name: releases.get(name) or self.reserve(name)  # the site's first answer may be lost
+                name: releases.get(name) or self.reserve(name)  # the answer to the first request may be lost
                 for name in planned.names
                 if name in self._took_part
             },
         )
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
-        """Publish a joint release, for which the ledgers of the sites are charged."""
+        """Publish the joint release in the aggregator's registry; only the ledgers of the sites are charged."""
         name, joint_id = self._request.publish, self.planned.joint_id
         return self._workspace.publish_joint(joint_id, name=name, artifact_digest=digest, sites=sites), digest
 
     def finish(self, digest: str, sites: Lineage) -> list[str]:
         """Request that every site commit its release; return the silent sites.
 
-        A site without a part in the artifact gives back its reservation.
+        A site that did not contribute to the artifact gives back its reservation.
         """
         part = [site["site"] for site in sites]
         silent = self._report_all("finish", {"artifact": digest}, part)
         for name in (each for each in self.planned.names if each not in part):
-            with suppress(Refused):  # the site reserved nothing, because it was silent then
+            with suppress(Refused):  # the site was silent during the reservation, so it reserved nothing
                 silent += self._report_all("finish", {"artifact": digest}, [name])
         return silent
 
     def published_facts(self, sites: Lineage) -> list[dict[str, Any]]:
-        """Return the release of each site; only its operator sees the remaining budget."""
+        """Return the release of each site, without the remaining budget, which only the site's operator may see."""
         return [dict(site) for site in sites]
 
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
-        """Unmask the total of a round over a roster, or over a smaller one if sites are lost."""
+        """Unmask the total of a round over all sites of a roster, or over the remaining sites if some are silent."""
         dealing = os.urandom(_DEALING).hex()
         for party in self.parties.values():
             party.dealing = dealing
@@ -449,9 +448,9 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return opened
 
     def _secure_sum(self, query: RowSum, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
-        """Unmask the sum of one attempt without a helper.
+        """Unmask the sum of one attempt by a secure sum, which needs no helper.
 
-        The attempt is the first that no site has begun, in this run or an earlier one.
+        The attempt has the smallest number that no site has begun, in this run or an earlier run.
         """
 
         def call(party: RemoteParty) -> int:
@@ -469,7 +468,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return total.integers, roster.without(*lost) if lost else roster
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the part that each site sends of its separate noised release."""
+        """Return the arrays that the sites send from their separately noised releases."""
         order = self.planned.plan.total.problem.n_features
         most = 8 * order * order
 
@@ -478,7 +477,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
                 array = party.call("part", {}, most=most).arrays.get("part")
             except SiteSilent as silent:
                 raise Unavailable(
-                    f"{silent} The release needs its part: run the same request when it is available."
+                    f"{silent} The release needs this site: run the same request when the site is available."
                 ) from None
             mechanism, plan = self.planned.mechanism, self.planned.plan_of(party.name)
             if array is None or array.dtype != np.float64 or not mechanism.is_part(array, plan):
@@ -504,7 +503,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
 
 
 class RemoteParty:
-    """One site behind a connection; see `dpca_tasks.sites.rounds.Party`.
+    """A remote site; implements `dpca_tasks.sites.rounds.Party`.
 
     Parameters
     ----------
@@ -515,14 +514,14 @@ class RemoteParty:
     def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
         self.name, self.caller, self._planned = caller.name, caller, planned
         self._folder = f"/v1/releases/{planned.place}"
-        self.dealing = ""  # is set for each attempt, the same at all sites
+        self.dealing = ""  # set before each attempt, to the same value for all sites
 
     def call(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
         """Send a request about the release, and return the answer."""
         return self.caller.call(f"{self._folder}/{route}", facts, **others)
 
     def message(self, query: RowSum, *, roster: Roster, address: Address) -> Message:
-        """Return the site's masked share of a query's sum."""
+        """Return the site's sum for a query, hidden by masks."""
         facts = {
             **{"round": address.round, "attempt": address.attempt, "dealing": f"{self.dealing}-{address.attempt}"},
             **{"names": list(roster.names), "roster": roster.digest.hex()},
@@ -540,7 +539,7 @@ class RemoteParty:
         return self.call("attempt", {"round": index}).fact("next", int)
 
     def line(self, query: RowSum, *, roster: Roster, address: Address) -> Line:
-        """Return the connection for one attempt of a secure sum; only its first frame carries the public arrays."""
+        """Return a function that sends messages of one secure sum; the first message carries the public arrays."""
         most = longest_exchange(roster.size) + 8 * query.layout.size
         about = {
             **{"round": address.round, "attempt": address.attempt},
@@ -556,7 +555,7 @@ class RemoteParty:
             except Refused as refused:
                 if is_first:
                     raise
-                raise SiteSilent(str(refused)) from None  # the site was restarted meanwhile; the others may continue
+                raise SiteSilent(str(refused)) from None  # the site was restarted; the other sites may continue
             finally:
                 public.clear()
 

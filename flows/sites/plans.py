@@ -1,14 +1,13 @@
 """Plan of a joint release over sites, made from public facts before any budget is charged.
 
-The sites are datasets of one home, or the parties of a roster. In both cases the plan follows from the request and the
-public facts of the sites. Over datasets these are the facts of their snapshots and budgets; over a roster they are the
-facts in its file.
+The sites are datasets of one home folder, or the parties of a roster. In both cases the plan is computed from the
+request and public facts of the sites. For datasets, these facts come from their snapshots and budgets; for a roster,
+from the roster file.
 
-Over a roster every party makes the plan separately, and takes no part of it from another party. The digest of a plan
-covers what each site is charged and how its records are rounded. A site refuses a request whose digest differs from the
-digest of the plan that the site made. The name of the release follows from the request. The session consists of the run
-key and a fingerprint of the sites and of everything requested. So the same request is the same release at every site,
-at any time.
+Over a roster, every party computes the whole plan itself and accepts no part of it from another party. The digest of a
+plan covers the charge of each site and the grid to which its records are rounded. A site refuses a request whose plan
+digest differs from the digest of its own plan. The name of the release, called session, is computed from the run key,
+the sites and everything requested. So a repeated request is the same release at every site, at any time.
 """
 
 import dataclasses
@@ -40,25 +39,25 @@ FAMILY = "sites"
 """The family under which the ledgers store requests for joint releases."""
 
 OF_MODEL = ("model", "words_at_most", "noise_variance")
-"""Fields of a request that only methods for the components of a model use."""
+"""Fields of a request that only tensor methods use, which find the components of a model."""
 
 REQUESTED = {
     **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
     **{"settings": dict, "run_key": str, "allow_large_delta": bool},
     **{"model": str, "words_at_most": int, "noise_variance": float},
 }
-"""Facts of a request that are sent to a site, with their types; an empty run key means none."""
+"""Facts of a request that are sent to a site, with their types; an empty run key stands for no run key."""
 
 MAY_LACK = {"clip_norm", *OF_MODEL}
-"""Facts that a request may lack."""
+"""Facts that are left out of a request if they are not set."""
 
 OF_THE_ROSTER = ("colluders", "dropouts")
-"""Settings that a roster fixes."""
+"""Settings of a plan that come from the roster file, not from the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJoint:
-    """A joint release with its complete plan.
+    """A checked request for a joint release, with its plan.
 
     Parameters
     ----------
@@ -72,7 +71,7 @@ class PlannedJoint:
     session : str
         The name of the release at every site.
     origin : mapping
-        Over a roster, its digest as ``roster``.
+        Over a roster, the digest of the roster under the name ``roster``; else empty.
     snapshots : tuple of Entry
         Over datasets, one for each site.
     """
@@ -99,7 +98,7 @@ class PlannedJoint:
 
     @property
     def place(self) -> str:
-        """Name of the release in paths."""
+        """Name of the release in URL paths, a digest of the session."""
         return hashlib.sha256(self.session.encode()).hexdigest()[:32]
 
     @property
@@ -109,12 +108,12 @@ class PlannedJoint:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts of the release that are sent to a site of a roster."""
+        """Facts of the release that the aggregator sends to the sites of a roster."""
         return {**requested(self.request), **self.origin, "plan": self.digest}
 
     @property
     def digest(self) -> str:
-        """Hash of what every site is charged, and of its grid."""
+        """Digest of the session, the roster, the charge of every site and the rounding of its records."""
         made = self.plan.roster
         charged = [[site.event, site.bits, site.noise_multiplier] for site in self.plan.sites]
         facts = ["joint plan 1", self.session, charged, self.plan.total.bits, made.digest.hex() if made else ""]
@@ -133,12 +132,12 @@ class PlannedJoint:
         return self.plan.sites[self.names.index(name)]
 
     def check_reserved(self, name: str, event: Event) -> None:
-        """Refuse to continue if this version plans another event for a site than the reserved one.
+        """Check that this version of dpca plans the event that a site reserved.
 
         Raises
         ------
         StepMismatch
-            With the way to continue in the message.
+            When the planned event differs from the reserved one.
         """
         if event != self.plan_of(name).event:
             raise StepMismatch(
@@ -154,7 +153,7 @@ class PlannedJoint:
 
 
 def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
-    """Check a request and plan it over a roster, using nothing else.
+    """Check a request and plan it over a roster, from the request and the roster alone.
 
     Raises
     ------
@@ -199,7 +198,7 @@ def plan_over_datasets(
     Raises
     ------
     InvalidInput
-        When there is only one dataset, two have the same people, or the columns or the units of the budgets differ.
+        When there is only one dataset, two datasets belong to one population, or columns or privacy units differ.
     Refused
         When a dataset has another privacy unit than its budget.
     NotFound
@@ -251,7 +250,7 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
     Raises
     ------
     Refused
-        When it has other facts than a request, or facts of other types.
+        When the facts lack a field of a request, have an unknown field, or have a field of another type.
     """
     settings = facts.get("settings")
     forms = {name: type(value) for name, value in facts.items()}
@@ -264,7 +263,7 @@ def request_of(facts: Mapping[str, Any]) -> SitesRequest:
 
 
 def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None:
-    """Refuse a method without the facts that it needs about the data, or with facts for other methods."""
+    """Raise `InvalidInput` if a request lacks settings that its method needs, or has settings of other methods."""
     if request.method in METHODS:
         given = [name for name in OF_MODEL if getattr(request, name) is not None]
         if given:
@@ -302,7 +301,7 @@ def _planned(
     membership: Membership | None = None,
     **others: Any,
 ) -> PlannedJoint:
-    """Plan a request over sites with the given columns, relations and records.
+    """Plan a request over sites; each entry of ``terms`` has the columns, relation and records of one site.
 
     ``identity`` identifies the sites in the fingerprint.
     """
@@ -342,9 +341,9 @@ def _check_populations(names: Sequence[str], entries: Sequence[Entry]) -> None:
 
 
 def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequence[Budget]) -> None:
-    """Check that every dataset has the unit of its budget, and that all budgets have the same unit.
+    """Check that every dataset has the privacy unit of its budget, and that all budgets have the same privacy unit.
 
-    A joint release states only one unit.
+    A joint release states only one privacy unit.
     """
     for name, entry, budget in zip(names, entries, budgets, strict=True):
         budget.check_unit(name, entry.privacy_unit)

@@ -1,10 +1,10 @@
 """Stages of a joint release, and its preview.
 
 The stages are: reserve at every site, compute, publish, finish and report. A joint release is one release in each
-site's budget, and one artifact that lists all of these releases. The budgets of all sites are queried before any is
-charged. If one refuses after all, the reservations of the others are given back. A repeated request finds the release
-of each site and continues where it stopped, without new noise and without a further charge. No stage reads a row: the
-sites answer, and `flows.sites.parties` connects to them.
+site's budget, and one artifact that lists all of these releases. All budgets are checked before any budget is charged.
+If a budget refuses its charge nevertheless, the reservations at the other sites are given back. A repeated request
+finds the release of each site and continues where it stopped, without new noise and without a further charge. No stage
+reads a row: the sites compute the answers, and `flows.sites.parties` connects to the sites.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ _KEPT_MEGABYTES = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitesPreview:
-    """Effect of a joint release if it were run now: its noise, and the quote of every site's budget."""
+    """Preview of a joint release: its noise, and what each site's budget would be charged."""
 
     planned: PlannedJoint
     quotes: Quotes
 
     @property
     def exists(self) -> bool:
-        """True if nothing more will be charged."""
+        """True if all sites are charged already, so that running the request charges nothing more."""
         return self.quotes.refusal is None and all(site["exists"] for site in self.quotes.sites)
 
     @property
@@ -90,14 +90,14 @@ def released_before(request: SitesRequest) -> str:
 
 
 def reserve_sites(request: SitesRequest) -> dict[str, str]:
-    """Charge every site's budget, or find its release; return the release ids by site name, in order.
+    """Charge every site's budget, or find its charge; return the release ids by site name, in the order of sites.
 
-    A silent site of a roster is left out if the roster's attempts allow it.
+    A remote site that does not answer is left out if the roster allows more than one attempt.
 
     Raises
     ------
     BudgetExhausted
-        When one of the budgets does not admit its charge. Then none is charged.
+        When one of the budgets does not admit its charge. Then no budget is charged.
     Unavailable
         When the cluster, or too many sites, cannot be reached.
     """
@@ -118,7 +118,7 @@ def reserve_sites(request: SitesRequest) -> dict[str, str]:
 def compute_sites(request: SitesRequest, releases: dict[str, str], address: str) -> str:
     """Request the answers of the sites to all rounds, and write the artifact; return its digest.
 
-    The artifact of an earlier release is not made again.
+    If an earlier run of the request wrote the artifact, nothing is computed.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def finish_sites(request: SitesRequest, digest: str) -> list[str]:
 
 
 def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], reused: bool) -> dict[str, Any]:  # noqa: FBT001 - a stage
-    """Report a published joint release and this home's facts about its sites, from public facts only."""
+    """Return the public facts to report about a published joint release and its sites."""
     workspace = Workspace.read_only()
     shown = workspace.registry.show(artifact)
     manifest = shown["manifest"]

@@ -16,10 +16,10 @@ The roster is public, the same at every party, and fixed before a round::
 
 ``unit`` and ``rows_per_unit`` are the privacy unit with which every site opened its budget. They are left out if a unit
 is one row. A certificate is a PEM file, with its path relative to the folder of the roster. Every party computes, from
-its own copy, the digest of everything that determines noise and trust. It refuses messages about a roster with another
-digest. Addresses and the timeout are not part of the digest, so a site may move while a release is under way.
+its own copy, a digest of all entries that affect noise or trust. It refuses messages about a roster with another
+digest. Addresses and the timeout are not part of the digest, so a site may change its address during a release.
 
-The configuration of a site, or of the helper, belongs to its operator, and no other party sees it::
+Each site, and the helper, also has a configuration file, which only its operator sees::
 
     name: north                       # as in the roster; helper, for the helper
     roster: roster.yaml
@@ -57,7 +57,7 @@ RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
 MASKS = (HELPER, SECURE_SUM)
 """Sources of the masks of a roster."""
-_LONGEST = 128  # maximal characters of a name
+_LONGEST = 128  # largest number of characters of a name
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}
 _NEXT = "correct the roster file in the same way at every party."
@@ -65,7 +65,7 @@ _NEXT = "correct the roster file in the same way at every party."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePost(Post):
-    """One site, with the public bound on its number of records and the weight of its sum."""
+    """One site of a roster, with the public bound on its number of records and the weight of its sum."""
 
     records: int
     weight: int = 1
@@ -89,7 +89,7 @@ class RosterFile:
 
     @property
     def membership(self) -> Membership:
-        """Names, weights and attempts, in the form that a plan takes."""
+        """The names, weights and number of attempts that a mechanism needs to plan a release."""
         return Membership(
             names=tuple(site.name for site in self.sites),
             weights=tuple(site.weight for site in self.sites),
@@ -98,7 +98,7 @@ class RosterFile:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that determines noise and trust."""
+        """Digest of all entries that affect noise or trust."""
         parties = [self.aggregator, *([self.helper] if self.helper else []), *self.sites]
         facts = [
             ["roster file 1", self.features, self.relation, self.colluders, self.dropouts, self.attempts, self.masks],
@@ -129,8 +129,8 @@ def read_roster(path: Path | str) -> RosterFile:
     Raises
     ------
     InvalidInput
-        When the file cannot be read, has only one site, has equal names or keys, or leaves no site whose noise is
-        unknown.
+        When the file cannot be read, has only one site, or has equal names or keys. Also when ``colluders`` and
+        ``dropouts`` together reach the number of sites.
     """
     path = Path(path)
     content = read_yaml(path, what="the roster file")
@@ -165,14 +165,14 @@ def read_roster(path: Path | str) -> RosterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of a site's operator on one release."""
+    """Limits that a site's operator sets on each release."""
 
     epsilon: float
     delta: float
     methods: tuple[str, ...]
 
     def check(self, request: SitesRequest) -> None:
-        """Refuse a request beyond the limits.
+        """Check that a request is within the limits.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyConfig:
-    """Configuration of a party that listens; only sites have a dataset and limits."""
+    """Configuration of a site or of the helper; the helper has no dataset and no limits."""
 
     name: str
     roster: RosterFile
@@ -266,7 +266,9 @@ def _limits(content: Any, path: Path) -> Limits:
         except (TypeError, ValueError):
             numbers[name] = math.nan
         if not numbers[name] > 0:
-            raise InvalidInput(f"{name} in limits of {path} must be a positive number; give the most for one release.")
+            raise InvalidInput(
+                f"{name} in limits of {path} must be a positive number; give the largest value for one release."
+            )
     return Limits(**numbers, methods=tuple(map(str, methods)))
 
 

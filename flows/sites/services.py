@@ -1,29 +1,30 @@
-"""Service of one site: the complete interface of the site for the aggregator.
+"""HTTPS service of one site, through which the aggregator of a roster requests joint releases.
 
 The site plans, charges and answers each release independently, under the limits of its operator. The aggregator sends
 the request, a digest of the joint plan for comparison, and the public arrays of a round. The site itself determines
-which statistic is summed, how it is noised and what is charged. A release that was begun is found in the ledger, so a
-restarted site continues to answer.
+which statistic is summed, how it is noised and what is charged. The ledger stores releases in progress, so a restarted
+site continues them.
 
 ==========  ==============================  =================================================================
-Route       In                              Out
+Route       Request                         Response
 ==========  ==============================  =================================================================
-quote       a request, digests              whether it is charged already; or why it cannot be
-reserve     a request, digests              the site's release
-stored      a round                         the public arrays for which the site answered it
+quote       a request, digests              whether it is charged already; or why the budget refuses it
+reserve     a request, digests              the id of the site's release
+stored      a round                         the public arrays with which the site answered the round before
 message     a round, attempt, sites,        the site's noised integers under the mask of this dealing, modulo
             dealing, public arrays          ``2^64``
 attempt     a round                         in a secure sum: the first attempt not yet begun at this site
-agree       a round, attempt, sites, frame, in a secure sum: the answer of its present phase
+agree       a round, attempt, sites, frame, in a secure sum: the answer of the current phase
             public arrays with the first
-part        nothing                         the site's separate noised release, or what its method sends of it
+part        nothing                         the array that the method sends from the site's separate noised release
 give_back   nothing                         nothing: a reservation that never began is given back
 finish      the joint artifact's digest     the state: committed, or given back
 status      nothing                         the site's name, the roster's digest
 ==========  ==============================  =================================================================
 
-A dealing names one attempt and its seeds, and is answered once. Lost answers are requested again under another dealing,
-which returns the same noised integers under other masks.
+A dealing is one set of seeds from the helper, used for one attempt. A site answers each dealing once. If an answer is
+lost, the aggregator repeats the request with another dealing. The site then returns the same noised integers under
+other masks.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +62,7 @@ _OF_MASKS = {HELPER: ("message",), SECURE_SUM: ("attempt", "agree")}
 
 
 class SiteService:
-    """The service of one site, with its routes.
+    """Request handlers of one site.
 
     Parameters
     ----------
@@ -103,7 +104,7 @@ class SiteService:
         return lambda caller, words, frame: answer(self._find(words["place"]), frame)
 
     def _longest(self, words: Mapping[str, str]) -> int:
-        """Return the number of bytes of the largest public arrays of a planned round."""
+        """Return the largest number of bytes of public arrays in any planned round."""
         planned = self._find(words["place"]).planned
         if planned.plan.roster is None:
             return 0
@@ -112,7 +113,7 @@ class SiteService:
         return max(sum(array.nbytes for array in arrays.values()) for arrays in rounds)
 
     def _longest_agreement(self, words: Mapping[str, str]) -> int:
-        """Return the bytes of the largest public arrays, plus those of the longest frame of a secure sum."""
+        """Return the largest number of bytes of public arrays, plus the bytes of the longest secure-sum message."""
         return longest_exchange(len(self._config.roster.sites)) + self._longest(words)
 
     # --- routes of the ledger ---
@@ -152,7 +153,7 @@ class SiteService:
     # --- routes of rounds ---
 
     def _stored(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Return the public arrays of a round that this site answered before; none if it did not."""
+        """Return the public arrays with which this site answered a round before; no arrays if it has not answered."""
         index, mechanism = frame.fact("round", int), release.planned.mechanism
         form, found = dict(mechanism.inputs(release.planned.plan, index=index)), {}
         if form and Workspace.read_only().ledger.release(release.release_id).state != "reserved":
@@ -166,7 +167,9 @@ class SiteService:
         roster, address = self._requested(release, frame)
         dealing = frame.fact("dealing", str)
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
-            raise Refused("this dealing was already answered, and each is answered once; use another dealing.")
+            raise Refused(
+                "this site already answered this dealing, and answers each dealing once; use another dealing."
+            )
         self._dealings.add(dealing)
         query = release.query(frame.arrays, index=address.round)
         seeds = self._seeds(release, query, roster, address, dealing)
@@ -186,29 +189,32 @@ class SiteService:
         return encode(facts, arrays)
 
     def _part(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Return what the method sends of the site's separate noised release."""
+        """Return the array that the method sends from the site's separate noised release."""
         planned = release.planned
         mechanism: SeparateSums = planned.mechanism
         if planned.plan.roster is not None:
-            raise Refused(f"sites send no separate part in {planned.mechanism.name}; request a round.")
+            raise Refused(f"with {planned.mechanism.name}, sites send no separate release; request a round.")
         with release.turn:
-            curator, release.curator = self._curator(release), None  # each part starts a new curator, as it is one step
+            curator, release.curator = (
+                self._curator(release),
+                None,
+            )  # a separate release is one step, with its own curator
             part = mechanism.noised_part(curator, planned.plan_of(self._config.name))
         return encode({}, {"part": np.asarray(part)})
 
     # --- shared by the routes ---
 
     def _requested(self, release: SiteRelease, frame: Frame) -> tuple[Roster, Address]:
-        """Return the roster of the requested sites and the attempt of a round.
+        """Return the roster of the sites in this attempt, and the round and number of the attempt.
 
-        The site computes the roster itself, and refuses a different one.
+        The site computes this roster itself, and refuses the request if the requested digest differs.
         """
         address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
         names, planned = frame.fact("names", list), release.roster
         known = [name for name in planned.names if name in names]
         if names != known or self._config.name not in names:
             raise Refused(
-                "the sites of this round are not in the roster, or lack this site; repeat the planned request."
+                "a site of this round is not in the roster, or this site is missing; repeat the planned request."
             )
         missing = [name for name in planned.names if name not in names]
         roster = planned.without(*missing) if missing else planned
@@ -229,14 +235,16 @@ class SiteService:
         try:
             dealt = self._helper.call(SEEDS, scene).fact("seeds", dict)
         except SiteSilent:
-            raise Unavailable("the helper did not deal in time; repeat the request when it is available.") from None
+            raise Unavailable(
+                "the helper did not send seeds in time; repeat the request when the helper is available."
+            ) from None
         if sorted([*dealt, self._config.name]) != list(roster.names):
-            raise Refused("the helper dealt for other sites than the sites of this round; use another dealing.")
+            raise Refused("the helper sent seeds for other sites than the sites of this round; use another dealing.")
         shared = {other: SecretKey(bytes.fromhex(str(seed))) for other, seed in dealt.items()}
         return MaskSeeds(site=self._config.name, shared=shared)
 
     def _share(self, release: SiteRelease, query: RowSum, roster: Roster, address: Address, masks: Masks) -> Message:
-        """Return the site's masked share of a round's query."""
+        """Return the site's sum for a query, hidden by masks."""
         with release.turn:
             site = Site(name=self._config.name, curator=self._curator(release), seeds=masks)
             return site.message(query, roster=roster, address=address)
@@ -275,7 +283,7 @@ class SiteService:
         return planned
 
     def _charge(self, workspace: Workspace, planned: PlannedJoint) -> SiteCharge:
-        """Return the charge for the dataset's newest snapshot, if its records comply with roster and model."""
+        """Return the charge for the dataset's newest snapshot, after checking it against the roster and the model."""
         name, roster = self._config.name, self._config.roster
         entry, bound = workspace.catalog.current(self._config.dataset), roster.site(name).records
         budget, found = workspace.ledger.budget(entry.population), entry.records_at_most

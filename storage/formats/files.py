@@ -309,7 +309,7 @@ class RangeStream(io.RawIOBase):
         """Return True: the stream allows random access."""
         return True
 
-    def notify(self) -> int:
+    def tell(self) -> int:
         """Return the position."""
         return self._at
 

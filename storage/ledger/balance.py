@@ -27,7 +27,7 @@ BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "
 
 
 def knows_samples(budget: Budget) -> bool:
-    """Return whether a budget composes subsampled events by their own accounting.
+    """Return whether a budget has a separate accounting for subsampled events.
 
     If not, a subsampled event is charged like an event known only by (epsilon, delta).
     """

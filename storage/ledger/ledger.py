@@ -99,7 +99,7 @@ class Ledger:
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context that, if it fails, erases the key of a release that was not entered into the database."""
+        """Return a context for drawing a key; an error in the context erases the keys without a database row."""
         return self._files.drawing(self.engine)
 
     def open_budget(

@@ -227,8 +227,9 @@ def standing_grant(row: Release, population: str, fingerprint: str) -> Grant:
 def check_abandon(connection: sa.Connection, release: Release) -> None:
     """Check that a reserved release may be abandoned.
 
-    A standalone charge is subtracted from the budget directly, before the composition of releases begins. Once it has
-    begun, its bound is the rest that the standalone charges left. So these charges can no longer be removed.
+    A standalone charge is subtracted from the budget directly, before the composition of releases begins. When the
+    composition begins, its bound is fixed as the budget minus the standalone charges. After that, these charges can no
+    longer be removed.
 
     Raises
     ------

@@ -219,9 +219,9 @@ class StepStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """If a key or folder is missing because the release has ended meanwhile, raise that error instead.
+        """If a file is missing because the release has ended, raise `Finished` or `Refused` instead.
 
-        The error of the missing file is raised if the release has not ended.
+        If the release has not ended, the error about the missing file is raised.
         """
         try:
             yield

@@ -96,7 +96,7 @@ def test_every_mechanism_is_listed_and_explained(dpca: Command) -> None:
         ("tensor", tensors.MECHANISMS),
     ):
         assert [row["mechanism"] for row in listed if row["family"] == family] == sorted(known)
-    pure = {row["mechanism"] for row in listed if row["guarantee"].startswith("only epsilon")}
+    pure = {row["mechanism"] for row in listed if row["guarantee"].startswith("pure epsilon")}
     assert pure == {"avn", "exponential", "laplace", "wishart"}
     for name in ("analyze_gauss", "smooth_sensitivity"):
         reported = json.loads(dpca("mechanism", "explain", name, "--json").out)

@@ -168,7 +168,7 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
             time.sleep(0.01)
-        with pytest.raises(Refused, match="ended early"):
+        with pytest.raises(Refused, match="its process was killed"):
             attack.result()
 
 

@@ -80,7 +80,7 @@ def test_each_dealing_has_fresh_seeds(roster: RosterFile) -> None:
 @pytest.mark.parametrize(
     ("caller", "change", "message"),
     [
-        ("a", {}, "was already dealt to this site"),
+        ("a", {}, "or this site already received its seeds"),
         ("b", {"round": 1}, "belongs to another attempt"),
         ("b", {"attempt": 1}, "belongs to another attempt"),
         ("b", {"roster": "1"}, "belongs to another attempt"),
@@ -91,8 +91,8 @@ def test_each_dealing_has_fresh_seeds(roster: RosterFile) -> None:
         ("a", {"dealing": "new", "names": ["a", "a"]}, "each once"),
         ("a", {"dealing": "new", "names": ["a", "x"]}, "sites of the roster"),
         ("x", {"dealing": "new"}, "including the caller"),
-        ("a", {"dealing": "new", "round": "0"}, "facts of a dealing differ from the plan"),
-        ("a", {"dealing": 300 * "n"}, "facts of a dealing differ from the plan"),
+        ("a", {"dealing": "new", "round": "0"}, "a request for seeds has unexpected facts"),
+        ("a", {"dealing": 300 * "n"}, "a request for seeds has unexpected facts"),
     ],
 )
 def test_a_repeated_or_inconsistent_request_for_seeds_is_refused(
@@ -201,7 +201,10 @@ def test_frames_of_unknown_attempts_and_truncated_frames_are_refused(participant
         about = {"round": 0, "attempt": 0, "names": list(roster.names), "roster": roster.digest.hex()}
         with RosterSites(requested, Workspace.open()) as sites:
             party = sites.parties[participants.names[0]]
-            for raw, message in ((bytes(50), "has no such attempt"), (b"dpca\1\1" + bytes(50), "within a field")):
+            for raw, message in (
+                (bytes(50), "this attempt is not in progress"),
+                (b"dpca\1\1" + bytes(50), "within a field"),
+            ):
                 facts, arrays = packed(raw)
                 with pytest.raises(Refused, match=message):
                     party.call("agree", about | facts, arrays=arrays)

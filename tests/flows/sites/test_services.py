@@ -115,8 +115,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a round before the first": ({"round": -1}, "round=-1 and attempt=0 must be at least 0"),
     "a round that is no number": ({"round": "0"}, "lacks round"),
     "a forged roster": ({"roster": "0" * 64}, "roster of this round differs from the roster that this site computed"),
-    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not in the roster, or lack this site"),
-    "without this site": ({"names": ["site-1", "site-2"]}, "not in the roster, or lack this site"),
+    "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not in the roster, or this site is missing"),
+    "without this site": ({"names": ["site-1", "site-2"]}, "not in the roster, or this site is missing"),
     "this site alone": ({"names": ["site-0"]}, "1 sites are left"),
     "a site twice": ({"names": ["site-0", "site-0", "site-1"]}, "not in the roster"),
     "no dealing": ({"dealing": 3}, "lacks dealing"),
@@ -139,7 +139,7 @@ def test_messages_that_are_not_planned_are_refused_in_one_line_and_logged_withou
         session.call(f"{path}/message", message(planned), {"directions": secret})
     with pytest.raises(Refused, match="no reservation for this release"):
         session.call(f"/v1/releases/{'0' * 32}/message", message(planned))
-    with pytest.raises(Refused, match="sites send no separate part"):
+    with pytest.raises(Refused, match="sites send no separate release"):
         session.call(f"{path}/part", {})
     text = logs(federation)
     assert text.count("refused route=") >= len(REFUSED)
