@@ -312,8 +312,8 @@ def _expected(mechanism: Any, plan: Plan) -> Expected:
         low, high = min(map(min, found)), max(map(max, found))
         mean = max(float(np.mean(each)) for each in found)
         if refined and mean > RANDOM * random:
-            gain = GAINED * (1.0 - low)
-            high = max(high, low + (gain if seen else min(gain, _UNSEEN * max(mean - random, 0.0))))
+            best = low + min(GAINED * (1.0 - low), _UNSEEN * max(mean - random, 0.0))
+            high = max(high, mean + GAINED * (1.0 - mean) if seen else best)
         intervals.append((low, high))
         randoms.append(random)
         means.append(mean)
@@ -351,7 +351,11 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
             return [overlaps_with_noised(strengths, n_components=count, kept=each) for each in kept]
     if plan.rounds > 1:
         cases = last_rounds(problem, noises_of(plan.event), strengths, n_components=count)
-        return [overlaps_with_rounds(strengths, last, n_components=count) for last in cases]
+        found = [overlaps_with_rounds(strengths, last, n_components=count) for last in cases]
+        single = _overlaps(mechanism, dataclasses.replace(plan, rounds=1), strengths)
+        # one round can be forecast better than several if the leading components are nearly equal
+        is_better = _mean(single, strengths) > max(_mean([each], strengths) for each in found)
+        return found + single if is_better else found
     std = plan.moment_std
     if std is None:  # the plan states only the noise level, from which the standard deviation follows
         assert plan.level is not None
@@ -360,6 +364,11 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
     if problem.n_features <= SMALL:
         return [overlaps_with_small_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)]
     return [[overlaps_with_matrix(strengths, n_components=count, noise_std=std, wishart=wishart)]]
+
+
+def _mean(cases: list[list[Vector]], strengths: Vector) -> float:
+    """Return the mean energy that simulated releases capture."""
+    return float(np.mean([[draw @ strengths for draw in draws] for draws in cases]))
 
 
 def _iterations(mechanism: Any, plan: Plan) -> Iterations:
