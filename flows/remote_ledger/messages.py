@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # clients need no FastAPI
 
 PROTOCOL = 1
 """Version of the messages, which must be the same in the ledger and its clients."""
-LONGEST_QUESTION = 1 << 21
+LONGEST_MESSAGE = 1 << 21
 MOST_ANSWERED = 1 << 28
 """Largest number of bytes of a request, and of a response."""
 LONGEST_REQUEST = 1 << 18
