@@ -361,7 +361,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return self._workspace.digest_of_joint(self.planned.joint_id) or ""
 
     def quotes(self) -> Quotes:
-        """Ask every site whether its budget admits the release; ask no site if the release was published already."""
+        """Request a quote from every site; request nothing if the release was published already."""
         names = self.planned.names
         cost = f"of a budget of each of the sites {', '.join(names)}, whose remaining budget only their operators see"
         sites: list[dict[str, Any]] = []
