@@ -257,7 +257,7 @@ class Route:
     most: Callable[[Mapping[str, str]], int] = lambda words: 0
 
 
-class KnowsPeer(BoundedProtocol):
+class PeerProtocol(BoundedProtocol):
     """HTTP protocol that passes the fingerprint of the peer's certificate to the application."""
 
     _most: ClassVar[int] = CONNECTIONS
@@ -286,13 +286,13 @@ class KnowsPeer(BoundedProtocol):
         self._open[self._peer] -= 1
 
 
-def protocol_for(callers: int) -> type[KnowsPeer]:
+def protocol_for(callers: int) -> type[PeerProtocol]:
     """Return the protocol class of a service with this many callers.
 
     Its connection limit per caller is so low that all callers together cannot use up the connections of the service.
     """
     each = max(1, min(CONNECTIONS, most_connections() // (callers + 1)))
-    return type("KnowsPeer", (KnowsPeer,), {"_most": each, "_open": Counter[str | None]()})
+    return type("PeerProtocol", (PeerProtocol,), {"_most": each, "_open": Counter[str | None]()})
 
 
 def bind(listen: str) -> socket.socket:

@@ -162,7 +162,7 @@ def check_artifact(place: Place, release: Release, digest: str, *, budget: Budge
             f"{release.id}; commit the artifact of this release, made by the ledger's version of dpca."
         )
     if parent is not None and artifact.manifest.get("parent") != parent:
-        raise Refused(f"artifact {digest[:12]} is not derived from {parent[:12]}; publish an artifact that is.")
+        raise Refused(f"artifact {digest[:12]} is not derived from {parent[:12]}; publish an artifact derived from it.")
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan) -> str | None:

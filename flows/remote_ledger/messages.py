@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # clients need no FastAPI
 
 PROTOCOL = 1
 """Version of the messages, which must be the same in the ledger and its clients."""
-LONGEST_QUESTION = 1 << 21
+LONGEST_MESSAGE = 1 << 21
 MOST_ANSWERED = 1 << 28
 """Largest number of bytes of a request, and of a response."""
 LONGEST_REQUEST = 1 << 18
@@ -185,7 +185,7 @@ class Identity(BaseModel):
 
 
 class Quoted(BaseModel):
-    """Response to a quote: the total after one more charge, and the message of the budget's refusal, if any."""
+    """Response with the total after one more charge, and the message of the budget's refusal, if any."""
 
     spent: float
     total: Charge
@@ -193,7 +193,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """Response to a begin: the event and relation of the release, and the content digest of its snapshot, if known."""
+    """Response when a release begins: its event and relation, and its snapshot's content digest if it is known."""
 
     event: Facts
     relation: Relation

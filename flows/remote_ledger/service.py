@@ -212,7 +212,7 @@ class LedgerService:
 
                 async def handle(request: Request) -> Response:
                     async def act(caller: str) -> Response:
-                        body = await read_body(request, most=messages.LONGEST_QUESTION)
+                        body = await read_body(request, most=messages.LONGEST_MESSAGE)
 
                         async def whole() -> dict[str, Any]:
                             return {"type": "http.request", "body": body, "more_body": False}
@@ -353,7 +353,7 @@ class LedgerService:
         return release
 
     def _acting(self, client: Client, release_id: str) -> Release:
-        """Return a release of one of the client's populations, if a remote ledger serves its family."""
+        """Return a release of one of the client's populations, after `check_family` on its request."""
         release = self._row(client, release_id)
         check_family(release.request)
         return release

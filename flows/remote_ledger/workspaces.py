@@ -1,4 +1,7 @@
-"""Choice between a local workspace and a workspace with a remote ledger, whose code is loaded only if one is set."""
+"""Opening of the workspace, with a remote ledger if ``DPCA_LEDGER_URL`` is set, else with the local ledger.
+
+The code of remote ledgers is loaded only if it is needed.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -18,9 +21,9 @@ def open_workspace() -> ReleaseWorkspace:
     Raises
     ------
     Unavailable
-        When the remote ledger does not answer, or as in `storage.workspace.Workspace.open`.
+        When the remote ledger does not answer; for a local ledger, see `storage.workspace.Workspace.open`.
     Refused
-        When the remote ledger does not recognize this process, or as in `storage.workspace.Workspace.open`.
+        When the remote ledger refuses this process; for a local ledger, see `storage.workspace.Workspace.open`.
     """
     if cluster_settings().ledger_url is None:
         return Workspace.open()
@@ -30,7 +33,7 @@ def open_workspace() -> ReleaseWorkspace:
 
 
 def read_workspace() -> ReleaseWorkspace:
-    """Open the same workspace for reading; see `open_workspace` and `storage.workspace.Workspace.read_only`."""
+    """Open the workspace of `open_workspace` for reading; see `storage.workspace.Workspace.read_only`."""
     if cluster_settings().ledger_url is None:
         return Workspace.read_only()
     from flows.remote_ledger.remote_workspace import read_remote

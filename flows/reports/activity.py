@@ -90,7 +90,7 @@ def activity(doing: str) -> Iterator[Activity]:
         outer.step(doing)
         yield outer
         return
-    with _telling(doing) as notify:
+    with _reporting(doing) as notify:
         seen = Activity(doing, notify)
         token = _now.set(seen)
         try:
@@ -113,7 +113,7 @@ def report_parts(done: int, total: int) -> None:
         seen.parts(done, total)
 
 
-def _telling(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
+def _reporting(doing: str) -> AbstractContextManager[Callable[[str, str], None]]:
     """Return a context whose value is a function that reports a step and its progress.
 
     At a terminal it redraws one line, elsewhere it writes plain lines. It does nothing if ``DPCA_LOG`` enables a log.

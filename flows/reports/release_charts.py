@@ -211,20 +211,20 @@ def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "li
     """
     from matplotlib.ticker import MaxNLocator
 
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     finding, _, more = _scree_finding(spectrum).partition("; ")
     figure, axes = titled(
         finding,
         ": ".join(part for part in (name, more or "released eigenvalues, largest first") if part),
-        inspect,
+        palette,
         height=3.9,
         warns=spectrum.above_noise == 0 or finding.startswith("FAILED"),
     )
-    _draw_noise(axes, spectrum, inspect)
-    _draw_eigenvalues(axes, spectrum, inspect)
+    _draw_noise(axes, spectrum, palette)
+    _draw_eigenvalues(axes, spectrum, palette)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="rank", ylabel="eigenvalue of the noisy XᵀX, log scale")
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     return figure
 
 
@@ -250,19 +250,19 @@ def loadings_chart(
     -------
     Figure
     """
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     held = sum(row["loading"] ** 2 for row in rows)
     parts = (f"the {len(rows)} largest loadings are {math.floor(100 * min(held, 1.0))} % of the component", name)
     figure, axes = titled(
         _loadings_finding(rows, component),
         " of ".join(part for part in parts if part),
-        inspect,
+        palette,
         height=1.35 + _ROW * max(len(rows), 3),
     )
     places, values = range(len(rows)), [row["loading"] for row in rows]
-    colors = [inspect.signal if value >= 0 else inspect.against for value in values]
+    colors = [palette.signal if value >= 0 else palette.against for value in values]
     axes.barh(places, values, color=colors, height=0.62)
-    axes.axvline(0.0, color=inspect.muted, linewidth=1)
+    axes.axvline(0.0, color=palette.muted, linewidth=1)
     reach = max((abs(value) for value in values), default=0.0) or 1.0
     for place, value in zip(places, values, strict=True):
         side = 1 if value >= 0 else -1
@@ -276,7 +276,7 @@ def loadings_chart(
     axes.set(xlim=((-1.35 if both else 0.0) * reach, 1.35 * reach), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [short_name(str(row["feature"])) for row in rows])
     axes.set(xlabel="loading; the sign of a whole component is arbitrary")
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     _only_names(axes)
     return figure
 
@@ -296,7 +296,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     -------
     Figure
     """
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     charged = [row for row in facts["releases"] if row["remaining"] is not None]
     rows = [("budget opened", float(facts["epsilon"]))]
     if len(charged) > _NAMED:
@@ -307,19 +307,19 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     figure, axes = titled(
         _budget_finding(facts),
         f"largest epsilon of one more release after each release, at delta {facts['delta']:g}",
-        inspect,
+        palette,
         height=1.35 + _ROW * max(len(rows), 3),
         warns=facts["remaining"] <= 0.05 * facts["epsilon"],
     )
     places, left = range(len(rows)), [remaining for _, remaining in rows]
     before = [left[0], *left[:-1]]
-    axes.barh(places, left, color=inspect.signal, height=0.62)
+    axes.barh(places, left, color=palette.signal, height=0.62)
     axes.barh(
         places,
         [max(was - now, 0.0) for was, now in zip(before, left, strict=True)],
         left=left,
-        color=inspect.band,
-        edgecolor=inspect.against,
+        color=palette.band,
+        edgecolor=palette.against,
         hatch="////",
         linewidth=0,
         height=0.62,
@@ -330,7 +330,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [label for label, _ in rows])
     axes.set(xlabel="hatched: epsilon of each release" if len(rows) > 1 else "")
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     _only_names(axes)
     return figure
 
@@ -341,7 +341,7 @@ def titled(finding: str, more: str, inspect: Theme, *, height: float, warns: boo
     second = textwrap.wrap(more, 82)
     head = 0.12 + 0.21 * len(first) + 0.17 * len(second)
     height += head
-    figure = new_figure(inspect, height=height)
+    figure = new_figure(palette, height=height)
     figure.set_label(finding)
     layout: Any = figure.get_layout_engine()
     layout.set(rect=(0.0, 0.0, 1.0, 1.0 - head / height))
@@ -353,15 +353,15 @@ def titled(finding: str, more: str, inspect: Theme, *, height: float, warns: boo
         fontsize=TITLE,
         fontweight="bold",
         va="top",
-        color=inspect.against if warns else inspect.text,
+        color=palette.against if warns else palette.text,
     )
     figure.text(
-        side, 1.0 - (0.1 + 0.21 * len(first)) / height, "\n".join(second), fontsize=TEXT, va="top", color=inspect.muted
+        side, 1.0 - (0.1 + 0.21 * len(first)) / height, "\n".join(second), fontsize=TEXT, va="top", color=palette.muted
     )
     return figure, figure.add_subplot()
 
 
-def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
+def _draw_noise(axes: "Axes", spectrum: Spectrum, palette: Theme) -> None:
     """Set the log scale of the eigenvalues, and shade the range below the noise edge."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -373,13 +373,13 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
     if edge is not None:
-        axes.axhspan(low, edge, color=inspect.band, linewidth=0)
-        axes.axhline(edge, color=inspect.muted, linewidth=1, linestyle=(0, (4, 3)))
+        axes.axhspan(low, edge, color=palette.band, linewidth=0)
+        axes.axhline(edge, color=palette.muted, linewidth=1, linestyle=(0, (4, 3)))
         shown = f"noise alone stays below {_number(edge)}, 99 times in 100"
         axes.annotate(shown, (0.4, low), (2, 5), **text_style(inspect.muted, ground=inspect.band))
 
 
-def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
+def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, palette: Theme) -> None:
     """Draw the eigenvalues in four groups, and label each group at its first eigenvalue.
 
     The groups are components and other eigenvalues, each above the noise edge or within the noise.
@@ -387,12 +387,12 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, inspect: Theme) -> None:
     ranks, values = np.arange(1, len(spectrum.eigenvalues) + 1), np.array(spectrum.eigenvalues)
     edge, low = spectrum.noise_edge, spectrum.lowest
     above, kept = values > (0.0 if edge is None else edge), ranks <= spectrum.n_components
-    hollow = inspect.ground if edge is None else inspect.band
+    hollow = palette.ground if edge is None else palette.band
     for of, color, marker, fill, noun in (
-        (kept & above, inspect.signal, "o", inspect.signal, "component"),
-        (kept & ~above, inspect.against, "D", inspect.against, "component within the noise"),
-        (~kept & above, inspect.signal, "o", inspect.ground, "more" if edge is None else "more above the noise"),
-        (~kept & ~above, inspect.muted, "o", hollow, "within the noise"),
+        (kept & above, palette.signal, "o", palette.signal, "component"),
+        (kept & ~above, palette.against, "D", palette.against, "component within the noise"),
+        (~kept & above, palette.signal, "o", palette.ground, "more" if edge is None else "more above the noise"),
+        (~kept & ~above, palette.muted, "o", hollow, "within the noise"),
     ):
         seen = of & (values > low)
         if not seen.any():

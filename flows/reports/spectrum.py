@@ -43,7 +43,7 @@ def top_loadings(artifact: PrivateSubspace, *, component: int, count: int = 12) 
 
 _BELOW_EDGE = 4.0  # the log scale begins at the noise edge divided by this number
 _LEAST_SHOWN = 1e-4  # without a noise edge, the log scale begins at this fraction of the largest eigenvalue, or higher
-_BEYOND = 10  # number of eigenvalues shown in addition to those of the components
+_BEYOND = 10  # number of eigenvalues shown beyond the components' eigenvalues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -322,7 +322,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         """The planned release."""
         self._pool = ThreadPoolExecutor(max_workers=len(self.planned.names), thread_name_prefix="site")
         self._answered = self.planned.plan.roster  # the roster of the last answered round
-        self._took_part: set[str] = set()  # sites with sums, or separate noised releases, in the result
+        self._took_part: set[str] = set()  # sites whose sums or separate releases are in the result
 
     def __exit__(self, *_: object) -> None:
         """Close all connections."""
@@ -361,7 +361,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return self._workspace.digest_of_joint(self.planned.joint_id) or ""
 
     def quotes(self) -> Quotes:
-        """Ask every site whether its budget admits the release; ask no site if the release was published already."""
+        """Request a quote from every site; request nothing if the release was published already."""
         names = self.planned.names
         cost = f"of a budget of each of the sites {', '.join(names)}, whose remaining budget only their operators see"
         sites: list[dict[str, Any]] = []
@@ -376,7 +376,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         return Quotes(sites=sites, cost=cost)
 
     def prepare(self, quotes: Quotes) -> None:
-        """Refuse to begin if more sites are silent than the roster's attempts allow."""
+        """Raise `Unavailable` if a site is silent, and either the roster or the method requires every site."""
         spare = self.roster.attempts > 1 and self.planned.plan.roster is not None
         silent = [site["site"] for site in quotes.sites if not site["answers"]]
         if silent and not spare:

@@ -6,8 +6,8 @@ from the roster file.
 
 Over a roster, every party computes the whole plan itself and accepts no part of it from another party. The digest of a
 plan covers the charge of each site and the grid to which its records are rounded. A site refuses a request whose plan
-digest differs from the digest of its own plan. The name of the release, called session, is computed from the run key,
-the sites and everything requested. So a repeated request is the same release at every site, at any time.
+digest differs from the digest of the site's plan. The name of the release, called session, is computed from the run
+key, the sites and everything requested. So a repeated request is the same release at every site, at any time.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LISTS: Mapping[str, str] = {"overview": "names", "name": "versions", "budget": "releases", "datasets": "datasets"}
-"""Maps the template of a page to the name of the fact that is its main list."""
+"""For each template of a page with a main list, the name of the fact that is the list."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run text with these beginnings as a formula
 
 

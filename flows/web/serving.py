@@ -61,11 +61,11 @@ class Access:
         self._wrong: dict[str, list[float]] = {}
 
     @property
-    def calls(self) -> bool:
+    def needs_token(self) -> bool:
         """True if requests need a token."""
         return self._token is not None
 
-    def knows_host(self, request: Request) -> bool:
+    def accepts_host(self, request: Request) -> bool:
         """Return whether the host of a request is accepted; on loopback, only a loopback name is."""
         host = request.headers.get("host", "")
         name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
@@ -220,11 +220,11 @@ class WebPages:
 
     async def _respond(self, request: Request) -> Response:
         path = str(request.scope["path"]).removeprefix("/")
-        if not self._access.knows_host(request):
+        if not self._access.accepts_host(request):
             return _response(
                 self._site.trouble(path, status=421, text="This server does not serve the requested host name.")
             )
-        if path == "login" and self._access.calls:
+        if path == "login" and self._access.needs_token:
             return await self._log_in(request)
         if request.method not in ("GET", "HEAD"):
             answer = self._site.trouble(path, status=405, text="This page is read-only.")

@@ -270,7 +270,7 @@ def test_a_flood_before_the_handshake_does_not_delay_parties(
 
     app = application([Route(path="/act", callers=frozenset({"caller 0"}), answer=answer)], names=party.names)
     more = {"ssl_context_factory": lambda *_: party.context, "ssl_certfile": "shown by the context"}
-    address = serving(app, http=listening.KnowsPeer, **more)
+    address = serving(app, http=listening.PeerProtocol, **more)
     flood(address, HEADS[head])
     for _ in range(3):
         with contextlib.closing(party.caller(address)) as calling:

@@ -20,7 +20,7 @@ from flows.parties.calling import REFUSED
 from flows.parties.certificates import fingerprint_of, make_identity
 from flows.releases.running import finish_release
 from flows.releases.stages import plan_request
-from flows.remote_ledger.messages import JSON, LONGEST_QUESTION, Answer, Begun, written
+from flows.remote_ledger.messages import JSON, LONGEST_MESSAGE, Answer, Begun, written
 from flows.remote_ledger.remote_workspace import Connection, RemoteLedger
 from flows.remote_ledger.service import read_config
 from flows.remote_ledger.workspaces import open_workspace
@@ -367,7 +367,7 @@ def test_a_malformed_request_is_refused_completely(remote: RemoteHome, requested
     status, answer = Loopback(remote.service, "runner").send("/v1/reserve", b"{}", media="text/plain", most=0)
     assert json.loads(answer)["kind"] == "Invalid"
     status, answer = Loopback(remote.service, "runner").send(
-        "/v1/reserve", bytes(LONGEST_QUESTION + 1), media=JSON, most=0
+        "/v1/reserve", bytes(LONGEST_MESSAGE + 1), media=JSON, most=0
     )
     assert "has more than" in json.loads(answer)["line"]
     assert remote.reported() == before
