@@ -59,7 +59,7 @@ def _correlation_map(artifact: Correlations, name: str | None, theme: str) -> "F
     """Draw the correlations of the features with the largest ones; cells that the noise hides are grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     values, seen = artifact.values.copy(), artifact.significant
     np.fill_diagonal(values, 0.0)
     sizes = np.where(seen, np.abs(values), 0.0).max(axis=1)
@@ -69,78 +69,78 @@ def _correlation_map(artifact: Correlations, name: str | None, theme: str) -> "F
     figure, axes = titled(
         f"{facts['significant_pairs']} of {facts['pairs']} correlations differ from 0",
         _joined(name, f"grey: within {SIGNIFICANT:g} standard errors of the noise of the release"),
-        inspect,
+        palette,
         height=WIDTH * 0.9,
     )
     colors = LinearSegmentedColormap.from_list(
-        "signs", [inspect.against, inspect.ground, inspect.signal]
-    ).with_extremes(bad=inspect.band)
+        "signs", [palette.against, palette.ground, palette.signal]
+    ).with_extremes(bad=palette.band)
     np.fill_diagonal(cells, np.nan)
     axes.imshow(cells, cmap=colors, vmin=-1.0, vmax=1.0)
     if len(shown) <= SHOWN // 2:
         for row, column in zip(*pairs, strict=True):
             if not np.isnan(cells[row, column]):
-                style = text_style(inspect.text, ha="center", va="center") | {"xytext": (0, 0)}
+                style = text_style(palette.text, ha="center", va="center") | {"xytext": (0, 0)}
                 axes.annotate(f"{cells[row, column]:+.2f}".replace("-", "−"), (column, row), **style)
     labels = [short_name(artifact.feature_names[at]) for at in shown]
     axes.set_xticks(range(len(shown)), labels, rotation=90)
     axes.set_yticks(range(len(shown)), labels)
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     axes.grid(visible=False)
     return figure
 
 
 def _coefficients(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     """Draw the largest coefficients of the first output with 95 % intervals; those that may be 0 are grey."""
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     values, bounds = artifact.coefficients[0], artifact.intervals()[0]
     shown = np.argsort(-np.abs(values), kind="stable")[:SHOWN]
     seen = (bounds[:, 0] > 0.0) | (bounds[:, 1] < 0.0)
     figure, axes = titled(
         f"{artifact.outputs[0]}: {int(seen.sum())} of {len(values)} coefficients differ from 0",
         _joined(name, f"{artifact.derived['model']}, 95 % intervals from the noise; grey if 0 is inside"),
-        inspect,
+        palette,
         height=1.35 + _ROW * max(len(shown), 3),
     )
     for place, at in enumerate(shown):
-        positive = inspect.signal if values[at] > 0 else inspect.against
-        color = positive if seen[at] else inspect.muted
+        positive = palette.signal if values[at] > 0 else palette.against
+        color = positive if seen[at] else palette.muted
         axes.plot(bounds[at], (place, place), color=color, linewidth=1.6)
         axes.plot([values[at]], [place], "o", color=color, markersize=5)
-    axes.axvline(0.0, color=inspect.muted, linewidth=1)
+    axes.axvline(0.0, color=palette.muted, linewidth=1)
     axes.set(ylim=(max(len(shown), 3) - 0.4, -0.6), xlabel="coefficient")
     axes.set_yticks(range(len(shown)), [short_name(artifact.feature_names[at]) for at in shown])
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     return figure
 
 
 def _loadings(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     """Draw the loadings on the first component, where no second component is above the noise."""
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     assert artifact.loadings is not None
     values = artifact.loadings[0]
     shown = np.argsort(-np.abs(values), kind="stable")[:SHOWN]
     figure, axes = titled(
         _finding(artifact),
         _joined(name, f"the {len(shown)} largest loadings on component 1"),
-        inspect,
+        palette,
         height=1.35 + _ROW * max(len(shown), 3),
         warns=not _above_noise(artifact),
     )
     for place, at in enumerate(shown):
-        color = inspect.signal if values[at] > 0 else inspect.against
+        color = palette.signal if values[at] > 0 else palette.against
         axes.plot((0.0, values[at]), (place, place), color=color, linewidth=1.6)
         axes.plot([values[at]], [place], "o", color=color, markersize=5)
-    axes.axvline(0.0, color=inspect.muted, linewidth=1)
+    axes.axvline(0.0, color=palette.muted, linewidth=1)
     axes.set(ylim=(max(len(shown), 3) - 0.4, -0.6), xlabel="loading on component 1")
     axes.set_yticks(range(len(shown)), [short_name(artifact.feature_names[at]) for at in shown])
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     return figure
 
 
 def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     """Draw the loadings on the first two components as arrows."""
-    inspect = theme_of(theme)
+    palette = theme_of(theme)
     assert artifact.loadings is not None
     plane: NDArray[Any] = np.zeros((2, artifact.n_features))
     plane[: min(2, len(artifact.loadings))] = artifact.loadings[:2]
@@ -148,7 +148,7 @@ def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     figure, axes = titled(
         _finding(artifact),
         _joined(name, f"loadings of the {len(shown)} features with the longest arrows"),
-        inspect,
+        palette,
         height=WIDTH * 0.8,
     )
     reach = float(np.abs(plane).max()) or 1.0
@@ -157,14 +157,14 @@ def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
         heights = _spread(plane[1, on_side], gap=_GAP * reach)
         for at, height in zip(on_side, heights, strict=True):
             x, y = plane[:, at]
-            axes.annotate("", (x, y), (0.0, 0.0), arrowprops={"arrowstyle": "->", "color": inspect.signal})
-            style = text_style(inspect.text, ha="left" if side > 0.0 else "right", va="center")
+            axes.annotate("", (x, y), (0.0, 0.0), arrowprops={"arrowstyle": "->", "color": palette.signal})
+            style = text_style(palette.text, ha="left" if side > 0.0 else "right", va="center")
             axes.annotate(short_name(artifact.feature_names[at]), (x, height), **style | {"xytext": (4 * side, 0)})
-    axes.axhline(0.0, color=inspect.muted, linewidth=1)
-    axes.axvline(0.0, color=inspect.muted, linewidth=1)
+    axes.axhline(0.0, color=palette.muted, linewidth=1)
+    axes.axvline(0.0, color=palette.muted, linewidth=1)
     axes.set(xlim=(-1.4 * reach, 1.4 * reach), ylim=(-1.2 * reach, 1.2 * reach))
     axes.set(xlabel="loading on component 1", ylabel="loading on component 2")
-    dress_axes(axes, inspect)
+    dress_axes(axes, palette)
     return figure
 
 

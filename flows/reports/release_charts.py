@@ -270,7 +270,7 @@ def loadings_chart(
             f"{value:+.2f}".replace("-", "−"),
             (value, place),
             (4 * side, 0),
-            **text_style(inspect.text, ha="left" if side > 0 else "right", va="center"),
+            **text_style(palette.text, ha="left" if side > 0 else "right", va="center"),
         )
     both = min(values, default=0.0) < 0
     axes.set(xlim=((-1.35 if both else 0.0) * reach, 1.35 * reach), ylim=(max(len(rows), 3) - 0.4, -0.6))
@@ -326,7 +326,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     )
     for place, was, now in zip(places, before, left, strict=True):
         shown = _left(now, of=rows[0][1]) + (f" (−{was - now:.2g})" if was > now else "")
-        axes.annotate(shown, (max(was, now), place), (4, 0), **text_style(inspect.text, va="center"))
+        axes.annotate(shown, (max(was, now), place), (4, 0), **text_style(palette.text, va="center"))
     axes.set(xlim=(0.0, 1.35 * rows[0][1]), ylim=(max(len(rows), 3) - 0.4, -0.6))
     axes.set_yticks(places, [label for label, _ in rows])
     axes.set(xlabel="hatched: epsilon of each release" if len(rows) > 1 else "")
@@ -335,7 +335,7 @@ def budget_chart(facts: Mapping[str, Any], *, theme: str = "light") -> "Figure":
     return figure
 
 
-def titled(finding: str, more: str, inspect: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
+def titled(finding: str, more: str, palette: Theme, *, height: float, warns: bool = False) -> tuple["Figure", "Axes"]:
     """Return a figure and its axes, with the finding as a heading and secondary text below it."""
     first = textwrap.wrap(finding, 58)
     second = textwrap.wrap(more, 82)
@@ -376,7 +376,7 @@ def _draw_noise(axes: "Axes", spectrum: Spectrum, palette: Theme) -> None:
         axes.axhspan(low, edge, color=palette.band, linewidth=0)
         axes.axhline(edge, color=palette.muted, linewidth=1, linestyle=(0, (4, 3)))
         shown = f"noise alone stays below {_number(edge)}, 99 times in 100"
-        axes.annotate(shown, (0.4, low), (2, 5), **text_style(inspect.muted, ground=inspect.band))
+        axes.annotate(shown, (0.4, low), (2, 5), **text_style(palette.muted, ground=palette.band))
 
 
 def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, palette: Theme) -> None:
@@ -408,7 +408,7 @@ def _draw_eigenvalues(axes: "Axes", spectrum: Spectrum, palette: Theme) -> None:
             height = edge  # move the label above the line of the noise edge
         fits = first + _PART_OF_LETTER * len(message) * len(values) < len(values)
         where = (first + 1.0, (7, 5), "left") if fits else (len(values) + 0.7, (-2, 5), "right")
-        ground = inspect.band if edge is not None and height < edge else inspect.ground
+        ground = palette.band if edge is not None and height < edge else palette.ground
         axes.annotate(message, (where[0], height), where[1], **text_style(color, ha=where[2], ground=ground))
 
 

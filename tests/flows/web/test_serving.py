@@ -40,15 +40,15 @@ def request(*, body: bytes = b"", **headers: str) -> Request:
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8410", "127.0.0.1:1", "127.9.9.9", "[::1]:8410", "LOCALHOST"])
 def test_loopback_is_recognized_by_its_names_and_addresses(host: str) -> None:
-    assert Access(token=None, loopback=True).knows_host(request(host=host))
+    assert Access(token=None, loopback=True).accepts_host(request(host=host))
 
 
 @pytest.mark.parametrize(
     "host", ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1", "[::2]", "["]
 )
 def test_a_foreign_host_name_that_resolves_to_loopback_is_refused(host: str) -> None:
-    assert not Access(token=None, loopback=True).knows_host(request(host=host))
-    assert Access(token=TOKEN, loopback=False).knows_host(request(host=host))
+    assert not Access(token=None, loopback=True).accepts_host(request(host=host))
+    assert Access(token=TOKEN, loopback=False).accepts_host(request(host=host))
 
 
 @pytest.mark.parametrize(
