@@ -378,13 +378,17 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
     -----
     With a map of at least k directions this is after the map. There k + 10 pairs are refined, as their order differs
     from the order before the map. With a narrower map most of the k directions are outside it.
+
+    In a warm start, the map's directions come from other records. If these records lack some of them, the inverse map
+    turns the noise along them into large values. So directions that are below the noise are projected away first.
     """
     order, last = len(estimate.matrix), estimate.rounds[-1]
     mapped = last.map.width >= n_components
     with one_thread():
+        matrix = _without_weak(estimate)
         found = refine(
             NoisyMoment(
-                matrix=last.map.around(estimate.matrix) if mapped else estimate.matrix,
+                matrix=last.map.around(matrix) if mapped else matrix,
                 noise_std=estimate.noise_std,
                 step=last.step,
             ),
@@ -394,7 +398,7 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
         if not mapped:
             return found
         basis = np.hstack([last.map.inverse(found.components.T), last.map.basis])
-        values, columns = _ritz(estimate.matrix, basis if basis.shape[1] < order else np.eye(order))
+        values, columns = _ritz(matrix, basis if basis.shape[1] < order else np.eye(order))
     return replace(found, components=signed(columns.T[:n_components]), values=values[:n_components])
 
 
@@ -414,6 +418,23 @@ def _visible(matrix: Matrix, noise_std: float) -> Matrix:
     values = values / noise_std
     shrunk = posterior_mean(rows.T * spike_strengths(values, order=order))
     return shrunk[:, values > edge_quantile(order)]
+
+
+def _without_weak(estimate: Estimate) -> Matrix:
+    """Return the matrix of an estimate; in a warm start, without the map's directions that are below the noise.
+
+    Their number is that of the map's directions, which do not depend on this noise. So the edge is that of so small a
+    noise matrix.
+    """
+    if len(estimate.rounds) > 1 or not estimate.map.width:
+        return estimate.matrix
+    values, columns = _ritz(estimate.matrix, estimate.map.basis)
+    lengths = np.square(estimate.map.inverse_transposed(columns)).sum(axis=0)
+    weak = columns[:, values <= estimate.noise_std * edge_quantile(estimate.map.width) * lengths]
+    if not weak.shape[1]:
+        return estimate.matrix
+    rest = np.eye(len(columns)) - weak @ weak.T
+    return np.asarray(rest @ estimate.matrix @ rest)
 
 
 def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:

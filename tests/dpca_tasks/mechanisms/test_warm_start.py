@@ -173,6 +173,20 @@ def test_a_start_around_a_mean_serves_a_release_around_the_origin():
     assert captured_variance(NEW.T @ NEW, found.components) > 0.95
 
 
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_noise_along_directions_that_the_new_rows_lack_is_no_component(rounds):
+    """Try ten draws of rows that have most of their variance in two columns, and then in two others."""
+    target, terms = PrivacyTarget(epsilon=4.0, delta=1e-6), problem(n_features=8)
+    for seed in range(10):
+        rng, scales = np.random.default_rng(seed), np.array([0.5, 0.35, *6 * (0.01,)])
+        old, new = (rng.standard_normal((2000, 8)) * np.roll(scales, turned) for turned in (0, 3))
+        first = AnalyzeGauss(n_components=2, rounds=rounds)
+        start = start_of(run(first, first.plan(terms, target), old), clip_norm=1.0, records_at_most=2000)
+        mechanism, plan = warm(start, target=target, n_features=8)
+        found = refine_release(run(replace(mechanism, n_components=2), plan, new), n_components=2, method="auto")
+        assert captured_variance(new.T @ new, found.subspace.components) > 0.9
+
+
 @pytest.mark.parametrize("changes", [{"calibration": "paper"}, {"form": "operator"}, {"rounds": 3}])
 def test_settings_that_exclude_a_map_are_refused(changes):
     with pytest.raises(Refused, match="leave out like"):
