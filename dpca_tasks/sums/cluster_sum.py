@@ -70,7 +70,7 @@ class Stranded(WorkerFailed):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """A pickled source or query. Its repr hides the content, because workers log the arguments of a failed task."""
+    """A pickled source or query. The repr hides the content, because workers log the arguments of a failed task."""
 
     content: bytes = field(repr=False)
     arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
@@ -214,7 +214,7 @@ def collect(
 
 
 class Graph:
-    """The tasks of one sum by key, and the home of each."""
+    """The tasks of one sum by key, and the worker (home) where each task should run."""
 
     def __init__(self, homes: Sequence[str]) -> None:
         self.homes = homes

@@ -78,7 +78,7 @@ def cut(extents: NDArray[np.int64], partitions: int) -> list[int]:
 class Partial:
     """The total over blocks ``first <= i < last``, with the numbers of records and stored values that it covers.
 
-    Its repr hides the data, because schedulers log reprs.
+    The repr hides the data, because schedulers log reprs.
     """
 
     first: int = field(repr=False)
@@ -203,7 +203,7 @@ def without_cause[T](work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedBlocks:
-    """Prepared blocks ``first <= i < last``, and what they cover. Its repr hides them, because schedulers log reprs."""
+    """Prepared blocks ``first <= i < last``. The repr hides the data, because schedulers log reprs."""
 
     first: int = field(repr=False)
     last: int = field(repr=False)
