@@ -361,9 +361,9 @@ class Residency:
 
 
 def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, extra: Sequence[int] = (0, 0, 0, 0)) -> bool:
-    """Return whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
+    """Return whether all gridded rows fit in the workers' memory; they do not if a worker declares no memory limit.
 
-    ``extra`` has the bytes of the other kept data, per record, row, stored value and block.
+    ``extra`` is the number of bytes of other kept data per record, row, stored value and block.
     """
     needed = int((extents @ (_BYTES + np.array(extra[:3]))).sum()) + extra[3] * len(extents)
     return needed <= SHARE * len(memory) * min(memory.values())
