@@ -207,7 +207,7 @@ def grid_ratings(
     bits: int,
     rule: int,
 ) -> NDArray[np.int32]:
-    """Scale the residual ratings of each user like the user's factor, clip them to ``bound``, and round to integers.
+    """Multiply each user's residual ratings by the user's scale, clip them to ``bound``, and round to integers.
 
     On the integer grid, ``bound`` is ``2^bits`` steps. Under the rule `PAPER_CLIP`, ratings are not scaled.
     """

@@ -75,7 +75,7 @@ _FAR = 16.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RadialLaplace(NoiseDistribution):
-    """Noise of the density ``exp(-|b| / s)``; the multiplier is s divided by the L2 sensitivity, ``1 / epsilon``."""
+    """Noise of density proportional to ``exp(-|b| / s)``; the multiplier is s / (L2 sensitivity) = ``1 / epsilon``."""
 
     noise_multiplier: float
 
@@ -94,7 +94,7 @@ class _RadialLaplace(NoiseDistribution):
 
     @property
     def event(self) -> events.Event:
-        """The event of a pure mechanism, with its epsilon rounded up."""
+        """The DP event of a pure epsilon-DP mechanism, with epsilon rounded up."""
         return events.approximate(float_up(1 / Fraction(self.noise_multiplier)), 0.0)
 
     @classmethod
@@ -120,7 +120,7 @@ class _RadialLaplace(NoiseDistribution):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricRadial(_RadialLaplace):
-    """A symmetric matrix of pure noise for its Frobenius norm."""
+    """Pure epsilon-DP noise for a symmetric matrix whose sensitivity is bounded in the Frobenius norm."""
 
     name: ClassVar[str] = "SymmetricRadial"
     layout: ClassVar[LayoutKind] = "symmetric"
@@ -129,7 +129,7 @@ class SymmetricRadial(_RadialLaplace):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CubeRadial(_RadialLaplace):
-    """A symmetric tensor of order 3 of pure noise for its Frobenius norm."""
+    """Pure epsilon-DP noise for a symmetric tensor of order 3 whose sensitivity is bounded in the Frobenius norm."""
 
     name: ClassVar[str] = "CubeRadial"
     layout: ClassVar[LayoutKind] = "cube"
@@ -181,7 +181,7 @@ class WishartDifference(NoiseDistribution):
 
     @property
     def event(self) -> events.Event:
-        """The event of a pure mechanism."""
+        """The DP event of a pure epsilon-DP mechanism."""
         return events.approximate(self.epsilon, 0.0)
 
     def draw(

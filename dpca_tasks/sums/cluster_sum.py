@@ -53,10 +53,10 @@ FAN_IN = 4
 RETRIES = 2
 SMALL_INPUT = 1 << 18  # bytes of pickled input that are sent inside every task
 SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
-NEAR_TOTALS = 1 << 26  # the same for merged partials when all workers are on this machine
+NEAR_TOTALS = 1 << 26  # the same limit after the first merge, if all workers are on this machine
 PATIENCE = 120.0  # seconds without a worker after which a sum is abandoned
 HEARTBEAT = 2.0  # seconds between checks of the workers
-RESUBMISSIONS = 10  # of stranded tasks; equal to the worker losses that our clusters allow a task
+RESUBMISSIONS = 10  # resubmissions of stranded tasks; equal to the worker losses that our clusters allow a task
 
 
 class Stranded(WorkerFailed):
@@ -70,7 +70,7 @@ class Stranded(WorkerFailed):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """A pickled source or query. Its repr hides the content, because workers log the arguments of a failed task."""
+    """A pickled source or query. The repr hides the content, because workers log the arguments of a failed task."""
 
     content: bytes = field(repr=False)
     arrays: tuple[NDArray[np.uint8], ...] = field(repr=False)
@@ -214,7 +214,7 @@ def collect(
 
 
 class Graph:
-    """The tasks of one sum by key, and the home of each."""
+    """The tasks of one sum by key, and the worker (home) where each task should run."""
 
     def __init__(self, homes: Sequence[str]) -> None:
         self.homes = homes
@@ -241,7 +241,7 @@ class Graph:
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
 
     def ship(self, name: str, value: Any) -> list[Any]:
-        """Return the representation of a value in each partition's tasks: itself, or the key of its home's copy."""
+        """Return, for each partition, the pickled value if it is small, else the key of the copy on its home worker."""
         packed = Packed.of(value)
         if sys.getsizeof(packed) <= SMALL_INPUT:
             return [packed] * len(self.homes)

@@ -78,7 +78,7 @@ def cut(extents: NDArray[np.int64], partitions: int) -> list[int]:
 class Partial:
     """The total over blocks ``first <= i < last``, with the numbers of records and stored values that it covers.
 
-    Its repr hides the data, because schedulers log reprs.
+    The repr hides the data, because schedulers log reprs.
     """
 
     first: int = field(repr=False)
@@ -203,7 +203,7 @@ def without_cause[T](work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedBlocks:
-    """Prepared blocks ``first <= i < last``, and what they cover. Its repr hides them, because schedulers log reprs."""
+    """Prepared blocks ``first <= i < last``. The repr hides the data, because schedulers log reprs."""
 
     first: int = field(repr=False)
     last: int = field(repr=False)
@@ -361,9 +361,9 @@ class Residency:
 
 
 def fits(extents: NDArray[np.int64], memory: Mapping[str, int], *, extra: Sequence[int] = (0, 0, 0, 0)) -> bool:
-    """Return whether all gridded rows fit in the declared memory of the workers; without a declared limit they do not.
+    """Return whether all gridded rows fit in the workers' memory; they do not if a worker declares no memory limit.
 
-    ``extra`` has the bytes of the other kept data, per record, row, stored value and block.
+    ``extra`` is the number of bytes of other kept data per record, row, stored value and block.
     """
     needed = int((extents @ (_BYTES + np.array(extra[:3]))).sum()) + extra[3] * len(extents)
     return needed <= SHARE * len(memory) * min(memory.values())
