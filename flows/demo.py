@@ -43,7 +43,7 @@ _ELSEWHERE = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLD
 
 @contextmanager
 def own_home(folder: Path | None) -> Iterator[Path]:
-    """Use the demo's own home inside the context, whatever the settings name; no real ledger is touched."""
+    """Use a separate home for the demo inside the context, despite the settings; no real ledger is touched."""
     chosen = user_data_path("dpca-demo") if folder is None else folder.expanduser().absolute()
     kept = {name: os.environ.pop(name) for name in _ELSEWHERE if name in os.environ}
     os.environ["DPCA_HOME"] = str(chosen)
@@ -247,7 +247,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def running(federation: Federation) -> Iterator[None]:
-    """Run the helper and all sites as processes inside the context; all of them listen when it begins."""
+    """Run the helper and all sites as processes inside the context, which begins when all listen."""
     processes = federation.processes
     try:
         for name in federation.services:

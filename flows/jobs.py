@@ -1,8 +1,8 @@
 """All jobs as Prefect flows: ingests, releases of each family, ticks of streams, refreshes and joint releases.
 
 `release_flow` makes the flow of a release family from its request class. `run_release` runs a request of any family
-from this process. The schedule of a stream calls `tick_stream`: a slot is one tick, however often the schedule fires.
-The operator opens, extends, shows and closes streams with `flows.releases.streams`.
+from this process. The schedule of a stream calls `tick_stream`. Each slot has one tick, even if its run starts several
+times. The operator opens, extends, shows and closes streams with `flows.releases.streams`.
 
 A command imports this module, and Prefect with it, unless it runs with ``--direct``.
 """
@@ -104,8 +104,8 @@ def run_tick(
 def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
     """Make the flow that releases requests of a kind; ``text`` describes the flow in a sentence.
 
-    A dry run ends in a state named after its verdict. Both a release and a dry run note in the deployment's form what
-    the next run may do.
+    A dry run ends in a Prefect state named after its verdict. After a release or a dry run, the flow writes into the
+    deployment's form whether the budget allows the next run.
     """
 
     @with_options(kind, annotation=form_field, without=NOT_IN_FORMS)
@@ -185,7 +185,7 @@ def tick_stream(
 ) -> dict[str, Any] | State[Any]:
     """Publish the version of one slot of a stream, whose ticks are already paid for.
 
-    A scheduled run is the tick of its slot, however often it is retried. A tick that was begun for an earlier slot is
+    A scheduled run publishes one tick for its slot, even after retries. An unfinished tick of an earlier slot is
     finished first.
     """
 
@@ -202,8 +202,8 @@ def tick_stream(
 def ingest_dataset(source: Sources, name: NewName, **options: Any) -> str | State[Any]:
     """Ingest files as a new snapshot of a dataset; return the snapshot's id.
 
-    `storage.datasets.ingest_options.IngestOptions` declares all parameters except source and name. A deployment's run
-    is unattended: no single record ends it.
+    `storage.datasets.ingest_options.IngestOptions` declares all parameters except source and name. A run of a
+    deployment is an unattended ingest, which no bad record can stop.
     """
 
     def body(run: Runner) -> str:

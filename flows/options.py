@@ -97,7 +97,7 @@ def with_options[**P, T](
 
 
 def _spelled_in(parameter: inspect.Parameter, annotation: Annotation) -> inspect.Parameter:
-    """Return the parameter, annotated with `annotation` if it is a shared option."""
+    """Return the parameter, annotated by the function ``annotation`` if the parameter is a shared option."""
     declared = parameter.annotation
     if not any(isinstance(one, FieldInfo) for one in getattr(declared, "__metadata__", ())):
         return parameter

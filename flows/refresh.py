@@ -1,8 +1,8 @@
 """The closed loop from files in an inbox to promoted releases.
 
 Each arrival is ingested, released, judged, and promoted or held, and notices report the outcome. A file triggers its
-own release, so no two clocks have to agree. Each arrival is one snapshot and one release, charged once, however often a
-run fails and is retried. The decision after a release uses only facts that are already published.
+own release, so no two schedules have to agree. Each arrival is one snapshot and one release. The release is charged
+once, even if a run fails and is retried. The decision after a release uses only facts that are already published.
 """
 
 import math
@@ -100,7 +100,7 @@ def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[
 def _take(
     workspace: Workspace, inbox: Inbox, token: str, dataset: str, options: IngestOptions
 ) -> tuple[str | None, str | None]:
-    """Ingest an arrival as a snapshot, unless that is done; return the snapshot's id and the fault, one being None."""
+    """Ingest an arrival as a snapshot unless it has one; return the snapshot's id and the fault, one of them None."""
     with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"

@@ -151,7 +151,7 @@ def transform_file(
     drop_others: bool = False,
     watch: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Transform a file's rows with a release, write the scores as .npy or Parquet, and report where.
+    """Transform a file's rows with a release, write the scores as .npy or Parquet, and return a report of the output.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRelease[R: Request]:
-    """A request with the complete plan of its release, before anything is charged."""
+    """A request and the complete plan of its release, before the budget is charged."""
 
     request: R
     population: str
@@ -113,7 +113,7 @@ class Family[R: Request, T](ABC):
         """
 
     def resolved(self, request: R, snapshot: Entry, *, relation: Relation, target: PrivacyTarget) -> R:
-        """Return a request in which public facts have replaced each ``auto``, such as that of the mechanism."""
+        """Return the request with each ``auto``, such as the mechanism, replaced by a choice from public facts."""
         return request
 
     @abstractmethod
@@ -127,11 +127,11 @@ class Family[R: Request, T](ABC):
         """Build the artifact of a result from its public facts only; the dataset's owner declared the feature names."""
 
     def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
-        """Return the facts of the request that a release states in addition to the facts of its noise."""
+        """Return the facts of the request that an artifact contains in addition to the facts of its noise."""
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return why records need one row each, and how to ingest them so; None where a record may have several."""
+        """Return why each record must have one row, and the ingest option for it; None without this rule."""
         return None
 
     def pinned(self, request: R) -> R:
@@ -173,7 +173,7 @@ class Family[R: Request, T](ABC):
         Raises
         ------
         InvalidInput
-            With the required ingest option.
+            If the ingest options do not fit; the message names the required option.
         """
 
     def check(self, request: R, plan: Plan) -> None:  # noqa: B027 - most families refuse nothing here
@@ -186,11 +186,11 @@ class Family[R: Request, T](ABC):
         """
 
     def expected_noise(self, planned: PlannedRelease[R]) -> str | None:
-        """Return a line stating that a release will be noise alone; None where public facts do not imply it."""
+        """Return a warning that a release will be pure noise; None if public facts do not imply it."""
         return None
 
     def refuse_noise(self, planned: PlannedRelease[R]) -> None:  # noqa: B027 - a family need not forecast
-        """Refuse a release that will be noise alone, if its request excludes such a release.
+        """Refuse a release that will be pure noise, if the request requires this refusal.
 
         Raises
         ------
@@ -280,7 +280,7 @@ def code_version() -> str:
 
 
 def release_facts(family: Family[Any, Any], planned: PlannedRelease[Any], *, release_id: str) -> dict[str, Any]:
-    """Return the facts that the manifest of every release states."""
+    """Return the facts that the manifest of every release contains."""
     parameters, public = family.parameters(planned.mechanism), family.published_facts(planned)
     return plan_facts(planned.plan, parameters=parameters, release_id=release_id, plan=public, unit=planned.unit)
 
@@ -367,7 +367,7 @@ def rows_by_policy(rows: BlockSource, *, policy: str, clip_norm: float) -> Block
 
 
 def _guarantee(target: PrivacyTarget) -> dict[str, Any]:
-    """Return the guarantee, or None values where there is none, since JSON has no infinity."""
+    """Return the guarantee as JSON values: None without a guarantee, since JSON has no infinity."""
     if target.i_know_this_is_not_private:
         return {"private": False, "epsilon": None, "delta": None}
     return {"epsilon": target.epsilon, "delta": target.delta}
@@ -452,7 +452,7 @@ def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
 def request_facts(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
     """Return the options that identify a request, except its rows.
 
-    If the ``given`` request leaves a choice to public facts, its identity includes the instruction, not the outcome.
+    If an option of the ``given`` request is ``auto``, the identity contains ``auto``, not the choice made for it.
     """
     family, target = family_of(request), target_of(given)
     parameters = family.parameters(mechanism) if request == given else {}

@@ -274,7 +274,7 @@ def _weights(request: StreamRequest) -> tuple[Weights, str]:
 
 
 def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return facts in the form in which the ledger returns them."""
+    """Return the facts in the same form as the ledger returns them."""
     return dict(json.loads(canonical_json(facts)))
 
 

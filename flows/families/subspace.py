@@ -1,7 +1,7 @@
 """Family of private subspaces, with the forecast before a release.
 
 A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the privacy units. The
-forecast appears in a dry run, and decides whether a request that refuses noise is refused.
+forecast appears in a dry run. It also decides whether a request with ``on_noise=refuse`` is refused.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
 def _clip_facts(planned: Planned) -> Mapping[str, Any]:
     """Return how far noise reaches at the clip norm, at half and at twice of it, in data units squared.
 
-    A clip norm that is chosen privately, or by `row_policy=normalise`, is none that a user could change.
+    The result is empty without a noise level, for a privately chosen clip norm, or if ``row_policy`` is not ``clip``.
     """
     clip_norm, level = planned.request.clip_norm, planned.plan.level
     if not isinstance(clip_norm, (int, float)) or level is None or planned.request.row_policy != "clip":
@@ -96,7 +96,7 @@ def expected_noise(planned: Planned) -> str | None:
 
 
 def refuse_noise(planned: Planned) -> None:
-    """Refuse a release that will be noise alone, if its request has ``on_noise=refuse``.
+    """Refuse a release that will be pure noise, if its request has ``on_noise=refuse``.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def _epsilon(planned: Planned, found: Forecast) -> float | None:
 def _is_noise(planned: Planned, found: Forecast) -> bool:
     """Return whether all components are expected to be noise.
 
-    The advisor decides where a spectrum and a number of records are declared, otherwise the noise level.
+    If a spectrum and a number of records are declared, the advisor decides. Otherwise the noise level decides.
     """
     if found.problem.spectrum and found.problem.records_declared:
         return expect(planned.mechanism, planned.plan).is_noise
@@ -339,7 +339,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return expected_noise(planned)
 
     def refuse_noise(self, planned: PlannedRelease[SubspaceRequest]) -> None:
-        """Refuse a release that will be noise alone, if its request has ``on_noise=refuse``."""
+        """Refuse a release that will be pure noise, if its request has ``on_noise=refuse``."""
         refuse_noise(planned)
 
     def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:

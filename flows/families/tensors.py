@@ -232,7 +232,7 @@ class TensorFamily(Family[TensorRequest, Components]):
         return {**self.published_facts(planned), **advice_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[TensorRequest]) -> str | None:
-        """Return a line stating that the noise leaves no room for any component; None where it does."""
+        """Return a warning if the noise leaves no room for any component; None otherwise."""
         return no_room(planned)
 
     def published_facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:

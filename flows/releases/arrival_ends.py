@@ -38,7 +38,7 @@ class Judgement:
     ----------
     passes : bool
     reason : str, one line
-    verdict : str or None, the verdict that the release states of itself
+    verdict : str or None, the verdict of the release's self-assessment
     drift : float or None, from 0 (all directions are captured) to 1 (none); None where there is no comparison
     """
 
@@ -197,7 +197,7 @@ def shown_name(address: str) -> str:
 def _moved_or_held(
     workspace: Workspace, found: Resolved, *, alias: str, drift_at_most: float
 ) -> tuple[bool, dict[str, Any]]:
-    """Return whether an alias moved to a version, now or before, and the public facts of the decision."""
+    """Return whether the alias moved to the version, in this call or earlier, and the public facts of the decision."""
     registry, name = workspace.registry, found.name
     for _ in range(_ATTEMPTS):
         moves = [move for move in workspace.alias_history(name) if (move.alias, move.version) == (alias, found.version)]

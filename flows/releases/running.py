@@ -290,7 +290,7 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
 
 
 def run_mechanism(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
-    """Run the mechanism; repeat it after each step that another process answered first, with the stored answers."""
+    """Run the mechanism; whenever another process answers a step first, run it again with the stored answers."""
     while True:
         with suppress(StepTaken):
             return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)

@@ -168,12 +168,12 @@ def waiting(caller: Caller | None, request: Request) -> Iterator[None]:
 
 
 def insisted[R: Request](request: R) -> R:
-    """Return a request from Prefect, completed with the caller's acknowledgement, which Prefect never sees."""
+    """Return a request from Prefect with the caller's acknowledgement added, which is never passed to Prefect."""
     return replace(request, i_know_this_is_not_private=_caller.get().insists)
 
 
 def _forecast(planned: PlannedRelease[Any]) -> None:
-    """Log that a release is expected to be noise alone, or refuse it if its request excludes noise."""
+    """Log that a release is expected to be pure noise, or refuse the release if its request requires this refusal."""
     family = family_of(planned.request)
     family.refuse_noise(planned)
     noise = family.expected_noise(planned)
@@ -379,7 +379,7 @@ def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: 
 
 
 def kept_back(workspace: Workspace, release: Release) -> str | None:
-    """Return why a release will never be published; None where it still can be.
+    """Return the reason that a release will never be published; None if publication is still possible.
 
     Either an operator gave the release up, or it was committed and its own request excludes it from publication.
     """

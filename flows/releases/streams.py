@@ -359,7 +359,7 @@ def make_tick(
 ) -> dict[str, Any]:
     """Run all stages for a slot; return the public facts of its version.
 
-    An unfinished tick of an earlier slot, such as a crash leaves, is finished first.
+    A tick of an earlier slot that a crash interrupted is finished first.
     """
     configure_logs(settings.log)
     check_address(settings)
@@ -467,7 +467,7 @@ def _rows(
 
 
 def _registered(catalog: Catalog, snapshot: str) -> Dataset:
-    """Open the rows of one night, after a check that they are the registered rows."""
+    """Open the snapshot of one night, after a check that its rows are the registered rows."""
     entry = catalog.entry(snapshot)
     rows = catalog.open(entry)
     if rows.content != entry.content_digest:
@@ -476,7 +476,7 @@ def _registered(catalog: Catalog, snapshot: str) -> Dataset:
 
 
 def _earlier(workspace: Workspace, ticks: tuple[Tick, ...]) -> Earlier:
-    """Load the last published version before this tick, and the version of the tick halfway."""
+    """Load the last version published before this tick, and the version of the tick with half its number."""
 
     def version_of(tick: Tick | None) -> PrivateSubspace | None:
         if tick is None or tick.artifact_digest is None:

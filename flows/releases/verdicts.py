@@ -45,7 +45,7 @@ def reserve_paced(
 ) -> Release:
     """Charge a release of a snapshot under a run key, or find the existing release of that key; return the release.
 
-    An existing release is returned whatever its request.
+    An existing release is returned even if its request differs from ``request``.
 
     Parameters
     ----------
