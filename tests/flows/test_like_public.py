@@ -1,6 +1,7 @@
 """Releases that start from public rows: what they state, that nothing is charged for the rows, and refusals."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 from dpca.artifacts.subspace import PrivateSubspace
+from dpca.backends import atomic_files
 from dpca.errors import NotFound
 from dpca.registry.reader import Registry
 from dpca_tasks.metrics import captured_variance
+from flows.releases.stages import release_directly
+from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
-from tests.flows.conftest import Command, facts_of
+from tests.flows.conftest import Command, facts_of, isolate
 
 WIDTH = 8
 FIT = ("subspace", "fit", "people", "--components", "2", "--epsilon", "1", "--delta", "1e-6", "--clip-norm", "2")
@@ -70,3 +74,28 @@ def test_unfit_public_rows_are_refused_in_one_line_and_charge_nothing(
     assert facts_of(home) == before
     with pytest.raises(NotFound):
         Registry.open().resolve("sub")
+
+
+class Stopped(Exception):
+    """Exception that simulates a killed process."""
+
+
+def test_a_release_resumes_after_a_crash_with_the_same_bits(
+    public: Path, dpca: Command, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(reached: str) -> None:
+        if reached == "keep.file_written":  # the answer is written, but not yet recorded
+            raise Stopped
+
+    terms: dict[str, Any] = {"components": 2, "epsilon": 1.0, "delta": 1e-6, "clip_norm": 2.0, "publish": "sub"}
+    request = SubspaceRequest(dataset="people", like_public=str(public), **terms)
+    monkeypatch.setattr(atomic_files, "hook", stop)
+    with pytest.raises(Stopped):
+        release_directly(request)
+    monkeypatch.setattr(atomic_files, "hook", None)
+    twin = tmp_path / "twin"
+    shutil.copytree(home, twin)
+    calm = release_directly(request)
+    isolate(monkeypatch, home=twin)
+    found = release_directly(request)
+    assert (found["digest"], found["spent"]) == (calm["digest"], calm["spent"])
