@@ -192,6 +192,14 @@ class SubspaceRequest(Request):
             min_length=1,
         ),
     ] = None
+    like_public: Annotated[
+        str | None,
+        Field(
+            description="A file of public rows of the same columns, instead of like: their directions and mean are "
+            "known at the start, and they are charged to no budget.",
+            min_length=1,
+        ),
+    ] = None
     refine: Annotated[
         str | None,
         Field(

@@ -150,7 +150,7 @@ class Family[R: Request, T](ABC):
         """Return the reference of the earlier release that a release starts from; None if there is none."""
         return None
 
-    def start(self, request: R) -> Mapping[str, Any] | None:
+    def start(self, request: R, *, n_features: int) -> Mapping[str, Any] | None:
         """Return the public facts of the earlier release that a release starts from, for its plan; None if none is."""
         return None
 

@@ -42,6 +42,7 @@ from flows.families.base import (
     rows_by_policy,
 )
 from flows.families.parents import Parent, check_same_columns, parent_of, with_start
+from flows.families.public_rows import PublicRows, identity_of, pinned_rows
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
@@ -184,9 +185,10 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         mechanism = build_mechanism(
             self, request.mechanism, request.settings, n_components=n_components, **_rounds(request)
         )
-        if parent_of(request) is not None and request.mechanism != ANALYZE_GAUSS:
+        if _is_warm(request) and request.mechanism != ANALYZE_GAUSS:
+            named = "like_public" if request.like_public else f"like={request.like}"
             raise InvalidInput(
-                f"like={request.like} is for analyze_gauss, and {request.mechanism} cannot use an earlier release; "
+                f"{named} is for analyze_gauss, and {request.mechanism} cannot use an earlier release; "
                 "leave it out, or request analyze_gauss."
             )
         if request.mechanism in REFERENCES and isinstance(request.clip_norm, str):
@@ -232,14 +234,15 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def pinned(self, request: SubspaceRequest) -> SubspaceRequest:
         """Return a request in which the version of the earlier release has replaced its alias."""
-        reference = parent_of(request)
+        request, reference = pinned_rows(request), parent_of(request)
         if reference is None:
             return request
         return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
 
     def started(self, request: SubspaceRequest, reference: str, columns: Callable[[], Columns]) -> SubspaceRequest:
         """Return a request that starts from an earlier release, if it names none and that release allows it."""
-        if request.like is not None or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
+        named = request.like is not None or request.like_public is not None
+        if named or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
             return request
         with suppress(DpcaError, StorageError):
             parent = Parent.of(reference)
@@ -250,14 +253,21 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 
     def restarted(self, request: SubspaceRequest, reserved: SubspaceRequest) -> SubspaceRequest:
         """Return a request that starts from the earlier release of a reservation."""
-        return dataclasses.replace(request, like=reserved.like)
+        return dataclasses.replace(request, like=reserved.like, like_public=reserved.like_public)
 
     def starts_from(self, request: SubspaceRequest) -> str | None:
-        """Return the reference of the earlier release."""
-        return parent_of(request)
+        """Return the reference of the earlier release, or the digest of public rows."""
+        return identity_of(request) or parent_of(request)
 
-    def start(self, request: SubspaceRequest) -> Mapping[str, Any] | None:
-        """Return version, digest and mean square of the earlier release, for the plan."""
+    def start(self, request: SubspaceRequest, *, n_features: int) -> Mapping[str, Any] | None:
+        """Return version, digest and mean square of the earlier release, or of public rows, for the plan."""
+        if request.like_public is not None:
+            rows = PublicRows.of(request, n_features=n_features)
+            return {
+                "artifact": f"public rows in {rows.name}",
+                "digest": rows.digest,
+                "mean_square": rows.start.mean_square,
+            }
         reference = parent_of(request)
         if reference is None:
             return None
@@ -274,6 +284,12 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         facts = planned.plan.start
         if facts is None:
             return planned
+        if planned.request.like_public is not None:
+            request, n_features = planned.request, _problem_of(planned).n_features
+            return dataclasses.replace(
+                planned,
+                mechanism=with_start(planned.mechanism, lambda: PublicRows.of(request, n_features=n_features).start),
+            )
         reference = f"{facts['artifact'].split('@')[0]}@sha256:{facts['digest']}"
         return dataclasses.replace(planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start))
 
@@ -326,7 +342,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             "rounds": planned.plan.rounds,
         }
         if planned.plan.start is not None:
-            rows["like"] = planned.plan.start["artifact"]
+            rows[_start_named(planned)] = planned.plan.start["artifact"]
         if request.hold_if_rejected is not None:
             rows |= {
                 "hold_if_rejected": request.hold_if_rejected,
@@ -348,7 +364,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
         if planned.plan.start is not None:
-            requested |= {"like": planned.plan.start["artifact"], "like_digest": planned.plan.start["digest"]}
+            name = _start_named(planned)
+            requested |= {name: planned.plan.start["artifact"], f"{name}_digest": planned.plan.start["digest"]}
         mechanism, target = planned.mechanism, planned.plan.target
         if isinstance(mechanism, RejectedShare):
             requested |= {
@@ -452,6 +469,16 @@ def _problem_of(planned: PlannedRelease[SubspaceRequest]) -> Problem:
     return problem
 
 
+def _start_named(planned: Planned) -> str:
+    """Return the name of the fact that states where a release starts."""
+    return "like" if planned.request.like_public is None else "like_public"
+
+
+def _is_warm(request: SubspaceRequest) -> bool:
+    """Return whether a release starts from an earlier release, or from public rows."""
+    return parent_of(request) is not None or request.like_public is not None
+
+
 def _count(request: SubspaceRequest) -> int | str:
     """Return the number of components, or ``auto`` if it is chosen from the release."""
     if request.components == AUTO:
@@ -471,7 +498,7 @@ def _rounds(request: SubspaceRequest) -> dict[str, Any]:
         return {
             "rounds": request.rounds,
             "serves_all": request.components == AUTO,
-            "warm": parent_of(request) is not None,
+            "warm": _is_warm(request),
             "start": None,
         }
     if request.rounds not in (AUTO, 1):

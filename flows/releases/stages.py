@@ -257,7 +257,7 @@ def plan_in(
     mechanism = family.build(request)
     plan = mechanism.plan(family.problem(request, snapshot, relation=relation), target)
     family.check(request, plan)
-    plan = replace(plan, start=family.start(request))
+    plan = replace(plan, start=family.start(request, n_features=snapshot.n_features))
     requested = request_facts(request, mechanism, given=given)
     fingerprint = fingerprint_of(snapshot.snapshot, requested, start=family.starts_from(request))
     of_slot = f"{hashlib.sha256(canonical_json([snapshot.name]) + requested).hexdigest()}/{slot}"

@@ -116,6 +116,9 @@ def _subspace(world: World, *, relation: str, names: tuple[str, ...], units: boo
     for name in names:
         publish = ("--publish", name.replace(" ", "-"))
         world.run("subspace", "fit", "people", *FIT, *SUBSPACE[name], *publish, *DIRECT, status=ENDS.get(name, 0))
+    public = world.folder / "public.npy"
+    np.save(public, np.random.default_rng(1).normal(size=(200, len(COLUMNS))))
+    world.run("subspace", "fit", "people", *FIT, "--like-public", str(public), "--publish", "public", *DIRECT)
     first = names[0]
     if first == "gauss":
         world.run("subspace", "refit", first, "--components", "1", "--publish", "fewer", "--json")
