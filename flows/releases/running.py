@@ -21,12 +21,9 @@ finished partitions and their total are public.
 
 import fcntl
 import hashlib
-import hmac
-import http.client
 import json
 import os
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -51,8 +48,6 @@ from storage.ledger.releases import Grant, Release
 
 PAUSES = (0.5, 2.0)
 """Seconds before each repeated call for a notice; after the first notice that fails, the others get one call each."""
-PATIENCE = 5.0
-"""Timeout of each webhook call in seconds."""
 LONGEST = 30.0
 """Seconds after which one delivery leaves the remaining notices to the next. Notices are delivered in the order of
 their last call, oldest first."""
@@ -132,10 +127,12 @@ def deliver_notices(home: Path) -> int:
         with writing(home / FOLDER), _delivering(shown) as mine:
             if not mine:
                 continue
-            if url is None or (
-                time.monotonic() - began < LONGEST
-                and _posted(url, shown.read_bytes(), key=shown.stem, secret=secret, pauses=pauses)
-            ):
+            taken = url is None
+            if url is not None and time.monotonic() - began < LONGEST:
+                from flows.releases.webhook import posted  # with the libraries of HTTP
+
+                taken = posted(url, shown.read_bytes(), key=shown.stem, secret=secret, pauses=pauses)
+            if taken:
                 claim_file(_taken(shown), b"")
             else:
                 left, pauses = left + 1, ()
@@ -179,30 +176,6 @@ def _webhook() -> tuple[str | None, str | None]:
         return None, None
     check_webhook(url)
     return url, stored_secret(_KEY_BLOCK)
-
-
-def _posted(url: str, payload: bytes, *, key: str, secret: str | None, pauses: Sequence[float]) -> bool:
-    headers = {"Content-Type": "application/json", "Idempotency-Key": key, "User-Agent": "dpca"}
-    if secret is not None:
-        headers["X-Dpca-Signature"] = "sha256=" + hmac.new(secret.encode(), payload, hashlib.sha256).hexdigest()
-    for pause in (*pauses, None):
-        requested = urllib.request.Request(url, data=payload, headers=headers, method="POST")
-        with suppress(OSError, http.client.HTTPException), _OPENER.open(requested, timeout=PATIENCE) as answer:
-            if 200 <= answer.status < 300:
-                return True
-        if pause is not None:
-            time.sleep(pause)
-    return False
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Handler that follows no redirect, because a redirect would send the notice elsewhere."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def summing(show: Callable[[int, int], None] | None = None) -> Callable[[int, int], None]:

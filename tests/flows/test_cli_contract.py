@@ -362,7 +362,7 @@ _SUMS = "cffi charset_normalizer colorama llvmlite mpmath numba pycparser scipy 
 _ZARR = "donfig fsspec msgpack msgspec numcodecs packaging zarr"
 _OF_OTHERS = (
     "flows.families.completion flows.families.tensors flows.families.evaluation flows.families.streams "
-    "flows.remote_ledger.remote_workspace flows.sites flows.commands.budget dpca_tasks.audit"
+    "flows.remote_ledger.remote_workspace flows.sites flows.commands.budget flows.releases.webhook dpca_tasks.audit"
 )
 
 
