@@ -502,5 +502,5 @@ def check_signing(workspace: Workspace) -> Iterator[Finding]:
             advice="delegate to it with dpca registry root update, then run dpca registry resign",
         )
     else:
-        found = f"signed by key {key[:16]}..., as version {root.version} of the root allows"
+        found = f"signed by key {key[:16]}..., which version {root.version} of the root lists as a publisher"
         yield Finding(check="signing", verdict="ok", found=found)

@@ -172,7 +172,7 @@ def _checks(tables: dict[str, Rows], runs: int, images: Matrix | None, forest: M
 
 
 def _accounting(claims: Rows) -> Iterator[Check]:
-    """Check the true epsilon of all messages together with the printed noise, and the variance of the sum (Lemma 1)."""
+    """Check the joint epsilon of all messages with the noise of the paper, and the variance of the sum (Lemma 1)."""
     for colluders, epsilon in ((0, 1.39), (3, 1.55)):
         printed = Cape(sites=10, colluders=colluders, masks="gaussian", calibration="paper")
         got = printed.noise(scale=1 / mu_of(epsilon=1.0, delta=1e-5)).view_epsilon(1e-5)

@@ -198,7 +198,8 @@ class Categorical(_Encoded):
     others: Literal["category", "zero", "refuse"]
     """Values not listed: category: one more feature (other); zero: 0 in every feature; refuse: the row is refused."""
     missing: Literal["refuse", "category", "zero"] | Value[Word] = "refuse"
-    """refuse: the row is refused; category: one more feature (missing); zero: 0 in every feature; or a listed value."""
+    """Missing values. refuse: the row is refused; category: one more feature, (missing); zero: 0 in every feature; or a
+    listed value that replaces them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

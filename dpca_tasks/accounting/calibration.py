@@ -78,7 +78,7 @@ _MOST_STEPS, _SETTLED = 60, 1e-13
 
 
 def units_of(noise_multiplier: float, count: int = 1) -> int:
-    """Return the total mu squared of ``count`` Gaussian releases with a noise multiplier, in `UNITS`, rounded up."""
+    """Return the total squared mu of ``count`` Gaussian releases as a number of units of ``1 / UNITS``, rounded up."""
     return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
 
 

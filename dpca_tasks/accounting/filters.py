@@ -499,7 +499,8 @@ def share_left(rules: PrivacyFilter, total: Charge) -> float:
 def _after(rules: PrivacyFilter, total: Charge, event: Event, *, runs: int, delta: float) -> Charge | None:
     """Return the total after charging an event ``runs`` times, or None if a charge is not admitted.
 
-    Once the composition has begun, all charges of the event are equal, so they are added in one step.
+    Only charges before the composition begins can differ. From then on all charges of the event are equal, so they are
+    added in one step.
     """
     for left in range(runs, 0, -1):
         charge = rules.charge_after(total, event, delta=delta)

@@ -212,7 +212,7 @@ def _bernoulli_exp_small(source: NDArray[np.uint64], at: NDArray[np.int64], nume
 
 @njit(cache=True, nogil=True)
 def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int:
-    """Draw a uniform integer below a bound by rejection, or return 0 once the words are used up."""
+    """Draw a uniform integer below a bound by rejection, from random 64-bit words; return 0 if no word is left."""
     size = np.uint64(bound)
     rest = (np.uint64(0) - size) % size  # 2^64 modulo the bound: words below it are rejected
     while at[0] < source.size:

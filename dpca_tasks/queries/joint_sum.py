@@ -130,10 +130,10 @@ class Prepared(Protocol):
 
 
 class TiledSum(JointSum):
-    """A joint sum over items that can be computed for a tile, which is a range of items, at a time.
+    """A joint sum over items that can be computed one tile (a range of items) at a time.
 
-    A part has the same number of coordinates for each item, in the order of the items. The exception is a part of
-    layout ``symmetric``: it belongs to no item and is computed with the first tile.
+    Each part of the sum has the same number of coordinates for every item, in the order of the items. Only a part of
+    layout ``symmetric`` belongs to no item, and is computed with the first tile.
     """
 
     __slots__ = ()

@@ -444,7 +444,9 @@ class PredictionScores(RatingsSum):
         if not 1 <= self.count <= self.n_features:
             raise InvalidInput(f"count={self.count} must be from 1 to the {self.n_features} items; correct it.")
         if len(self.factors) != self.n_features or self.gains.size not in (0, self.factors.shape[1]):
-            raise InvalidInput("factors must have a row for each item, and gains a number for each factor; pass all.")
+            raise InvalidInput(
+                "factors must have a row for each item, and gains a number for each factor; pass complete arrays."
+            )
         JointSum.__post_init__(self)
 
     @property

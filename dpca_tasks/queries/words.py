@@ -357,7 +357,7 @@ class PointTriples(RowSum):
 
     @property
     def unit(self) -> float:
-        """One unit of the output in data units."""
+        """The value in data units of 1 in the output."""
         return self.radius**3
 
     @property

@@ -2,17 +2,18 @@
 
 Round 1 releases a rough second moment. Each further round subtracts a released mean m from the records, multiplies them
 by a public map T, and clips the result at a norm c below 1. T shrinks the directions that earlier rounds have found, so
-that c, and the noise with it, is small. In later rounds only T, m and c depend on data: on earlier answers.
+that c, and the noise with it, is small. In later rounds T, m and c depend on data only through released answers.
 
-All functions are post-processing of released answers. The unit is the clip norm: records have norm 1 at most, and
-moments are in squared clip norms. The noise of an answer is isometric, with ``noise_std`` off the diagonal.
+All functions are post-processing of released answers. Lengths are in units of the clip norm of the release, so records
+have norm 1 at most. The noise of an answer has the same distribution in every orthonormal basis. Its standard deviation
+off the diagonal is ``noise_std``.
 
 A release calls `begun` on the first answer. Before each further round it calls `proposed`, and after that round
 `continued`. At the end `components` and `dpca_tasks.refinement.rounds_assessment.assessed` take the answers.
 
 Notes
 -----
-Once on the grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment ``T x x^T T^T``.
+After its entries are rounded to a grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment ``T x x^T T^T``.
 """
 
 import math

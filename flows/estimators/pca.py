@@ -47,12 +47,13 @@ class PrivatePCA(PrivateEstimator):
         Center of the components. ``private`` is a mean that is released too, at a cost within epsilon. ``none`` is the
         origin.
     row_policy : {"clip", "normalise"}
+        ``clip`` scales down rows that are longer than the clip norm; ``normalise`` scales every row to the clip norm.
     rounds : {"auto", 1, 2, 3}
         Number of rounds of ``analyze_gauss`` that share the budget; later rounds need less noise. ``auto`` depends on
         public facts alone.
     like : str, optional
         An earlier release of the same columns in the registry of this home, as ``"NAME@VERSION"``. Its directions and
-        mean are known at the start, so the whole budget goes into one round of ``analyze_gauss``.
+        mean replace the first rounds, so the whole budget goes into one round of ``analyze_gauss``.
     refine : str, optional
         Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
@@ -60,7 +61,7 @@ class PrivatePCA(PrivateEstimator):
     records_at_most : int, optional
         Public upper bound on the number of rows. ``delta`` must be below its inverse.
     slot : str, optional
-        Name of one release of the budget, such as ``"2026-11"``, which is charged once. Later fits with this slot and
+        A name such as ``"2026-11"`` for one release, which is charged once. Later fits with this slot and
         equal parameters return this release, whatever their rows. With a budget in a ledger, this includes fits in
         other processes. Without a slot, each fit is a new release and a new charge.
     budget : InMemoryBudget or PopulationBudget, optional
@@ -74,8 +75,8 @@ class PrivatePCA(PrivateEstimator):
         The released mean of the clipped rows; zeros if the center is the origin.
     explained_variance_ : array of shape (n_components,)
         Variance of the clipped rows along each component, as in scikit-learn, without the contribution of the noise.
-        The divisor is the released number of rows, not this number minus 1. NaN if the release has no such number.
-        This is the case around the origin in one round, and for mechanisms or widths for which no matrix is kept.
+        The divisor is the released number of rows, not this number minus 1. NaN if the release has no such number: with
+        ``center="none"`` in one round, and if no matrix is kept, as for some mechanisms and for many columns.
     explained_variance_ratio_ : array of shape (n_components,)
         Ratio of each variance to the total variance of all columns, without the contribution of the noise. The sum is
         at most 1. Around the origin, mean squares replace variances. NaN if the release does not contain the ratio.
@@ -93,7 +94,7 @@ class PrivatePCA(PrivateEstimator):
     artifact_ : PrivateSubspace
         The release, with its self-assessment in ``artifact_.outcome``.
     published_ : str or None
-        The version in the registry of a ledger.
+        The published version, such as ``"patients@1"``; None without a budget in a ledger.
 
     Notes
     -----

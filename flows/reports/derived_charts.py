@@ -38,7 +38,7 @@ def derived_chart(artifact: Correlations | DerivedModel, *, name: str | None = N
     Parameters
     ----------
     artifact : Correlations or DerivedModel
-        At most `SHOWN` features are drawn, those with the largest numbers.
+        At most `SHOWN` features are drawn: those with the largest correlations, coefficients or loadings.
     name : str, optional
         Name of the release.
     theme : str

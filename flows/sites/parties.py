@@ -1,9 +1,9 @@
 """The sites of a joint release: datasets of one home folder, or the parties of a roster.
 
 The stages of a release use the protocol `Sites`. Each site is queried and charged separately. With `DatasetSites`, this
-process reads the rows of all sites. The budgets of all sites are in one ledger, and the version is published under the
-release of the first site. `RosterSites` calls remote sites, each with a separate ledger. This process is then the
-aggregator, which reads no row. It publishes a joint release that lists the releases of the sites.
+process reads the rows of all sites. The budgets of all sites are in one ledger, which publishes the joint result as the
+release of the first site. `RosterSites` calls remote sites, each with a separate ledger. With them, this process is the
+aggregator: it reads no row, and publishes a joint release that lists the releases of the sites.
 
 A remote site that does not answer within the timeout is called silent. The plan bounds the size of each answer.
 """

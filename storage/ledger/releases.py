@@ -240,8 +240,8 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
     lock_budget(connection, budget)
     if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
         raise Refused(
-            f"release {release.id} has a standalone charge, and later releases already used the rest of the budget, "
-            "so it cannot be abandoned; run its request, or leave it reserved."
+            f"release {release.id} cannot be abandoned: later releases were admitted to what its charge left of the "
+            "budget, and this share is fixed; run its request, or leave it reserved."
         )
 
 

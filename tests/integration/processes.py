@@ -97,9 +97,10 @@ class Processes:
             service.stop()
 
     def marked(self, service: str | None = None) -> list[int]:
-        """Return the living processes of this run, or of one service.
+        """Return the living processes of this run, or only those of one of its services.
 
-        Servers that rewrite their environment are recognized by their folder.
+        A process is recognized by a mark in its environment. A server that rewrites its environment is recognized by
+        its folder.
         """
         wanted = [f"{MARK}={self.mark}"] + ([] if service is None else [f"{SERVICE}={service}"])
         found = []
