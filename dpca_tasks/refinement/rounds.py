@@ -13,7 +13,8 @@ A release calls `begun` on the first answer. Before each further round it calls 
 
 Notes
 -----
-After its entries are rounded to a grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment ``T x x^T T^T``.
+After its entries are rounded to a grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment
+``T x x^T T^T``.
 """
 
 import math
