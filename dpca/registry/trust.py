@@ -304,7 +304,11 @@ class Trust:
             signed = _decoded(place, name, payload)
             root.check(signed.key, name=name, number=signed.number, at=place.at(SignedPointer.path(name)))
             if digest_of(plain) in (signed.now, signed.before):
-                self._compare(place, signed, seen, payload, complete=digest_of(plain) == signed.now)
+                complete = digest_of(plain) == signed.now
+                if complete and (seen is None or (seen.number, seen.complete) < (signed.number, True)):
+                    # An earlier state may have had the same content, so read the file again after the signed pointer.
+                    complete = _read(place, Pointer.path(name)) == plain
+                self._compare(place, signed, seen, payload, complete=complete)
                 return signed.pointer
             if read == (plain, payload):
                 break

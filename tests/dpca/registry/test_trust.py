@@ -345,6 +345,33 @@ class TestRollBack:
         write(made.place, pointer, over=over, before=None, plain=pointer.encode(), number=7)
         assert consumer(made).resolve(NAME).version == 1
 
+    def test_content_that_returns_is_not_taken_for_a_complete_write(
+        self, made: Publication, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Read a pointer file just before content A, B and again A are written: B is then on the disk for a while."""
+        plain = []
+        for aliases in ({}, {"champion": 1}, {}):
+            made.point(aliases=aliases)
+            plain.append(made.place.read(Pointer.path(NAME)).payload)
+        assert plain[0] == plain[2] != plain[1]
+        signed, read = made.place.read(REMEMBERED_SIGNED).payload, trust_module._read
+
+        def resolve_with(*contents: bytes) -> None:
+            left = {Pointer.path(NAME): list(contents), REMEMBERED_SIGNED: [signed]}
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    trust_module,
+                    "_read",
+                    lambda place, path, **_: left[path].pop(0) if path in left else read(place, path),
+                )
+                assert consumer(made).resolve(NAME).version == 1
+
+        resolve_with(plain[0], plain[1])  # before B was written, and after it
+        resolve_with(plain[1])
+        resolve_with(plain[2], plain[2])
+        with pytest.raises(Refused, match="never returns to an older state"):
+            resolve_with(plain[1])
+
     def test_two_consumers_at_once_remember_the_newer(self, made: Publication) -> None:
         def consume(_: int) -> int:
             return consumer(made).resolve(NAME).version
