@@ -75,11 +75,11 @@ def _terms(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 def _origin(shown: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     manifest, digest = shown["manifest"], shown.get("digest")
-    version = manifest.get("code_version")
+    version, plan = manifest.get("code_version"), manifest.get("plan") or {}
     facts = {
         "release": shown.get("release"),
         "digest": digest and f"sha256:{digest}",
-        "started from": (manifest.get("plan") or {}).get("like"),
+        "started from": plan.get("like") or plan.get("like_public"),
         "derived from": manifest.get("parent") and f"sha256:{manifest['parent']}",
         "written by": version and f"dpca {version}",
     }

@@ -302,7 +302,9 @@ def _estimates(connection: sa.Connection, row: VersionRow) -> list[str]:
         .order_by(version.c.name, version.c.version)
     )
     found = connection.execute(query).all()
-    return [f"{each.name}@{each.version}" for each in found if json.loads(each.request)["artifact"] == row.reference]
+    return [
+        f"{each.name}@{each.version}" for each in found if json.loads(each.request).get("artifact") == row.reference
+    ]
 
 
 def find_version(connection: sa.Connection, name: str, version: int) -> VersionRow:

@@ -34,6 +34,15 @@ def test_a_release_states_where_it_started_and_costs_one_gaussian_release(dpca: 
     assert (again["release"], again["reused"], again["spent"]) == (report["release"], True, report["spent"])
 
 
+def test_pages_name_the_start_and_do_not_take_it_for_an_evaluation(dpca: Command, tmp_path: Path) -> None:
+    assert dpca(*LIKE).status == 0
+    assert dpca("pages", "build", str(tmp_path / "site")).status == 0
+    pages = {name: json.loads((tmp_path / "site" / f"versions/{name}@1.json").read_text()) for name in ("sub", "next")}
+    assert pages["next"]["lineage"]["starts_from"] == "sub@1"
+    assert pages["sub"]["lineage"]["starts_from"] is None
+    assert pages["sub"]["lineage"]["evaluated_by"] == []
+
+
 def test_an_alias_means_the_version_that_it_points_to(dpca: Command) -> None:
     assert dpca("registry", "promote", "sub@1", "champion").status == 0
     by_alias = [word.replace("sub@1", "sub@champion") for word in LIKE]
