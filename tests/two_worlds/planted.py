@@ -28,9 +28,9 @@ def _run_key_from_the_rows() -> None:
     from flows.releases import stages
     from storage.workspace import Workspace
 
-    def of_content(snapshot: str, requested: bytes) -> str:
+    def of_content(snapshot: str, requested: bytes, *, start: str | None = None) -> str:
         catalog = Workspace.read_only().catalog
-        return fingerprint_of(catalog.open(catalog.entry(snapshot)).content, requested)
+        return fingerprint_of(catalog.open(catalog.entry(snapshot)).content, requested, start=start)
 
     patch.object(stages, "fingerprint_of", of_content).start()
 
