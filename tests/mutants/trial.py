@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,10 @@ def _run(tests: list[str], mutation: Mutation | None, folder: Path) -> None:
         if mutation is not None:
             os.environ["DPCA_MUTATION"] = describe(mutation)
             install(describe(mutation))
-        code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", SHORT, *tests]))
+        early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis and Zarr are plug-ins of pytest
+        code = int(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *early, "-m", SHORT, *tests]))
+    except BaseException:  # noqa: BLE001 - the parent reads the output, and reports the exit code
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
