@@ -40,7 +40,8 @@ def passes(tests: list[str], mutation: Mutation | None, seconds: float) -> bool:
     Raises
     ------
     RuntimeError
-        If pytest neither passed nor failed, for instance because a test file is missing.
+        If pytest neither passed nor failed, for instance because a test file is missing, or if a test fails without a
+        mutation.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         child = os.fork()
@@ -50,7 +51,8 @@ def passes(tests: list[str], mutation: Mutation | None, seconds: float) -> bool:
         output = (Path(folder) / "output").read_text(errors="replace")
     if code is None:
         return False
-    if code not in (PASSED, FAILED, INTERRUPTED) and code >= 0:
+    unexpected = code not in (PASSED, FAILED, INTERRUPTED) and code >= 0
+    if unexpected or (mutation is None and code != PASSED):
         raise RuntimeError(f"pytest ended with code {code}:\n{output[-2000:]}")
     return code == PASSED
 
@@ -66,6 +68,7 @@ def _run(tests: list[str], mutation: Mutation | None, folder: Path) -> None:
         os.chdir(ROOT)
         temporary = folder / "files"
         temporary.mkdir()
+        folder.chmod(0o711)  # PostgreSQL runs as another user
         tempfile.tempdir = None
         # A mutated kernel must neither enter the cache of the tree nor come out of it.
         os.environ |= {"TMPDIR": str(temporary), "NUMBA_CACHE_DIR": str(folder / "numba")}
