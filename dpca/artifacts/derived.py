@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,22 +26,25 @@ from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
 from dpca.artifacts.columns import checked_rows, rows_by_name
 from dpca.errors import Invalid
 
-_FACTS = {"clip_norm": "number", "derived": "facts", "encoder": "facts", "feature_names": "names"}
 SIGNIFICANT = 3.0
 """The standard errors that a correlation must exceed to be shown as different from 0."""
 
 
-class _Derived(Artifact):
-    """Common base of models and correlations: arrays over named features."""
+class FeatureArtifact(Artifact):
+    """Common base of moments, models and correlations: arrays over named features."""
 
     __slots__ = ()
     exports = {"npz": npz}  # noqa: RUF012
+    facts: ClassVar[Mapping[str, str]]
+    """The public facts that the manifest may state besides those of every artifact, with their types."""
 
     def _freeze(self, *, shape: Mapping[str, int], **ndims: int) -> None:
         for name, ndim in ndims.items():
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, frozen(name, getattr(self, name), ndim=ndim))
-        object.__setattr__(self, "manifest", checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape=shape))
+        object.__setattr__(
+            self, "manifest", checked_manifest(self.manifest, kind=self.kind, facts=self.facts, shape=shape)
+        )
         names = self.manifest.get("feature_names")
         if names is not None and len(names) != shape["n_features"]:
             raise Invalid(f"{len(names)} feature names; each feature needs one; declare {shape['n_features']}")
@@ -66,6 +69,13 @@ class _Derived(Artifact):
         """The public names of the features; without names, the numbers of the columns from 0."""
         names: Sequence[str] | None = self.manifest.get("feature_names")
         return [str(column) for column in range(self.n_features)] if names is None else names
+
+
+class _Derived(FeatureArtifact):
+    """Common base of models and correlations."""
+
+    __slots__ = ()
+    facts = {"clip_norm": "number", "derived": "facts", "encoder": "facts", "feature_names": "names"}  # noqa: RUF012
 
     @property
     def derived(self) -> Mapping[str, Any]:

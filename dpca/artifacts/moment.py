@@ -15,22 +15,20 @@ array([[1.2]])
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca.artifacts.base import Artifact, checked_manifest, frozen, npz
-from dpca.artifacts.derived import Correlations, DerivedModel
+from dpca.artifacts.base import frozen
+from dpca.artifacts.derived import Correlations, DerivedModel, FeatureArtifact
 from dpca.errors import Invalid
 from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy
 from dpca.symmetric import nearest_psd
 
-_FACTS = {"clip_norm": "number", "encoder": "facts", "feature_names": "names"}
 _INHERITED = ("clip_norm", "code_version", "mechanism", "parameters", "plan", "privacy", "release", "warnings")
 _BISECTIONS = 200
 AS_WEIGHTED = (
@@ -41,7 +39,7 @@ SCALES = ("none", "standard", "mca", "famd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrivateMoment(Artifact):
+class PrivateMoment(FeatureArtifact):
     """A released second moment with known noise.
 
     Parameters
@@ -68,7 +66,7 @@ class PrivateMoment(Artifact):
     kind = "moment"
     noun = "moment"
     dimensions = {"matrix": ("entry",), "weights": ("entry",)}  # noqa: RUF012
-    exports = {"npz": npz}  # noqa: RUF012
+    facts = {"clip_norm": "number", "encoder": "facts", "feature_names": "names"}  # noqa: RUF012
 
     matrix: NDArray[np.float64]
     weights: NDArray[np.float64] | None = None
@@ -89,23 +87,8 @@ class PrivateMoment(Artifact):
             or (weights is not None and weights.shape != matrix.shape)
         ):
             raise Invalid(f"a matrix of {len(matrix)} entries is no upper triangle; pass all entries as released")
-        object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "weights", weights)
-        manifest = checked_manifest(self.manifest, kind=self.kind, facts=_FACTS, shape={"n_features": n_features})
-        names = manifest.get("feature_names")
-        if names is not None and len(names) != n_features:
-            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {n_features}")
-        object.__setattr__(self, "manifest", manifest)
+        self._freeze(shape={"n_features": n_features}, matrix=1, weights=1)
         Moment(released=_square(matrix), noise_std=float(noise["std"]))
-
-    def __reduce__(self) -> tuple[partial["PrivateMoment"], tuple[()]]:
-        """Rebuild through the constructor, so that a copy is as read-only as the original."""
-        return partial(PrivateMoment, matrix=self.matrix, weights=self.weights, manifest=self.manifest), ()
-
-    @classmethod
-    def build(cls, arrays: Mapping[str, NDArray[np.float64]], manifest: Mapping[str, Any]) -> "PrivateMoment":
-        """Build a moment from stored arrays and a manifest."""
-        return cls(matrix=arrays["matrix"], weights=arrays.get("weights"), manifest=manifest)
 
     @property
     def moment(self) -> Moment:
@@ -117,17 +100,6 @@ class PrivateMoment(Artifact):
             constant=noise["constant"],
             weights=None if self.weights is None else _square(self.weights),
         )
-
-    @property
-    def n_features(self) -> int:
-        """Number of features of a row."""
-        return int(self.manifest["n_features"])
-
-    @property
-    def feature_names(self) -> Sequence[str]:
-        """The public names of the features; without names, the numbers of the columns from 0."""
-        names: Sequence[str] | None = self.manifest.get("feature_names")
-        return [str(column) for column in range(self.n_features)] if names is None else names
 
     @property
     def has_mean(self) -> bool:
