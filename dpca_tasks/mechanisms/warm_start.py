@@ -40,14 +40,12 @@ from dpca_tasks.mechanisms.released_rounds import (
 from dpca_tasks.noise.distributions import Symmetric, check_tail
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.mapped_moment import MappedMoment
+from dpca_tasks.queries.recentred_moment import SHIFT_STEP
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import moment_of
 from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.rounds import Estimate, Round, begun, proposed
 from dpca_tasks.refinement.rounds_assessment import estimated
-
-SHIFT_STEP = 2.0**-16
-"""One step of a mean in `MappedMoment`, in clip norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
