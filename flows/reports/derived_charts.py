@@ -4,6 +4,7 @@ The title of each chart states its finding. Numbers that the noise hides are gre
 computed from released numbers. `flows.reports.release_charts.render` writes a chart.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from dpca.artifacts.derived import SIGNIFICANT, Correlations, DerivedModel
 from flows.reports.release_charts import (
     WIDTH,
+    Theme,
     check_chart_file,
     dress_axes,
     short_name,
@@ -22,6 +24,7 @@ from flows.reports.release_charts import (
 )
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["check_chart_file", "derived_chart", "write_chart"]
@@ -104,13 +107,8 @@ def _coefficients(artifact: DerivedModel, name: str | None, theme: str) -> "Figu
     )
     for place, at in enumerate(shown):
         positive = palette.signal if values[at] > 0 else palette.against
-        color = positive if seen[at] else palette.muted
-        axes.plot(bounds[at], (place, place), color=color, linewidth=1.6)
-        axes.plot([values[at]], [place], "o", color=color, markersize=5)
-    axes.axvline(0.0, color=palette.muted, linewidth=1)
-    axes.set(ylim=(max(len(shown), 3) - 0.4, -0.6), xlabel="coefficient")
-    axes.set_yticks(range(len(shown)), [short_name(artifact.feature_names[at]) for at in shown])
-    dress_axes(axes, palette)
+        _mark(axes, place, values[at], bounds[at], color=positive if seen[at] else palette.muted)
+    _name_rows(axes, palette, [artifact.feature_names[at] for at in shown], label="coefficient")
     return figure
 
 
@@ -129,13 +127,23 @@ def _loadings(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
     )
     for place, at in enumerate(shown):
         color = palette.signal if values[at] > 0 else palette.against
-        axes.plot((0.0, values[at]), (place, place), color=color, linewidth=1.6)
-        axes.plot([values[at]], [place], "o", color=color, markersize=5)
-    axes.axvline(0.0, color=palette.muted, linewidth=1)
-    axes.set(ylim=(max(len(shown), 3) - 0.4, -0.6), xlabel="loading on component 1")
-    axes.set_yticks(range(len(shown)), [short_name(artifact.feature_names[at]) for at in shown])
-    dress_axes(axes, palette)
+        _mark(axes, place, values[at], (0.0, values[at]), color=color)
+    _name_rows(axes, palette, [artifact.feature_names[at] for at in shown], label="loading on component 1")
     return figure
+
+
+def _mark(axes: "Axes", place: int, value: float, span: Sequence[float], *, color: str) -> None:
+    """Draw a value as a dot, and a line across its span, in a row of a chart."""
+    axes.plot(span, (place, place), color=color, linewidth=1.6)
+    axes.plot([value], [place], "o", color=color, markersize=5)
+
+
+def _name_rows(axes: "Axes", palette: Theme, names: Sequence[str], *, label: str) -> None:
+    """Name the rows of a chart from the top, and draw the line at 0."""
+    axes.axvline(0.0, color=palette.muted, linewidth=1)
+    axes.set(ylim=(max(len(names), 3) - 0.4, -0.6), xlabel=label)
+    axes.set_yticks(range(len(names)), [short_name(name) for name in names])
+    dress_axes(axes, palette)
 
 
 def _biplot(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
