@@ -1,7 +1,7 @@
 """Rows that a user declares public, from which a private subspace starts.
 
-The rows belong to nobody whose privacy is promised. So their exact moment gives the map of a warm start, and no budget
-is charged for it. A request is pinned to the content of the file: ``FILE#sha256=DIGEST``.
+Public rows need no protection. So their exact moment gives the map of a warm start, and no budget is charged for it.
+A request is pinned to the content of the file: ``FILE#sha256=DIGEST``.
 """
 
 import hashlib

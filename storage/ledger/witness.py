@@ -276,7 +276,7 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            # This file has a lock of its own: waiting for the witness file's lock while the database is locked could
+            # This file has a separate lock: waiting for the witness file's lock while the database is locked could
             # block both.
             fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
