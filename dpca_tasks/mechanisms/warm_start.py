@@ -109,6 +109,12 @@ class Start:
         )
 
 
+def gives_start(released: Subspace) -> bool:
+    """Return whether a release contains a second moment with isometric noise, from which a release can start."""
+    is_single = released.released is not None and released.noise is not None
+    return released.rounds is not None or (is_single and (released.noise or {})["law"] == "isometric")
+
+
 def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | None) -> Start | None:
     """Return the start that a released second moment gives; None if the release contains no such moment.
 
@@ -132,7 +138,7 @@ def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | Non
             map=found.map,
             mean=released.mean,
         )
-    if released.released is None or released.noise is None or released.noise["law"] != "isometric":
+    if not gives_start(released):
         return None
     moment = moment_of(released)
     matrix = moment.centred()

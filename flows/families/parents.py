@@ -13,7 +13,8 @@ from dpca.registry.pointers import Resolved
 from dpca.registry.reader import Registry
 from dpca.schemas.frames import meaning
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.warm_start import Start, start_of
+from dpca_tasks.mechanisms.base import Subspace
+from dpca_tasks.mechanisms.warm_start import Start, gives_start, start_of
 from flows.families.base import Columns
 from flows.families.restated_subspace import released_from
 from flows.requests import SubspaceRequest
@@ -29,11 +30,11 @@ def parent_of(request: SubspaceRequest) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parent:
-    """An earlier release with its version and the public facts that a warm start uses."""
+    """An earlier release with its version, and its moment as the mechanism released it."""
 
     version: Resolved
     subspace: PrivateSubspace
-    start: Start
+    released: Subspace
 
     @classmethod
     def of(cls, reference: str) -> "Parent":
@@ -51,23 +52,21 @@ class Parent:
         subspace = registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
         if not subspace.is_private:
             raise Refused(f"{version} is not private, so no private release may start from it; name a private release.")
-        found = _start(subspace)
-        if found is None:
+        released = released_from(subspace)
+        if released is None or not gives_start(released):
             raise Refused(
                 f"{version} contains no released second moment with Gaussian noise, from which a release could start; "
                 "name a release of analyze_gauss that keeps its matrix (--keep-matrix)."
             )
-        return cls(version=version, subspace=subspace, start=found)
+        return cls(version=version, subspace=subspace, released=released)
 
-
-def _start(subspace: PrivateSubspace) -> Start | None:
-    released = released_from(subspace)
-    if released is None:
-        return None
-    privacy = subspace.manifest.get("privacy", {})
-    return start_of(
-        released, clip_norm=float(subspace.manifest["clip_norm"]), records_at_most=privacy.get("records_at_most")
-    )
+    def start(self) -> Start:
+        """Compute the public facts that a warm start uses; for a release in rounds this combines all answers."""
+        manifest = self.subspace.manifest
+        bound = manifest.get("privacy", {}).get("records_at_most")
+        found = start_of(self.released, clip_norm=float(manifest["clip_norm"]), records_at_most=bound)
+        assert found is not None
+        return found
 
 
 def check_same_columns(parent: Parent, columns: Columns) -> None:

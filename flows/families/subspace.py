@@ -247,8 +247,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         with suppress(DpcaError, StorageError):
             parent = Parent.of(reference)
             check_same_columns(parent, columns())
-            parent.start.estimate(clip_norm=1.0, centred=request.center == "private")
-            return dataclasses.replace(request, like=str(parent.version))
+            if request.center == "none" or parent.subspace.mean is not None:
+                return dataclasses.replace(request, like=str(parent.version))
         return request
 
     def restarted(self, request: SubspaceRequest, reserved: SubspaceRequest) -> SubspaceRequest:
@@ -272,11 +272,12 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         if reference is None:
             return None
         parent = Parent.of(reference)
-        parent.start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
+        start = parent.start()
+        start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
         return {
             "artifact": str(parent.version),
             "digest": parent.version.digest,
-            "mean_square": parent.start.mean_square,
+            "mean_square": start.mean_square,
         }
 
     def ready(self, planned: Planned) -> Planned:
@@ -291,7 +292,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 mechanism=with_start(planned.mechanism, lambda: PublicRows.of(request, n_features=n_features).start),
             )
         reference = f"{facts['artifact'].split('@')[0]}@sha256:{facts['digest']}"
-        return dataclasses.replace(planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start))
+        return dataclasses.replace(
+            planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start())
+        )
 
     def check_columns(self, request: SubspaceRequest, columns: Callable[[], Columns]) -> None:
         """Refuse rows whose columns differ from those of the earlier release."""
