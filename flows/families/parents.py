@@ -18,6 +18,7 @@ from dpca_tasks.mechanisms.warm_start import Start, gives_start, start_of
 from flows.families.base import Columns
 from flows.families.restated_subspace import released_from
 from flows.requests import SubspaceRequest
+from storage.ledger.budgets import RECORDS_AT_MOST
 
 NONE = "none"
 """The value of ``like`` for a release without an earlier release."""
@@ -64,7 +65,8 @@ class Parent:
         """Compute the public facts that a warm start uses; for a release in rounds this combines all answers."""
         manifest = self.subspace.manifest
         bound = manifest.get("privacy", {}).get("records_at_most")
-        found = start_of(self.released, clip_norm=float(manifest["clip_norm"]), records_at_most=bound)
+        declared = None if bound == RECORDS_AT_MOST else bound
+        found = start_of(self.released, clip_norm=float(manifest["clip_norm"]), records_at_most=declared)
         assert found is not None
         return found
 

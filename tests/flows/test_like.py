@@ -12,6 +12,7 @@ import pytest
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.reader import Registry
 from dpca_tasks.privacy.curator import Curator
+from flows.families.parents import Parent
 from flows.releases import stages
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
@@ -41,6 +42,12 @@ def test_pages_name_the_start_and_do_not_take_it_for_an_evaluation(dpca: Command
     assert pages["next"]["lineage"]["starts_from"] == "sub@1"
     assert pages["sub"]["lineage"]["starts_from"] is None
     assert pages["sub"]["lineage"]["evaluated_by"] == []
+
+
+def test_without_a_declared_number_every_record_counts_as_one_at_the_clip_norm(dpca: Command) -> None:
+    assert dpca(*FIT[:-1], "single", "--rounds", "1", "--epsilon", "0.2", "--direct", "--yes").status == 0
+    start = Parent.of("single@1").start()
+    assert start.n_records == pytest.approx(max(np.trace(start.matrix) / 1.5**2, 1.0))
 
 
 def test_an_alias_means_the_version_that_it_points_to(dpca: Command) -> None:
