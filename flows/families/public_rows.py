@@ -16,9 +16,6 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.warm_start import Start
 from dpca_tasks.refinement.public_map import PublicMap
 from flows.requests import SubspaceRequest
-from storage.formats.batch import Rejects
-from storage.formats.declared import Declared
-from storage.formats.sources import open_file
 
 _PINNED = "#sha256="
 _EXACT = 1e-9
@@ -60,6 +57,10 @@ class PublicRows:
         Refused
             When the file has changed since the request was pinned.
         """
+        from storage.formats.batch import Rejects  # these load Arrow, which most requests do not need
+        from storage.formats.declared import Declared
+        from storage.formats.sources import open_file
+
         path, digest = _path(request), str(request.like_public).partition(_PINNED)[2]
         if _digest(path) != digest:
             raise Refused(f"the public rows in {path.name!r} have changed since the release was planned; restore them.")
