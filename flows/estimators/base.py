@@ -35,7 +35,7 @@ from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.memory import LIBRARIES, SESSION, Fit, InMemoryBudget, LearnedStepWarning, Made
 from flows.estimators.tables import Columns, Entries, Table, TableRows
-from flows.families import base
+from flows.families import columns as declared
 from flows.families.base import PlannedRelease, family_of
 from flows.releases.running import charge_release, finish_release
 from flows.releases.stages import digest_of, plan_on, publish_in
@@ -371,7 +371,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         )
         names = columns.names
         family_of(request).check_columns(
-            request, lambda: base.Columns(table="X", n_features=columns.n_features, names=names)
+            request, lambda: declared.Columns(table="X", n_features=columns.n_features, names=names)
         )
         warn_of_learned_steps(self)
         made = make_release(self.budget, fit)
