@@ -333,8 +333,11 @@ class InMemoryBudget:
         """Compute a charged release, then drop its key and its rows."""
         planned, family = held.planned, family_of(held.planned.request)
         result = run_mechanism(family.ready(planned), family.source(planned, rows), reservation)
-        columns = declared.Columns(table="X", n_features=rows.n_features, names=rows.feature_names())
-        held.artifact = family.state(planned, result, release_id=reservation.release_id, columns=columns)
+        columns = declared.Columns(
+            table="X", n_features=rows.n_features, names=rows.feature_names(), encoder=rows.encoder()
+        )
+        artifact = family.state(planned, result, release_id=reservation.release_id, columns=columns)
+        held.artifact = artifact.with_encoder(columns.encoder)
         held.unfinished = None
         self._made.append(held.artifact)
 
