@@ -143,7 +143,7 @@ def _spelled(option: OptionField) -> Any:
         return typer.Argument(help=option.help)
     if option.is_settings:
         return typer.Option(flag, help=option.help, metavar="KEY=VALUE", callback=_pairs_of(flag))
-    if option.kind == bool | None:
+    if option.kind == bool | None or (not option.is_required and option.default is True):
         return typer.Option(f"{flag}/--no-{flag[2:]}", help=option.help)
     for kind, parser, metavar in _PARSED:
         if option.kind == kind:

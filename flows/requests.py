@@ -95,6 +95,14 @@ RowPolicy = Annotated[
     Handling(choices=("clip", "normalise")),
 ]
 
+SchemaConstraints = Annotated[
+    bool,
+    Field(
+        description="Remove the noise that the schema excludes at no charge: a row has at most one feature of a "
+        "categorical column."
+    ),
+]
+
 
 @option_record
 class Request:
@@ -208,6 +216,7 @@ class SubspaceRequest(Request):
         ),
         Handling(choices=("auto", "none", "eb", "spikes", "all")),
     ] = None
+    schema_constraints: SchemaConstraints = True
     keep_matrix: Annotated[
         float,
         Field(description="Maximum size in megabytes of a released matrix that the artifact keeps for refits.", ge=0),
@@ -353,6 +362,7 @@ class MomentRequest(Request):
         ),
         Handling(choices=("private", "none")),
     ] = "private"
+    schema_constraints: SchemaConstraints = True
 
 
 SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_error",)
@@ -489,6 +499,7 @@ class StreamRequest:
         ),
         Handling(choices=("auto", "none", "eb", "spikes", "all")),
     ] = "auto"
+    schema_constraints: SchemaConstraints = True
     allow_large_delta: AllowLargeDelta = False
 
 

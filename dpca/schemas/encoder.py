@@ -104,6 +104,30 @@ class Encoder:
             If a column is missing, unknown or of the wrong type, or if the schema refuses a row. The message is one
             line, and contains no value of a row.
         """
+        return self.features(self.raw(rows))
+
+    def features(self, table: pa.Table) -> NDArray[np.float64]:
+        """Encode the columns that `raw` returns; errors as of `transform`."""
+        try:
+            found, faults = self.encode({column.name: table.column(column.name) for column in self.columns})
+        except BadSource as error:
+            raise Invalid(str(error)) from None
+        for row in range(len(found)):
+            for fault in faults:
+                if fault.rows[row]:
+                    raise Invalid(f"row {row}, column {fault.column!r}, {fault.reason}")
+            if not faults:
+                break
+        return found
+
+    def raw(self, rows: Any) -> pa.Table:
+        """Return a raw table, as `transform` accepts it, as an Arrow table of the columns that become features.
+
+        Raises
+        ------
+        Invalid
+            If a column is missing, unknown, or cannot be converted.
+        """
         labels = None if is_annotated(rows) else column_labels(rows)
         if labels is None:
             raise Invalid("raw rows must have column names; pass a data frame, an Arrow table, or `obs` of an AnnData")
@@ -122,17 +146,7 @@ class Encoder:
             rows = pa.table(arrays)
         rows = flat_table(rows)
         self.match(rows.column_names, needs_unit=False)
-        try:
-            found, faults = self.encode({column.name: rows.column(column.name) for column in self.columns})
-        except BadSource as error:
-            raise Invalid(str(error)) from None
-        for row in range(len(found)):
-            for fault in faults:
-                if fault.rows[row]:
-                    raise Invalid(f"row {row}, column {fault.column!r}, {fault.reason}")
-            if not faults:
-                break
-        return found
+        return rows.select([column.name for column in self.columns])
 
     def _arrow(self, name: str, column: Any) -> Any:
         """Convert a column of a data frame to an Arrow array; objects of mixed types are converted to text."""

@@ -102,6 +102,14 @@ class Column(Declared):
         """Return the maximum contribution of the column to the squared norm of an encoded row."""
         return 0.0
 
+    def is_exclusive(self) -> bool:
+        """Return whether at most one of the column's features differs from 0 in a row."""
+        return False
+
+    def is_filled(self) -> bool:
+        """Return whether exactly one of the column's features differs from 0 in each row, and is 1."""
+        return False
+
 
 class _Encoded(Column):
     missing: Any = "refuse"
@@ -114,6 +122,9 @@ class _Encoded(Column):
 
     def largest_square(self) -> float:
         return 1.0
+
+    def is_exclusive(self) -> bool:
+        return True
 
 
 class Numeric(_Encoded):
@@ -212,6 +223,10 @@ class Categorical(_Encoded):
         more = [OTHER] * (self.others == "category") + [MISSING] * self._has_missing()
         return tuple(f"{self.name}={value}" for value in [*self.values, *more])
 
+    def is_filled(self) -> bool:
+        """Return whether each row has exactly one of the features: no rule sets all of them to 0."""
+        return "zero" not in (self.others, self.missing)
+
 
 class Vector(_Encoded):
     """A column of lists of numbers, all of the same length, such as embeddings (`list<float>` in Parquet)."""
@@ -243,6 +258,10 @@ class Vector(_Encoded):
         """Return one feature name per number of the list, and the name of the category for missing values if any."""
         numbers = tuple(f"{self.name}[{at}]" for at in range(self.length))
         return (*numbers, *([f"{self.name}={MISSING}"] if self._has_missing() else []))
+
+    def is_exclusive(self) -> bool:
+        """Return whether there is one feature only."""
+        return len(self.features()) == 1
 
     def largest_square(self) -> float:
         """Return the largest sum of squares of the features.

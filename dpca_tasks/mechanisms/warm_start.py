@@ -45,7 +45,6 @@ from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import moment_of
 from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.rounds import Estimate, Round, begun, proposed
-from dpca_tasks.refinement.rounds_assessment import estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +129,7 @@ def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | Non
     """
     if released.rounds is not None:
         rounds: Rounds = released.rounds
-        found = estimated(rounds.answers, centred=rounds.centred)
+        found = rounds.estimate
         return Start(
             matrix=found.matrix * rounds.unit,
             noise_std=found.noise_std * rounds.unit,

@@ -239,7 +239,8 @@ def score_by_fission(
 
     def probed(probe: int) -> tuple[Matrix, Matrix]:
         """Return the mean scores over both signs of a public matrix, and the rotation of each subspace between them."""
-        noise = public_noise(len(standard.released), stream=stream, probe=probe)
+        noise = standard.projected(public_noise(len(standard.released), stream=stream, probe=probe))
+        noise *= standard.isotropic_std
         work = np.empty_like(noise)
         (plus, one), (minus, other) = (seen_from(noise, work, sign) for sign in (1.0, -1.0))
         kept = [np.linalg.norm(first.T @ second) ** 2 for first, second in zip(one, other, strict=True)]
@@ -290,7 +291,8 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
     """Return the bias of each component's score: the variance that centring at a noisy mean removes in expectation."""
     if standard.least is None:
         return 0.0
-    return (1.0 + 1.0 / (share * share)) / max(float(standard.released[-1, -1]), standard.least)
+    variance = standard.isotropic_std**2 * (1.0 + 1.0 / (share * share))
+    return variance / max(float(standard.released[-1, -1]), standard.least)
 
 
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:
@@ -300,11 +302,13 @@ def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Mat
     ``|P(hZ) - P(-hZ)|^2 / 4``, P the projector. Their mean, over the variance of ``hZ``, is at least the squared
     derivative of the mean of P over Z, which is the part of degree one. Parts of even degree cancel.
     """
-    along_mean = float(np.linalg.norm(standard.mean @ subspace) ** 2)
-    fixed = len(subspace.T) + 2.0 * along_mean + along_mean**2
+    around = subspace if standard.least is None else np.vstack([subspace, -standard.mean @ subspace])
+    free = standard.source.constraints is None
+    fixed = float(np.linalg.norm(around.T @ around if free else standard.projected(around @ around.T)) ** 2)
     moved = float(np.maximum(turns, 0.0).mean()) / scale**2
     spread = float(parts.sum(axis=1).var(ddof=1)) / len(parts)
-    return Score(parts=parts.mean(axis=0), std=math.sqrt(2.0 * fixed + 4.0 * moved + spread))
+    variance = standard.isotropic_std**2 * (2.0 * fixed + 4.0 * moved)
+    return Score(parts=parts.mean(axis=0), std=math.sqrt(variance + spread))
 
 
 type Request = Literal["none", "eb", "spikes", "all", "auto"]

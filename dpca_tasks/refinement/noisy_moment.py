@@ -28,7 +28,7 @@ low-rank matrices via approximate message passing. The prior over row sizes is f
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -39,6 +39,7 @@ from scipy.linalg import eigh
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile, spike_strengths, widened_edge, wishart_edge
+from dpca_tasks.refinement.schema_constraints import Constraints
 
 type Matrix = NDArray[np.float64]
 type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
@@ -78,6 +79,8 @@ class NoisyMoment:
         then not computed again.
     vectors : float64 array of shape (m, d), optional
         The eigenvectors of the leading ``eigenvalues``, as rows.
+    constraints : Constraints, optional
+        The public constraints that the matrix satisfies, because it was projected (`constrained`).
     """
 
     matrix: Matrix
@@ -87,6 +90,7 @@ class NoisyMoment:
     step: float = 0.0
     eigenvalues: Matrix | None = None
     vectors: Matrix | None = None
+    constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
         """Refuse a matrix that is not symmetric with finite entries, and an invalid size of the noise."""
@@ -127,6 +131,21 @@ class NoisyMoment:
         """The moment in units of its noise."""
         return standardised(self)
 
+    def constrained(self, constraints: Constraints) -> "NoisyMoment":
+        """Return the moment with less noise, by the projection onto constraints that hold for every row.
+
+        Only isometric noise has the stated standard deviation after the projection.
+        """
+        assert self.noise == "isometric"
+        return replace(
+            self,
+            matrix=constraints.project(self.matrix),
+            noise_std=self.noise_std * constraints.ratio(constant=self.constant is not None),
+            eigenvalues=None,
+            vectors=None,
+            constraints=constraints,
+        )
+
     def centred(self) -> Matrix:
         """Return the second moment in the units and coordinates of the release, centred if rows were extended."""
         return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
@@ -153,6 +172,23 @@ class Standardised:
         return None if constant is None else constant**2 / self.source.noise_std
 
     @cached_property
+    def isotropic_std(self) -> float:
+        """The standard deviation that the noise had before the projection onto constraints; 1 without constraints."""
+        constraints = self.source.constraints
+        return 1.0 if constraints is None else 1.0 / constraints.ratio(constant=self.least is not None)
+
+    def projected(self, matrix: Matrix) -> Matrix:
+        """Project a matrix in the form of the released one onto the constraints, if there are any."""
+        constraints = self.source.constraints
+        if constraints is None:
+            return matrix
+        signs = self._placed[1]
+        own = np.empty_like(matrix)
+        own[np.ix_(self._places, self._places)] = matrix * signs * signs[:, None]
+        own = constraints.project(own)
+        return np.asarray(own[np.ix_(self._places, self._places)] * signs * signs[:, None])
+
+    @cached_property
     def order(self) -> NDArray[np.intp]:
         """The index of each of the d columns in the release."""
         return np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")
@@ -168,9 +204,13 @@ class Standardised:
         return self._placed[0]
 
     @cached_property
+    def _places(self) -> NDArray[np.intp]:
+        return self.order if self.source.constant is None else np.append(self.order, self.source.order)
+
+    @cached_property
     def _placed(self) -> tuple[Matrix, Matrix]:
         moment = self.source
-        places = self.order if moment.constant is None else np.append(self.order, moment.order)
+        places = self._places
         released = moment.matrix[places].take(places, axis=1)
         released /= moment.noise_std
         _symmetrise(released)
@@ -223,8 +263,10 @@ class Standardised:
         if self.noise == "wishart":
             noisy = len(self.source.matrix)
             return wishart_edge(noisy) / math.sqrt(2.0 * (noisy + 1.0))
-        order = self.source.order
-        return edge_quantile(order) if self.least is None else widened_edge(order, shift=float(self.mean @ self.mean))
+        constraints = self.source.constraints
+        order = self.source.order if constraints is None else constraints.width
+        shift = float(self.mean @ self.mean)
+        return self.isotropic_std * (edge_quantile(order) if self.least is None else widened_edge(order, shift=shift))
 
     def own_rows(self, columns: Matrix) -> Matrix:
         """Convert columns of shape (d, k) to rows in the order and with the signs of the release."""

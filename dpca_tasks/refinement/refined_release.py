@@ -52,6 +52,7 @@ from dpca_tasks.refinement.leading_pairs import (
     score_by_fission,
 )
 from dpca_tasks.refinement.noisy_moment import PUBLIC_SEED, REPORT, NoisyMoment, Standardised
+from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread
 
 type Matrix = NDArray[np.float64]
@@ -136,7 +137,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
         if not moment.guarded:
             return _bounded(shown, moment, standard, values, refinement)
         score: Score | None
-        if refinement.refined_by == "none" and moment.constant is None:
+        if refinement.refined_by == "none" and moment.constant is None and moment.constraints is None:
             score = score_by_eigenvalues(standard, values, n_components=len(refinement.components))
         else:
             columns = standard.columns(refinement.components)
@@ -150,11 +151,14 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
 def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
     """Fill in the fields that follow from a score."""
     count, low = len(score.parts), max(score.total - BELOW * score.std, 0.0)
-    trace, spread = float(values.sum()), math.sqrt(2.0 * len(values))
+    before = moment.standard.isotropic_std
+    trace, spread = float(values.sum()), math.sqrt(2.0 * len(values)) * before
     shown = replace(shown, captured=score.total * moment.noise_std, captured_low=low * moment.noise_std)
     shown = with_shares(shown, score, low=low, trace=trace, spread=spread)
     best, most = (
-        _best_possible(values, count=count, above=shown.above_noise or 0, trace=trace + quantile * spread, slack=slack)
+        _best_possible(
+            values, count=count, above=shown.above_noise or 0, trace=trace + quantile * spread, slack=slack * before
+        )
         for quantile, slack in ((_ONE_SIDED, 0.0), (_ONE_IN_100, _ONE_IN_100))
     )
     if shown.above_noise and best > 0.0:
@@ -403,16 +407,20 @@ def moment_of(released: Subspace) -> NoisyMoment:
     """Return the released matrix with the public facts about its noise."""
     assert released.released is not None
     assert released.noise is not None
-    noise = released.noise
+    noise, constant = released.noise, released.noise["constant"]
     known = released.all_eigenvalues
+    order = len(released.released) - (constant is not None)
+    constraints = Constraints.of(noise.get("constraints"), n_features=order)
+    ratio = 1.0 if constraints is None else constraints.ratio(constant=constant is not None)
     return NoisyMoment(
         matrix=released.released,
-        noise_std=noise["std"],
+        noise_std=ratio * noise["std"],
         noise=noise["law"],
-        constant=noise["constant"],
+        constant=constant,
         step=noise["step"],
         eigenvalues=known,
         vectors=None if known is None else _directions(released),
+        constraints=constraints,
     )
 
 

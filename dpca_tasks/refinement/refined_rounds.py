@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.mechanisms.base import Subspace
-from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
+from dpca_tasks.mechanisms.noise_level import above_edge
 from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import AUTO, RefinedRelease
 from dpca_tasks.refinement.rounds import Answer, Estimate, components
-from dpca_tasks.refinement.rounds_assessment import assessed, estimated
+from dpca_tasks.refinement.rounds_assessment import assessed, edge_of, estimated
+from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread
 
 
@@ -36,12 +37,21 @@ class Rounds:
         Whether the components are computed around the mean.
     noise_edge : float, data units squared, optional
         An upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
+    constraints : Constraints, optional
+        The constraints of a schema that the estimate satisfies.
     """
 
     answers: tuple[Answer, ...]
     unit: float
     centred: bool
     noise_edge: float | None = None
+    constraints: Constraints | None = None
+
+    @property
+    def estimate(self) -> Estimate:
+        """The estimate from all rounds."""
+        with one_thread():
+            return estimated(self.answers, centred=self.centred, constraints=self.constraints)
 
     def refined(self, released: Subspace, *, n_components: int | str, method: Request) -> RefinedRelease:
         """Refine the release of these rounds; see `refine_rounds`."""
@@ -61,10 +71,10 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
         As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
     """
     rounds: Rounds = released.rounds
-    estimate = estimated(rounds.answers, centred=rounds.centred)
-    count = _above(estimate) if n_components == AUTO else int(n_components)
+    estimate = rounds.estimate
+    count = _above(estimate, rounds.constraints) if n_components == AUTO else int(n_components)
     found = components(estimate, n_components=count, method=method)
-    shown = assessed(rounds.answers, found, centred=rounds.centred, unit=rounds.unit)
+    shown = assessed(rounds.answers, found, centred=rounds.centred, unit=rounds.unit, constraints=rounds.constraints)
     refined = dataclasses.replace(
         released, components=found.components, eigenvalues=found.values * rounds.unit, further=None
     )
@@ -73,12 +83,12 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
     return RefinedRelease(subspace=refined, refined_by=found.refined_by, assessment=shown, noise_edge=rounds.noise_edge)
 
 
-def _above(estimate: Estimate) -> int:
+def _above(estimate: Estimate, constraints: Constraints | None) -> int:
     """Return the number of components above the noise, at least 1 and fewer than there are columns."""
     order = len(estimate.matrix)
     with one_thread():
         values = np.linalg.eigvalsh(estimate.map.around(estimate.matrix))
-    above = above_edge(values / estimate.noise_std, edge=edge_quantile(order))
+    above = above_edge(values, edge=edge_of(estimate, constraints))
     return min(max(above, 1), order - 1)
 
 

@@ -271,7 +271,7 @@ def continued(estimate: Estimate, answer: Answer) -> Estimate:
         return replace(
             estimate,
             matrix=combined(rounds, estimate.matrix),
-            noise_std=1.0 / math.sqrt(sum(_weights(rounds))),
+            noise_std=1.0 / math.sqrt(sum(weights_of(rounds))),
             rounds=rounds,
         )
 
@@ -356,7 +356,7 @@ def combined(rounds: Sequence[Round], start: Matrix) -> Matrix:
     conjugate gradients, for a matrix of the order of Q. Their preconditioner is exact for one map among the rounds,
     hence for two rounds.
     """
-    weights = _weights(rounds)
+    weights = weights_of(rounds)
     whole = sum(weights)
     wanted = sum(weight * each.map.transposed_around(each.matrix) for weight, each in zip(weights, rounds, strict=True))
     spanned = np.hstack([columns for each in rounds for columns in (each.map.basis, each.map.reduced)])
@@ -409,7 +409,8 @@ def _least_energy(estimate: Estimate) -> float:
     return math.sqrt(2.0 * len(estimate.matrix)) * estimate.noise_std / 2.0
 
 
-def _weights(rounds: Sequence[Round]) -> list[float]:
+def weights_of(rounds: Sequence[Round]) -> list[float]:
+    """Return the weight of each round in `combined`, which is 1 over its variance."""
     return [1.0 / each.noise_std**2 for each in rounds]
 
 

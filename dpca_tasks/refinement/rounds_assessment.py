@@ -29,22 +29,32 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
+from dpca_tasks.refinement.constrained_rounds import constrained
 from dpca_tasks.refinement.leading_pairs import CHOICE_SHARE, Refinement, Score, probes, public_noise
 from dpca_tasks.refinement.noisy_moment import REPORT, Method, NoisyMoment
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import BELOW, Assessment, assess, part, with_shares
 from dpca_tasks.refinement.rounds import Answer, Estimate, around_own_mean, begun, components, continued
+from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread, two_at_once
 
 type Matrix = NDArray[np.float64]
 
 
-def estimated(answers: Sequence[Answer], *, centred: bool) -> Estimate:
-    """Return the estimate from the answers of all rounds so far."""
-    return functools.reduce(continued, answers[1:], begun(answers[0], centred=centred))
+def estimated(answers: Sequence[Answer], *, centred: bool, constraints: Constraints | None = None) -> Estimate:
+    """Return the estimate from the answers of all rounds so far, among the moments that constraints allow."""
+    found = functools.reduce(continued, answers[1:], begun(answers[0], centred=centred))
+    return found if constraints is None else constrained(found, answers[0], constraints)
 
 
-def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool, unit: float = 1.0) -> Assessment:
+def assessed(
+    answers: Sequence[Answer],
+    refinement: Refinement,
+    *,
+    centred: bool,
+    unit: float = 1.0,
+    constraints: Constraints | None = None,
+) -> Assessment:
     """Assess the components that `dpca_tasks.refinement.rounds.components` found.
 
     Parameters
@@ -58,6 +68,8 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
         Whether records were centred.
     unit : float
         The squared clip norm in data units, by which all variances of the result are multiplied.
+    constraints : Constraints, optional
+        The constraints under which the rounds were combined.
 
     Returns
     -------
@@ -67,10 +79,13 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
         had a map or could clip a record, all weights are 1, and the estimate is assessed like a single release.
     """
     with one_thread():
-        last, follow = answers[-1], _rule(answers[:-1], centred=centred)
+        last, follow = answers[-1], _rule(answers[:-1], centred=centred, constraints=constraints)
         estimate = follow(last)
         moment = NoisyMoment(
-            matrix=last.map.around(estimate.matrix), noise_std=estimate.noise_std, step=estimate.rounds[-1].step
+            matrix=last.map.around(estimate.matrix),
+            noise_std=estimate.noise_std,
+            step=estimate.rounds[-1].step,
+            constraints=None if centred else constraints,
         )
         if len(answers) > 1 and all(each.energy is None for each in answers) and not centred:
             shown = assess(moment, refinement)
@@ -78,7 +93,7 @@ def assessed(answers: Sequence[Answer], refinement: Refinement, *, centred: bool
         values = eigh(moment.matrix, eigvals_only=True)
         shown = Assessment(
             noise_std=estimate.noise_std,
-            above_noise=above_edge(values / estimate.noise_std, edge=edge_quantile(len(values))),
+            above_noise=above_edge(values, edge=edge_of(estimate, constraints)),
         )
         if not moment.guarded:
             return _scaled(shown, unit)
@@ -99,11 +114,23 @@ def _moment(answer: Answer, *, centred: bool) -> Matrix:
     return around_own_mean(answer) if centred else answer.released[:order, :order]
 
 
-def _rule(early: Sequence[Answer], *, centred: bool) -> Callable[[Answer], Estimate]:
+def edge_of(estimate: Estimate, constraints: Constraints | None) -> float:
+    """Return the bound that eigenvalues of noise alone exceed in 1 of 100 cases, after the last map."""
+    if constraints is None:
+        return estimate.noise_std * edge_quantile(len(estimate.matrix))
+    ratio = constraints.ratio() if estimate.mean is None else constraints.centred_ratio
+    return estimate.noise_std / ratio * edge_quantile(constraints.width)
+
+
+def _rule(early: Sequence[Answer], *, centred: bool, constraints: Constraints | None) -> Callable[[Answer], Estimate]:
     """Return the function from the last answer to the estimate, given all earlier answers."""
-    if not early:
-        return functools.partial(begun, centred=centred)
-    return functools.partial(continued, estimated(early, centred=centred))
+    before = estimated(early, centred=centred) if early else None
+
+    def follow(last: Answer) -> Estimate:
+        found = begun(last, centred=centred) if before is None else continued(before, last)
+        return found if constraints is None else constrained(found, early[0] if early else last, constraints)
+
+    return follow
 
 
 def _scored(follow: Callable[[Answer], Estimate], last: Answer, refinement: Refinement, *, centred: bool) -> Score:

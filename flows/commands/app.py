@@ -22,7 +22,17 @@ OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
         *("epsilon", "delta", "clip_norm", "row_policy", "center", "relation", "unit", "rows_per_unit"),
         *("hold_if_rejected", "allow_large_delta", "allow_not_private", "i_know_this_is_not_private"),
     ),
-    "Quality": ("rounds", "like", "like_public", "refine", "keep_matrix", "require_share", "spectrum", "on_noise"),
+    "Quality": (
+        "rounds",
+        "like",
+        "like_public",
+        "refine",
+        "schema_constraints",
+        "keep_matrix",
+        "require_share",
+        "spectrum",
+        "on_noise",
+    ),
     "Source": (
         *("name", "population", "features", "feature_names", "public_items", "table_schema", "format", "columns"),
         *("duplicates", "keep_zeros", "delimiter", "header", "scale", "density", "block_nnz", "dtype", "on_error"),

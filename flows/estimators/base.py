@@ -5,6 +5,7 @@ is either a budget in memory or the budget of a population in a ledger.
 """
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pyarrow.parquet as pq
 from scipy import sparse
 from scipy.io import mmwrite
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -34,8 +36,8 @@ from dpca.privacy_unit import privacy_of
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from flows.estimators.memory import LIBRARIES, SESSION, Fit, InMemoryBudget, LearnedStepWarning, Made
-from flows.estimators.tables import Columns, Entries, Table, TableRows
-from flows.families import base
+from flows.estimators.tables import Columns, Encoded, Entries, Table, TableRows
+from flows.families import columns as declared
 from flows.families.base import PlannedRelease, family_of
 from flows.releases.running import charge_release, finish_release
 from flows.releases.stages import digest_of, plan_on, publish_in
@@ -194,9 +196,12 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
     workspace = budget.workspace
     folder = workspace.home / STAGING / uuid4().hex
     make_folder(folder)
+    encoded = rows.encoded
     try:
         report = ingest(
-            [_write(rows, piece, folder) for piece in range(rows.n_blocks)],
+            [_write(rows, piece, folder) for piece in range(rows.n_blocks)]
+            if encoded is None
+            else [_write_raw(encoded, folder)],
             name=budget.dataset,
             home=workspace.home,
             engine=workspace.ledger.engine,
@@ -207,7 +212,8 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 dtype="float64",
                 keep_zeros=rows.has_zeros,
                 duplicates="refuse" if rows.has_zeros else None,  # the rows are canonical
-                feature_names=_write_names(rows.feature_names(), folder),
+                feature_names=None if encoded else _write_names(rows.feature_names(), folder),
+                table_schema=None if encoded is None else _write_schema(encoded, folder),
             ),
             progress=lambda *_: os.utime(folder),  # a folder without changes counts as abandoned
         )
@@ -229,6 +235,22 @@ def _write(rows: TableRows, piece: int, folder: Path) -> Path:
     else:
         np.save(file, made)
     return file
+
+
+def _write_raw(encoded: Encoded, folder: Path) -> Path:
+    """Write a raw table as Parquet; return the file."""
+    file = folder / "rows.parquet"
+    create_file(file)
+    pq.write_table(encoded.raw, file)
+    return file
+
+
+def _write_schema(encoded: Encoded, folder: Path) -> str:
+    """Write a schema as JSON; return the file."""
+    file = folder / "schema.json"
+    create_file(file)
+    file.write_text(json.dumps(encoded.encoder.schema.facts()), encoding="utf-8")
+    return str(file)
 
 
 def _write_names(names: Sequence[str] | None, folder: Path) -> str | None:
@@ -297,6 +319,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     slot: str | None
     budget: InMemoryBudget | PopulationBudget | None
     n_components_: int
+    schema: Any = None
     _entries = Entries()
 
     def __sklearn_tags__(self) -> Any:
@@ -349,11 +372,13 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
 
     def _release(self, request: Request, X: Any) -> Any:
         """Make the release of a request on a table, or find the release of its slot; return the artifact."""
+        encoded = self._encoded(X)
+        X = X if encoded is None else encoded.frame()
         columns = Columns.learned(self, X)
 
         def read_rows(*, copied: bool = False) -> TableRows:
-            table = self._table(X, reset=True)
-            rows = TableRows(table.copied() if copied else table, feature_names=columns.names)
+            table = Table.checked(self, X, reset=True, entries=self._entries)
+            rows = TableRows(table.copied() if copied else table, feature_names=columns.names, encoded=encoded)
             if self.records_at_most is not None and rows.n_records > self.records_at_most:
                 raise Invalid(
                     f"X has more rows than records_at_most={self.records_at_most}; declare a public bound "
@@ -371,12 +396,24 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         )
         names = columns.names
         family_of(request).check_columns(
-            request, lambda: base.Columns(table="X", n_features=columns.n_features, names=names)
+            request,
+            lambda: declared.Columns(
+                table="X",
+                n_features=columns.n_features,
+                names=names,
+                encoder=None if encoded is None else encoded.encoder.schema.facts(),
+            ),
         )
         warn_of_learned_steps(self)
         made = make_release(self.budget, fit)
         self.artifact_, self.published_ = made.artifact, made.published
         return made.artifact
 
-    def _table(self, X: Any, *, reset: bool) -> Table:
-        return Table.checked(self, X, reset=reset, entries=self._entries)
+    def _table(self, X: Any) -> Table:
+        """Return a table to transform, encoded by the schema of the fit if there is one."""
+        encoded = self._encoded(X)
+        frame = X if encoded is None else encoded.frame()
+        return Table.checked(self, frame, reset=False, entries=self._entries)
+
+    def _encoded(self, X: Any) -> Encoded | None:
+        return None if self.schema is None else Encoded.of(self.schema, X)

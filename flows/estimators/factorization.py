@@ -206,7 +206,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         return Entries(missing=True, duplicates=self.duplicates)
 
     def _of_users(self, X: Any, one: "_OfUser", *, width: int) -> Any:
-        return self._table(X, reset=False).map(_Users(items=self.artifact_, one=one, width=width), width=width)
+        return self._table(X).map(_Users(items=self.artifact_, one=one, width=width), width=width)
 
     def _request(self) -> CompletionRequest:
         """Return the request of a fit, which has all options except ratings and budget, as plain values."""

@@ -28,6 +28,7 @@ from dpca_tasks.accounting.prices import Charge, add
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.privacy.gate import InMemoryReservation
 from flows.estimators.tables import Columns, TableRows
+from flows.families import columns as declared
 from flows.families.base import PlannedRelease, family_of
 from flows.releases.running import run_mechanism
 from flows.releases.stages import plan_in
@@ -332,9 +333,11 @@ class InMemoryBudget:
         """Compute a charged release, then drop its key and its rows."""
         planned, family = held.planned, family_of(held.planned.request)
         result = run_mechanism(family.ready(planned), family.source(planned, rows), reservation)
-        held.artifact = family.state(
-            planned, result, release_id=reservation.release_id, feature_names=rows.feature_names()
+        columns = declared.Columns(
+            table="X", n_features=rows.n_features, names=rows.feature_names(), encoder=rows.encoder()
         )
+        artifact = family.state(planned, result, release_id=reservation.release_id, columns=columns)
+        held.artifact = artifact.with_encoder(columns.encoder)
         held.unfinished = None
         self._made.append(held.artifact)
 

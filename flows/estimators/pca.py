@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.utils.validation import check_array, check_is_fitted
 
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.installed import needing
+from dpca.schemas.schema import Schema
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.refinement.refined_release import AUTO
@@ -54,6 +56,9 @@ class PrivatePCA(PrivateEstimator):
     like : str, optional
         An earlier release of the same columns in the registry of this home, as ``"NAME@VERSION"``. Its directions and
         mean replace the first rounds, so the whole budget goes into one round of ``analyze_gauss``.
+    schema : Schema, mapping or path, optional
+        The declared schema of a raw table, as of ``dpca dataset ingest --table-schema``. Fits and transforms then take
+        data frames with the columns of the schema, and encode them. Noise that the schema excludes is removed.
     refine : str, optional
         Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
@@ -134,6 +139,7 @@ class PrivatePCA(PrivateEstimator):
         row_policy: str = "clip",
         rounds: int | str = "auto",
         like: str | None = None,
+        schema: Schema | Mapping[str, Any] | str | Path | None = None,
         refine: str | None = None,
         settings: Mapping[str, str] | None = None,
         records_at_most: int | None = None,
@@ -150,6 +156,7 @@ class PrivatePCA(PrivateEstimator):
         self.row_policy = row_policy
         self.rounds = rounds
         self.like = like
+        self.schema = schema
         self.refine = refine
         self.settings = settings
         self.records_at_most = records_at_most
@@ -188,7 +195,7 @@ class PrivatePCA(PrivateEstimator):
         """
         check_is_fitted(self)
         scores = partial(_scores, components=self.components_, mean=self.mean_)
-        return self._table(X, reset=False).map(scores, width=self.n_components_)
+        return self._table(X).map(scores, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
         """Return the points of the subspace with these scores."""
@@ -217,7 +224,7 @@ class PrivatePCA(PrivateEstimator):
         Tipping and Bishop, Probabilistic principal component analysis, 1999.
         """
         check_is_fitted(self)
-        variances, table = self.explained_variance_, self._table(X, reset=False)
+        variances, table = self.explained_variance_, self._table(X)
         if not np.isfinite(variances).all():
             return float("nan")
         noise = max(self.noise_variance_, _LEAST * float(variances.max(initial=0.0)), np.finfo(float).tiny)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +19,9 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, validate_data
 
 from dpca.errors import Invalid
+from dpca.schemas.encoder import Encoder
 from dpca.schemas.frames import plain_rows, without_index
+from dpca.schemas.schema import Schema, read_schema
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.records.blocks import CsrBlock
 from storage.datasets.content_digest import ContentDigest
@@ -212,6 +215,38 @@ class Table:
         return np.concatenate([np.empty((0, width)), *(function(piece()) for piece in self.pieces)])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A raw table, and the encoder that turns it into numbers."""
+
+    encoder: Encoder
+    raw: pa.Table
+
+    @classmethod
+    def of(cls, schema: Any, table: Any) -> Self:
+        """Read a raw table by a schema: a `Schema`, its parsed document, or the file that holds it.
+
+        Raises
+        ------
+        Invalid
+            When the schema is not valid, or the table has other columns.
+        """
+        if isinstance(schema, str | Path):
+            schema = read_schema(schema)
+        encoder = Encoder(schema if isinstance(schema, Schema) else Schema.parse(schema))
+        if encoder.schema.unit is not None:
+            raise Invalid(
+                f"the schema declares the ids of individuals, {encoder.schema.unit!r}, but each row of X is the data "
+                "of one person; declare this column as dropped, or ingest the table and release the dataset."
+            )
+        return cls(encoder=encoder, raw=encoder.raw(table))
+
+    def frame(self) -> pa.Table:
+        """Return the features as a table of named columns."""
+        features = self.encoder.features(self.raw)
+        return pa.table(dict(zip(self.encoder.feature_names, features.T, strict=True)))
+
+
 class TableRows:
     """Rows of a table as a source of blocks, with one record per row.
 
@@ -221,8 +256,10 @@ class TableRows:
     rows. ``has_zeros`` is true if a stored zero is a value.
     """
 
-    def __init__(self, table: Table, *, feature_names: Sequence[str] | None = None) -> None:
-        self.has_zeros, self._names = table.entries.missing, feature_names
+    def __init__(
+        self, table: Table, *, feature_names: Sequence[str] | None = None, encoded: "Encoded | None" = None
+    ) -> None:
+        self.has_zeros, self._names, self.encoded = table.entries.missing, feature_names, encoded
         digest, extents, pieces = ContentDigest(n_features=table.n_features), [], []
         for piece in table.pieces:
             rows = sparse.csr_array(piece())
@@ -247,6 +284,10 @@ class TableRows:
     def feature_names(self) -> Sequence[str] | None:
         """Return the names of the columns, which are public; None if they have no names."""
         return self._names
+
+    def encoder(self) -> dict[str, Any] | None:
+        """Return the schema by which the rows were encoded, as plain JSON values; None without a schema."""
+        return None if self.encoded is None else self.encoded.encoder.schema.facts()
 
     def read(self, block: int, /) -> CsrBlock:
         """Read one piece as a block."""

@@ -27,10 +27,10 @@ from dpca_tasks.accounting.events import Event, Relation
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.mechanisms.base import NO_GUARANTEE, Mechanism, Plan, PrivacyTarget, Terms
 from dpca_tasks.records.blocks import BlockSource, NormalisedBlocks
+from flows.families.columns import Columns
 from flows.requests import Request
 from storage.datasets.catalog import Entry
 from storage.datasets.content_digest import Manifest
-from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.budgets import RECORDS_AT_MOST
 from storage.ledger.releases import Release
 from storage.options import as_rule
@@ -51,26 +51,6 @@ class PlannedRelease[R: Request]:
     plan: Plan
     run_key: str
     fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The public facts about the columns of rows: their number, their names and schema if declared, and their table."""
-
-    table: str
-    n_features: int
-    names: Sequence[str] | None = None
-    encoder: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, rows: Dataset) -> "Columns":
-        """Return the columns of a stored snapshot."""
-        return cls(
-            table=f"dataset {rows.manifest.dataset!r}",
-            n_features=rows.n_features,
-            names=rows.feature_names(),
-            encoder=rows.encoder(),
-        )
 
 
 class Family[R: Request, T](ABC):
@@ -121,10 +101,8 @@ class Family[R: Request, T](ABC):
         """Return the options that determine the release, besides mechanism and guarantee, as plain JSON values."""
 
     @abstractmethod
-    def state(
-        self, planned: PlannedRelease[R], result: T, *, release_id: str, feature_names: Sequence[str] | None
-    ) -> Artifact:
-        """Build the artifact of a result from its public facts only; the dataset's owner declared the feature names."""
+    def state(self, planned: PlannedRelease[R], result: T, *, release_id: str, columns: Columns) -> Artifact:
+        """Build the artifact of a result from its public facts only; the dataset's owner declared the columns."""
 
     def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return the facts of the request that an artifact contains in addition to the facts of its noise."""

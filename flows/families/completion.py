@@ -31,6 +31,7 @@ from flows.families.base import (
     records_facts,
     release_facts,
 )
+from flows.families.columns import Columns
 from flows.requests import CompletionRequest
 from storage.datasets.catalog import Entry
 from storage.datasets.content_digest import Manifest
@@ -219,12 +220,11 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         result: ItemFactors,
         *,
         release_id: str,
-        feature_names: Sequence[str] | None,
+        columns: Columns,
     ) -> ItemEmbeddings:
         """Build the artifact of factors and offsets with their public facts."""
         low, high = range_of(planned.request.ratings_between)
         facts = release_facts(self, planned, release_id=release_id)
-        names = {} if feature_names is None else {"feature_names": list(feature_names)}
         warnings = {"warnings": list(planned.plan.warnings)} if planned.plan.warnings else {}
         return ItemEmbeddings(
             factors=result.factors,
@@ -232,7 +232,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
             counts=result.counts,
             low=low,
             high=high,
-            manifest={**names, **warnings, **facts, "user_step": dict(result.user_step)},
+            manifest={**columns.named, **warnings, **facts, "user_step": dict(result.user_step)},
         )
 
 

@@ -28,6 +28,7 @@ from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, Subsp
 from dpca_tasks.privacy.curator import DisclosingCurator
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import Family, PlannedRelease, records_facts, release_facts, rows_by_policy
+from flows.families.columns import Columns
 from flows.requests import EvaluationRequest, SubspaceEvaluationRequest
 from storage.datasets.catalog import Entry
 from storage.workspace import Workspace
@@ -96,7 +97,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
         return {"evaluated": str(version), "evaluated_digest": version.digest, **self.about(planned)}
 
     def state(
-        self, planned: PlannedRelease[R], result: Estimate, *, release_id: str, feature_names: Sequence[str] | None
+        self, planned: PlannedRelease[R], result: Estimate, *, release_id: str, columns: Columns
     ) -> PrivateEstimate:
         """Build the artifact of the noisy sums and estimates, with the evaluated version."""
         facts = release_facts(self, planned, release_id=release_id)

@@ -13,6 +13,7 @@ from dpca_tasks.mechanisms.base import Center, Mechanism, Problem
 from dpca_tasks.mechanisms.moments import MECHANISMS
 from dpca_tasks.mechanisms.released_moment import Moment, moment_query
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.refinement.constrained_release import constrained_moment
 from flows.families.base import (
     Family,
     PlannedRelease,
@@ -21,6 +22,7 @@ from flows.families.base import (
     release_facts,
     rows_by_policy,
 )
+from flows.families.columns import Columns
 from flows.requests import MomentRequest
 from storage.datasets.catalog import Entry
 
@@ -82,7 +84,8 @@ class MomentFamily(Family[MomentRequest, Moment]):
 
     def requested(self, request: MomentRequest) -> Sequence[Any]:
         """Return the options on rows that determine the release."""
-        return [request.clip_norm, request.row_policy, request.center]
+        requested = [request.clip_norm, request.row_policy, request.center]
+        return requested if request.schema_constraints else [*requested, "schema_constraints=false"]
 
     def source(self, planned: PlannedRelease[MomentRequest], rows: BlockSource) -> BlockSource:
         """Return the rows, all scaled to the clip norm if the request has ``row_policy=normalise``."""
@@ -106,16 +109,16 @@ class MomentFamily(Family[MomentRequest, Moment]):
         result: Moment,
         *,
         release_id: str,
-        feature_names: Sequence[str] | None,
+        columns: Columns,
     ) -> PrivateMoment:
         """Build the artifact of a moment with its public facts."""
+        result = constrained_moment(result, columns.constraints if planned.request.schema_constraints else None)
         assert result.released is not None
-        names = {} if feature_names is None else {"feature_names": list(feature_names)}
         warnings = {"warnings": list(planned.plan.warnings)} if planned.plan.warnings else {}
         return PrivateMoment(
             matrix=pack_symmetric(result.released),
             manifest={
-                **names,
+                **columns.named,
                 **warnings,
                 **release_facts(self, planned, release_id=release_id),
                 "clip_norm": planned.request.clip_norm,

@@ -15,7 +15,7 @@ from dpca.schemas.frames import meaning
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.warm_start import Start, gives_start, start_of
-from flows.families.base import Columns
+from flows.families.columns import Columns
 from flows.families.restated_subspace import released_from
 from flows.requests import SubspaceRequest
 from storage.ledger.budgets import RECORDS_AT_MOST

@@ -28,6 +28,7 @@ from dpca_tasks.refinement.refined_release import AUTO, Assessment, RefinedRelea
 from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.rounds import Answer, Estimate
 from dpca_tasks.refinement.rounds_assessment import estimated
+from dpca_tasks.refinement.schema_constraints import Constraints
 
 _MEGABYTE = 1e6
 
@@ -134,6 +135,7 @@ def unpacked_rounds(artifact: PrivateSubspace) -> Rounds:
         unit=float(artifact.manifest["clip_norm"]) ** 2,
         centred=artifact.mean is not None,
         noise_edge=artifact.outcome.get("noise_edge"),
+        constraints=Constraints.of(facts.get("constraints"), n_features=artifact.n_features),
     )
 
 
@@ -329,7 +331,7 @@ def _from_matrix(artifact: PrivateSubspace, *, n_components: int | str, method: 
 
 def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: str, parent: str) -> PrivateSubspace:
     rounds = unpacked_rounds(artifact)
-    moment = estimated(rounds.answers, centred=rounds.centred).matrix * rounds.unit
+    moment = rounds.estimate.matrix * rounds.unit
     raw = decompose(Moment(matrix=moment, mean=artifact.mean), n_components=1)
     raw = dataclasses.replace(raw, rounds=rounds, outcome={"rounds": artifact.outcome["rounds"]})
     return _from_release(artifact, raw, n_components=n_components, method=method, parent=parent)

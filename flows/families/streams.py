@@ -44,8 +44,11 @@ from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, tick_noise, 
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.request import scale_in_steps
 from dpca_tasks.queries.streamed_moment import StreamedMoment
+from dpca_tasks.refinement.constrained_release import constrained_release
 from dpca_tasks.refinement.refined_release import RefinedRelease, refine_release
+from dpca_tasks.refinement.schema_constraints import Constraints
 from flows.families.base import code_version, records_facts
+from flows.families.columns import Columns
 from flows.families.restated_subspace import state_subspace
 from flows.requests import StreamRequest
 from storage.datasets.catalog import Entry
@@ -197,6 +200,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         **{"query": f"{query.name} {query.version}", "features": features_of(workspace, snapshot)},
         **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": snapshot.unit},
         "rows_per_unit": budget.rows_per_unit,
+        "constraints": _constraints(workspace, snapshot) if request.schema_constraints else None,
         **{"problem": dataclasses.asdict(problem)},
         "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _SEPARATE},
     }
@@ -249,6 +253,12 @@ def features_of(workspace: Workspace, snapshot: Entry) -> str:
     names = rows.feature_names()
     shown = [snapshot.n_features, None if names is None else list(names), meaning(rows.encoder())]
     return hashlib.sha256(canonical_json(shown)).hexdigest()
+
+
+def _constraints(workspace: Workspace, snapshot: Entry) -> dict[str, Any] | None:
+    """Return the constraints of the snapshot's schema as plain JSON values; None if it has none."""
+    found = Columns.of(workspace.catalog.open(snapshot)).constraints
+    return None if found is None else found.facts()
 
 
 def _weights(request: StreamRequest) -> tuple[Weights, str]:
@@ -332,6 +342,8 @@ def state_tick(
     noise = tick_noise(terms.plan, query)
     problem, count = terms.plan.problem, int(terms.facts["components"])
     found = streamed_subspace(estimate, problem, noise=noise, multipliers=multipliers, n_components=count)
+    constraints = Constraints.of(terms.facts["constraints"], n_features=problem.n_features)
+    found = constrained_release(found, constraints)
     refined = refine_release(found, n_components=count, method=terms.facts["refine"])
     turned, shown = _aligned(terms, refined, earlier.before)
     drift = _drift(terms, query, answers, kept, energies, earlier.halfway, noise_std=float(noise["std"]))

@@ -31,9 +31,9 @@ from dpca_tasks.mechanisms.prior_releases import (
 from dpca_tasks.mechanisms.released_rounds import shares_of
 from dpca_tasks.mechanisms.subspace import MECHANISMS, REFERENCES
 from dpca_tasks.records.blocks import BlockSource
+from dpca_tasks.refinement.constrained_release import constrained_release
 from dpca_tasks.refinement.refined_release import AUTO, check_refinement, percent_at_least, refine_release
 from flows.families.base import (
-    Columns,
     Family,
     PlannedRelease,
     build_mechanism,
@@ -41,6 +41,7 @@ from flows.families.base import (
     release_facts,
     rows_by_policy,
 )
+from flows.families.columns import Columns
 from flows.families.parents import Parent, check_same_columns, parent_of, with_start
 from flows.families.public_rows import PublicRows, identity_of, pinned_rows
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
@@ -320,6 +321,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         requested = [request.clip_norm, request.row_policy, request.center]
         if request.components == AUTO:
             requested.append("components=auto")
+        if not request.schema_constraints:
+            requested.append("schema_constraints=false")
         if request.mechanism == AUTO:
             requested += [f"components={request.components}", f"spectrum={request.spectrum}"]
         if request.hold_if_rejected is not None:
@@ -386,12 +389,13 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         result: Subspace,
         *,
         release_id: str,
-        feature_names: Sequence[str] | None,
+        columns: Columns,
     ) -> PrivateSubspace:
         """Refine a subspace and build its artifact with the public facts."""
         plan, problem = planned.plan, _problem_of(planned)
         clip_norm = problem.clip_norm if result.clip_norm is None else result.clip_norm
         method, requested = refinement_of(planned), _count(planned.request)
+        result = constrained_release(result, columns.constraints if planned.request.schema_constraints else None)
         refined = refine_release(
             result,
             n_components=requested,
@@ -406,7 +410,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             keep_matrix=0.0 if plan.target.i_know_this_is_not_private else planned.request.keep_matrix,
             warnings=release_warnings(plan, result),
             manifest={
-                **({} if feature_names is None else {"feature_names": list(feature_names)}),
+                **columns.named,
                 **facts,
                 "parameters": parameters,
                 "clip_norm": clip_norm,

@@ -22,6 +22,7 @@ from dpca_tasks.mechanisms.tensors import MECHANISMS, REFERENCES
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem, TensorReleases
 from dpca_tasks.records.blocks import ArrayBlocks
 from flows.families.base import Family, PlannedRelease, build_mechanism, records_facts, release_facts
+from flows.families.columns import Columns
 from flows.requests import TensorRequest
 from storage.datasets.catalog import Entry
 
@@ -245,17 +246,16 @@ class TensorFamily(Family[TensorRequest, Components]):
         result: Components,
         *,
         release_id: str,
-        feature_names: Sequence[str] | None,
+        columns: Columns,
     ) -> TensorComponents:
         """Build the artifact of components with their public facts."""
         facts = release_facts(self, planned, release_id=release_id)
-        names = {} if feature_names is None else {"feature_names": list(feature_names)}
         return state_components(
             result,
             n_features=planned.plan.problem.n_features,
             requested=planned.request.components,
             warnings=planned.plan.warnings,
-            manifest={**names, **facts},
+            manifest={**columns.named, **facts},
         )
 
 

@@ -38,6 +38,7 @@ from dpca_tasks.privacy.curator import Curator, DisclosingCurator
 from dpca_tasks.privacy.gate import Reservation
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import PlannedRelease, family_of, read_planned, stored_request
+from flows.families.columns import Columns
 from flows.orchestration.stage_calls import emit_public_event, stored_secret
 from flows.remote_ledger.workspaces import ReleaseWorkspace
 from flows.reports.activity import begin_step, report_parts
@@ -255,8 +256,8 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
     result = run_mechanism(planned, family.source(planned, rows), reservation, **others)
     begin_step("writing the artifact")
     log_event("computed", seconds=round(time.monotonic() - began, 3))
-    artifact = family.state(planned, result, release_id=release.id, feature_names=rows.feature_names())
-    artifact = artifact.with_encoder(rows.encoder())
+    columns = Columns.of(rows)
+    artifact = family.state(planned, result, release_id=release.id, columns=columns).with_encoder(columns.encoder)
     for warning in artifact.manifest.get("warnings", ()):
         log_event("warned", warning=warning)
     return write_artifact(artifact, home=workspace.home, place=workspace.store)

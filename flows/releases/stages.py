@@ -33,15 +33,8 @@ from flows.clusters.connecting import (
     reach_cluster,
     suffices_alone,
 )
-from flows.families.base import (
-    Columns,
-    PlannedRelease,
-    family_of,
-    fingerprint_of,
-    read_request,
-    request_facts,
-    target_of,
-)
+from flows.families.base import PlannedRelease, family_of, fingerprint_of, read_request, request_facts, target_of
+from flows.families.columns import Columns
 from flows.orchestration.stage_calls import Runner, directly, shown_progress
 from flows.releases.running import charge_release, finish_release, summing
 from flows.remote_ledger.workspaces import ReleaseWorkspace, open_workspace, read_workspace

@@ -20,8 +20,10 @@ from dpca.errors import Finished
 from dpca_tasks.errors import SiteSilent
 from dpca_tasks.mechanisms.base import Components
 from dpca_tasks.mechanisms.noise_level import release_warnings
+from dpca_tasks.refinement.constrained_release import constrained_release
 from dpca_tasks.refinement.refined_release import refine_release
 from flows.families.base import plan_facts, plan_statement
+from flows.families.columns import Columns
 from flows.families.restated_subspace import state_subspace
 from flows.families.tensors import state_components
 from flows.reports.terminal import log_event
@@ -216,6 +218,8 @@ def _state(planned: PlannedJoint, answered: Answered) -> PrivateSubspace | Tenso
         declared = state_components(result, **requested, warnings=total.warnings, manifest={**names, **facts})
     else:
         assert request.clip_norm is not None
+        columns = Columns(table="sites", n_features=total.problem.n_features, encoder=answered.encoder)
+        result = constrained_release(result, columns.constraints)
         edge = None if total.noise_edge is None else total.noise_edge * request.clip_norm**2
         declared = state_subspace(
             refine_release(result, n_components=request.components, edge=edge),

@@ -174,9 +174,7 @@ def test_the_stated_deviation_of_scores_by_fission_is_no_less_than_that_of_their
 
 
 def test_a_deviation_from_probes_alone_is_detected():
-    errors, declared = report_errors(
-        planted(leading_pairs, ("math.sqrt(2.0 * fixed + 4.0 * moved + spread)", "math.sqrt(spread)"))
-    )
+    errors, declared = report_errors(planted(leading_pairs, ("math.sqrt(variance + spread)", "math.sqrt(spread)")))
     assert math.sqrt(np.mean(declared**2)) < 0.7 * errors.std(ddof=1)
 
 
@@ -283,7 +281,7 @@ def test_probes_are_isotropic_and_equal_for_all_releases():
 
 def test_a_refinement_depends_on_the_released_matrix_and_public_numbers_alone():
     names = set(inspect.signature(NoisyMoment).parameters)
-    assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues", "vectors"}
+    assert names == {"matrix", "noise_std", "noise", "constant", "step", "eigenvalues", "vectors", "constraints"}
     assert set(inspect.signature(leading_pairs.refine).parameters) == {"moment", "n_components", "method"}
     assert set(inspect.signature(leading_pairs.public_noise).parameters) == {"order", "stream", "probe"}
     for module in (leading_pairs, noisy_moment, leading_pairs, noisy_moment):

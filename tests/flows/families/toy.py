@@ -26,6 +26,7 @@ from dpca_tasks.queries.joint_sum import JointSum, Part
 from dpca_tasks.records.blocks import RowBlock
 from flows.commands.releasing import fit_command
 from flows.families.base import Family, PlannedRelease, build_mechanism, release_facts
+from flows.families.columns import Columns
 from flows.jobs import release_flow
 from flows.requests import MECHANISM, Request
 from storage.datasets.catalog import Entry
@@ -231,10 +232,10 @@ class ToyFamily(Family[ToyRequest, Profile]):
         result: Profile,
         *,
         release_id: str,
-        feature_names: Sequence[str] | None,
+        columns: Columns,
     ) -> ToyProfile:
         """Return the artifact that states a released profile."""
-        del feature_names
+        del columns
         facts = release_facts(self, planned, release_id=release_id)
         manifest = {**facts, "clip_norm": planned.request.clip_norm}
         return ToyProfile(energies=result.energies, counts=result.counts, manifest=manifest)

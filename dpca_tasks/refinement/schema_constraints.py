@@ -1,0 +1,188 @@
+"""Linear constraints that a declared schema imposes on every second moment, and the exact projection onto them.
+
+A categorical column becomes a group of features, of which a row has at most one. So ``S_ij = 0`` for two features of
+one group. If every row fills the groups g and h, with the same value, then ``x^T (1_g - 1_h) = 0`` for each row, and
+``S (1_g - 1_h) = 0``. Clipping scales all entries of a row alike, so both hold after clipping too.
+
+The constraints follow from the public schema alone. Let L be the linear space of symmetric matrices that satisfy them.
+The orthogonal projection onto L is post-processing of a release: it removes noise and no signal. The noise left is
+normal on L, and its standard deviation is `Constraints.ratio` times the former one.
+
+>>> space = Constraints(n_features=5, groups=((0, 2), (2, 5)), filled=(True, True))
+>>> space.project(np.ones((5, 5))).round(3)[0].tolist()
+[1.714, 0.0, 0.571, 0.571, 0.571]
+>>> round(space.ratio(), 3)
+0.632
+
+Notes
+-----
+With Z the operator that sets the zero entries, and the indicators of the filled groups as columns of G, the projection
+is ``Z(A - G Y^T - Y G^T)``, for the Y of shape (d, g) that makes all columns of its product with G equal. Setting
+zeros and removing the null vectors in turn also converges to it, but slowly. Conjugate gradients find Y to rounding,
+and each step only costs ``O(d g)``, since the groups are disjoint.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+type Matrix = NDArray[np.float64]
+
+ACCURACY = 1e-24
+"""The squared residual, relative to the sums over groups, at which conjugate gradients stop."""
+_STEPS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Constraints:
+    """Disjoint groups of features, of which each row has at most one.
+
+    Parameters
+    ----------
+    n_features : int
+        d.
+    groups : tuple of pairs of int
+        The first feature of each group, and the one after its last.
+    filled : tuple of bool
+        For each group, whether every row has exactly one of its features, with the value 1.
+    """
+
+    n_features: int
+    groups: tuple[tuple[int, int], ...]
+    filled: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any] | None, *, n_features: int) -> Self | None:
+        """Return the constraints that a manifest states, as `facts` returns them; None if it states none."""
+        if facts is None:
+            return None
+        groups = tuple((int(start), int(stop)) for start, stop in facts["groups"])
+        return cls(n_features=n_features, groups=groups, filled=tuple(map(bool, facts["filled"])))
+
+    def facts(self) -> dict[str, Any]:
+        """Return the groups as plain JSON values."""
+        return {"groups": [list(group) for group in self.groups], "filled": list(self.filled)}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the filled groups."""
+        return tuple(stop - start for (start, stop), full in zip(self.groups, self.filled, strict=True) if full)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether the constraints exclude any matrix."""
+        return len(self.sizes) > 1 or any(stop - start > 1 for start, stop in self.groups)
+
+    @property
+    def width(self) -> int:
+        """The number of dimensions that the null vectors leave, in which all noise is after the projection."""
+        return self.n_features - max(len(self.sizes) - 1, 0)
+
+    @cached_property
+    def members(self) -> Matrix:
+        """The indicators of the filled groups as columns, shape (d, g)."""
+        found = np.zeros((self.n_features, len(self.sizes)))
+        full = (ends for ends, full in zip(self.groups, self.filled, strict=True) if full)
+        for column, (start, stop) in enumerate(full):
+            found[start:stop, column] = 1.0
+        return found
+
+    def dimension(self, *, constant: bool = False) -> int:
+        """Return the dimension of L, with ``constant`` for rows that end in a constant.
+
+        Notes
+        -----
+        Entries between the g filled groups are tables of counts with given margins, which are the diagonals of the
+        groups and have equal sums: ``sum n - (g - 1)`` diagonals and ``sum (n - 1) (n' - 1)`` further entries. Each
+        other feature has ``sum n - (g - 1)`` entries with the filled groups.
+        """
+        sizes = self.sizes
+        diagonal = sum(sizes) - max(len(sizes) - 1, 0)
+        tables = sum((one - 1) * (two - 1) for one, two in itertools.combinations(sizes, 2))
+        others = self.n_features - sum(sizes) + constant
+        zeros = sum(
+            math.comb(stop - start, 2) for (start, stop), full in zip(self.groups, self.filled, strict=True) if not full
+        )
+        return diagonal + tables + others * diagonal + others * (others + 1) // 2 - zeros
+
+    def ratio(self, *, constant: bool = False) -> float:
+        """Return the standard deviation of the noise after the projection, over the one before it."""
+        return math.sqrt(self.dimension(constant=constant) / math.comb(self.n_features + constant + 1, 2))
+
+    @property
+    def centred_ratio(self) -> float:
+        """The same for moments around a mean, which `project_centred` projects."""
+        return math.sqrt(math.comb(self.width + 1, 2) / math.comb(self.n_features + 1, 2))
+
+    def project(self, matrix: Matrix) -> Matrix:
+        """Return the nearest matrix of L, in the Frobenius norm.
+
+        Parameters
+        ----------
+        matrix : float64 array of shape (d, d) or (d + 1, d + 1)
+            Symmetric. With order d + 1, rows end in a constant.
+        """
+        kept = matrix.copy()
+        self._set_zeros(kept)
+        if len(self.sizes) < 2:
+            return kept
+        members = np.vstack([self.members, np.zeros((len(matrix) - self.n_features, len(self.sizes)))])
+        product = members @ self._multipliers(kept @ members, members).T
+        product += product.T
+        self._set_zeros(product)
+        kept -= product
+        return kept
+
+    def project_centred(self, matrix: Matrix) -> Matrix:
+        """Return the nearest moment around a mean; only the null vectors hold for it, not the zeros."""
+        if len(self.sizes) < 2:
+            return matrix
+        null = self._null
+        inner = null.T @ matrix
+        change = null @ (inner - (inner @ null) @ null.T / 2.0)
+        return np.asarray(matrix - (change + change.T))
+
+    @cached_property
+    def _null(self) -> Matrix:
+        """An orthonormal basis of the null vectors, shape (d, g - 1)."""
+        return np.linalg.qr(self.members[:, 1:] - self.members[:, :1])[0]
+
+    def _set_zeros(self, matrix: Matrix) -> None:
+        for start, stop in self.groups:
+            block = matrix[start:stop, start:stop]
+            block[...] = np.diag(np.diag(block))
+
+    def _multipliers(self, sums: Matrix, members: Matrix) -> Matrix:
+        """Return Y with ``Z(G Y^T + Y G^T) G C = A G C``, given ``A G``, where C subtracts the mean of each row."""
+        sizes, full = np.array(self.sizes, float), members.any(axis=1)
+        own = members.astype(bool)
+        at = own.argmax(axis=1)
+
+        def image(found: Matrix) -> Matrix:
+            sums = (members.T @ found).T[at]  # entry h: the sum over group h of the column of the row's own group
+            product = found * sizes + np.where(full[:, None], sums, 0.0)
+            product[own] = 2.0 * found[own]
+            return _differences(product)
+
+        found, residual = np.zeros_like(sums), _differences(sums)
+        direction, size = residual, float(np.square(residual).sum())
+        enough = ACCURACY * float(np.square(sums).sum())
+        for _ in range(_STEPS):
+            if size <= enough:
+                break
+            product = image(direction)
+            length = size / float((direction * product).sum())
+            found, residual = found + length * direction, residual - length * product
+            before, size = size, float(np.square(residual).sum())
+            direction = residual + (size / before) * direction
+        return found
+
+
+def _differences(sums: Matrix) -> Matrix:
+    return np.asarray(sums - sums.mean(axis=1, keepdims=True))

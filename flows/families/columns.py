@@ -1,0 +1,64 @@
+"""The public facts about the columns of rows, and the constraints that a schema imposes on their second moments."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpca_tasks.refinement.schema_constraints import Constraints
+from storage.datasets.snapshot_reader import Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The public facts about the columns of rows: their number, their names and schema if declared, and their table."""
+
+    table: str
+    n_features: int
+    names: Sequence[str] | None = None
+    encoder: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, rows: Dataset) -> "Columns":
+        """Return the columns of a stored snapshot."""
+        return cls(
+            table=f"dataset {rows.manifest.dataset!r}",
+            n_features=rows.n_features,
+            names=rows.feature_names(),
+            encoder=rows.encoder(),
+        )
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The declared names, as the manifest of an artifact states them."""
+        return {} if self.names is None else {"feature_names": list(self.names)}
+
+    @property
+    def constraints(self) -> Constraints | None:
+        """The constraints that the schema imposes on second moments; None if it imposes none."""
+        return None if self.encoder is None else constraints_of(self.encoder)
+
+
+def constraints_of(encoder: Mapping[str, Any]) -> Constraints | None:
+    """Return the constraints that a schema, as plain JSON values, imposes on second moments; None if it imposes none.
+
+    The features of a column are a group if at most one of them differs from 0 in a row. Only a categorical column can
+    be filled, if none of its rules is ``zero``.
+    """
+    from pydantic import TypeAdapter
+
+    from dpca.schemas.kinds import AnyColumn
+
+    kind: TypeAdapter[AnyColumn] = TypeAdapter(AnyColumn)
+    columns = [kind.validate_json(json.dumps(column)) for column in encoder["columns"]]
+    ends = list(itertools.accumulate((len(column.features()) for column in columns), initial=0))
+    groups = [
+        (pair, column.is_filled())
+        for pair, column in zip(itertools.pairwise(ends), columns, strict=True)
+        if column.is_filled() or (column.is_exclusive() and pair[1] - pair[0] > 1)
+    ]
+    found = Constraints(
+        n_features=ends[-1], groups=tuple(pair for pair, _ in groups), filled=tuple(full for _, full in groups)
+    )
+    return found if found.excludes else None
