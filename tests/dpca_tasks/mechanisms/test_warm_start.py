@@ -195,7 +195,7 @@ def test_the_number_of_records_of_a_start_is_as_noisy_as_it_was_released():
 
 
 def test_a_map_of_columns_in_another_order_captures_less():
-    """Plant a bug: reverse the columns of the start. The loss, as a mean of four draws, is more than ten times as large."""
+    """Plant a bug: reverse the columns of the start. The mean loss of four draws is more than ten times as large."""
     start, moment = parent(), NEW.T @ NEW
     turned = replace(
         start,
