@@ -203,8 +203,8 @@ class SubspaceRequest(Request):
     like_public: Annotated[
         str | None,
         Field(
-            description="A file of public rows of the same columns, instead of like: their directions and mean are "
-            "known at the start, and they are charged to no budget.",
+            description="Public rows of the same columns, instead of like, in a file or in a dataset that was "
+            "ingested with --public: their directions and mean are known at the start, and no budget is charged.",
             min_length=1,
         ),
     ] = None

@@ -61,6 +61,17 @@ class Parent:
             )
         return cls(version=version, subspace=subspace, released=released)
 
+    @property
+    def columns(self) -> Columns:
+        """The columns of the release."""
+        found = self.subspace
+        return Columns(
+            table=str(self.version),
+            n_features=found.n_features,
+            names=found.feature_names,
+            encoder=found.manifest.get("encoder"),
+        )
+
     def start(self) -> Start:
         """Compute the public facts that a warm start uses; for a release in rounds this combines all answers."""
         manifest = self.subspace.manifest
@@ -71,26 +82,26 @@ class Parent:
         return found
 
 
-def check_same_columns(parent: Parent, columns: Columns) -> None:
-    """Refuse rows whose columns differ from the columns of an earlier release.
+def check_same_columns(columns: Columns, *, start: Columns) -> None:
+    """Refuse rows whose columns differ from the columns that a release starts from.
 
     Raises
     ------
     InvalidInput
         When the numbers of columns, the declared names, their order, or the schemas differ.
     """
-    artifact, only = parent.subspace, "a release starts only from a release of the same columns."
-    if columns.n_features != artifact.n_features:
+    only = "a release starts only from the same columns."
+    if columns.n_features != start.n_features:
         raise InvalidInput(
-            f"{columns.table} has {columns.n_features} columns, but {parent.version} has {artifact.n_features}; {only}"
+            f"{columns.table} has {columns.n_features} columns, but {start.table} has {start.n_features}; {only}"
         )
-    if list(artifact.feature_names or ()) != list(columns.names or ()):
+    if list(start.names or ()) != list(columns.names or ()):
         raise InvalidInput(
-            f"the columns of {columns.table} have other names, or another order, than those of {parent.version}; {only}"
+            f"the columns of {columns.table} have other names, or another order, than those of {start.table}; {only}"
         )
-    if meaning(artifact.manifest.get("encoder")) != meaning(columns.encoder):
+    if meaning(start.encoder) != meaning(columns.encoder):
         raise InvalidInput(
-            f"the columns of {columns.table} were encoded by another schema than those of {parent.version}; {only}"
+            f"the columns of {columns.table} were encoded by another schema than those of {start.table}; {only}"
         )
 
 

@@ -1,10 +1,12 @@
 """Rows that a user declares public, from which a private subspace starts.
 
 Public rows need no protection. So their exact moment gives the map of a warm start, and no budget is charged for it.
-A request is pinned to the content of the file: ``FILE#sha256=DIGEST``.
+They are in a file, or in a dataset that was declared public at ingest. A request is pinned to their content, as
+``FILE#sha256=DIGEST`` or ``DATASET#snapshot=ID``.
 """
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,35 +14,50 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from dpca.errors import NotFound
 from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.warm_start import Start
 from dpca_tasks.refinement.public_map import PublicMap
+from flows.families.columns import Columns
 from flows.requests import SubspaceRequest
+from storage.datasets.catalog import Catalog
+from storage.datasets.snapshot_reader import Dataset
+from storage.workspace import Workspace
 
-_PINNED = "#sha256="
+_FILE, _DATASET = "#sha256=", "#snapshot="
 _EXACT = 1e-9
 """The standard deviation of an exact moment's noise, relative to its trace: a number that is not 0."""
 
 
 def pinned_rows(request: SubspaceRequest) -> SubspaceRequest:
-    """Return a request whose file of public rows is pinned to its present content.
+    """Return a request whose public rows are pinned to their present content.
 
     Raises
     ------
     InvalidInput
-        When there is no such file, or an earlier release is named too.
+        When there is no such file or dataset, the dataset is not public, or an earlier release is named too.
     """
-    if request.like_public is None or _PINNED in request.like_public:
+    named = request.like_public
+    if named is None or _FILE in named or _DATASET in named:
         return request
     if request.like is not None:
         raise InvalidInput("like and like_public both state where the release starts; leave out one of them.")
-    path = _path(request)
-    return replace(request, like_public=f"{path}{_PINNED}{_digest(path)}")
+    if Path(named).exists():
+        return replace(request, like_public=f"{named}{_FILE}{_digest(Path(named))}")
+    catalog = Workspace.read_only().catalog
+    try:
+        snapshot = catalog.current(named).snapshot
+    except NotFound:
+        raise InvalidInput(
+            f"like_public={named!r} is neither a file nor a dataset; name rows that are public."
+        ) from None
+    _public(catalog, snapshot)
+    return replace(request, like_public=f"{named}{_DATASET}{snapshot}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublicRows:
-    """The name and digest of a file of public rows, and the start that the rows give."""
+    """The name and identity of public rows, and the start that the rows give."""
 
     name: str
     digest: str
@@ -53,38 +70,82 @@ class PublicRows:
         Raises
         ------
         BadSource, InvalidInput
-            When the file is missing, cannot be read, or has other columns.
+            When the rows are missing, cannot be read, or have other columns.
         Refused
             When the file has changed since the request was pinned.
         """
-        from storage.formats.batch import Rejects  # these load Arrow, which most requests do not need
-        from storage.formats.declared import Declared
-        from storage.formats.sources import open_file
-
-        path, digest = _path(request), str(request.like_public).partition(_PINNED)[2]
-        if _digest(path) != digest:
-            raise Refused(f"the public rows in {path.name!r} have changed since the release was planned; restore them.")
-        with closing(open_file(path, Declared(n_features=n_features))) as reader:
-            parts = [
-                sparse.csr_array(
-                    (batch.values, batch.indices, batch.row_ptr), shape=(batch.row_ptr.size - 1, n_features)
-                )
-                for batch in reader.batches(Rejects())
-                if batch.row_ptr.size > 1
-            ]
+        dataset = _dataset_of(request)
+        if dataset is None:
+            name, digest = _path(request).name, str(request.like_public).partition(_FILE)[2]
+            parts = list(_rows_of_file(_path(request), digest=digest, n_features=n_features))
+        else:
+            name, digest = dataset.manifest.dataset, dataset.manifest.snapshot
+            parts = list(_rows_of_dataset(dataset))
         if not parts:
-            raise InvalidInput(f"{path.name!r} has no rows, so it gives no map; name another file in like_public.")
+            raise InvalidInput(f"{name!r} has no rows, so it gives no map; name other rows in like_public.")
         rows = _clipped(sparse.csr_array(sparse.vstack(parts, dtype=np.float64)), request)
-        return cls(name=path.name, digest=digest, start=_start(rows, centred=request.center == "private"))
+        return cls(name=name, digest=digest, start=_start(rows, centred=request.center == "private"))
+
+
+def public_columns(request: SubspaceRequest) -> Columns | None:
+    """Return the columns of the public dataset of a pinned request; None for a file, or without public rows."""
+    dataset = None if request.like_public is None else _dataset_of(request)
+    return None if dataset is None else Columns.of(dataset)
 
 
 def identity_of(request: SubspaceRequest) -> str | None:
     """Return the text that identifies the public rows of a pinned request by their content; None if there are none."""
-    return None if request.like_public is None else f"public rows {request.like_public.partition(_PINNED)[2]}"
+    if request.like_public is None:
+        return None
+    *_, identity = request.like_public.rpartition("=")
+    return f"public rows {identity}"
+
+
+def _dataset_of(request: SubspaceRequest) -> Dataset | None:
+    _, is_dataset, snapshot = str(request.like_public).partition(_DATASET)
+    return _public(Workspace.read_only().catalog, snapshot) if is_dataset else None
+
+
+def _public(catalog: Catalog, snapshot: str) -> Dataset:
+    """Open a snapshot that was declared public.
+
+    Raises
+    ------
+    InvalidInput
+        When it was not declared public.
+    """
+    rows = catalog.open(catalog.entry(snapshot))
+    if not rows.manifest.public:
+        raise InvalidInput(
+            f"dataset {rows.manifest.dataset!r} was not declared public, so no release may use its rows without "
+            "noise; if all of its rows are public, ingest them again with --public."
+        )
+    return rows
+
+
+def _rows_of_file(path: Path, *, digest: str, n_features: int) -> Iterator[sparse.csr_array]:
+    from storage.formats.batch import Rejects  # these load Arrow, which most requests do not need
+    from storage.formats.declared import Declared
+    from storage.formats.sources import open_file
+
+    if _digest(path) != digest:
+        raise Refused(f"the public rows in {path.name!r} have changed since the release was planned; restore them.")
+    with closing(open_file(path, Declared(n_features=n_features))) as reader:
+        for batch in reader.batches(Rejects()):
+            if batch.row_ptr.size > 1:
+                shape = (batch.row_ptr.size - 1, n_features)
+                yield sparse.csr_array((batch.values, batch.indices, batch.row_ptr), shape=shape)
+
+
+def _rows_of_dataset(dataset: Dataset) -> Iterator[sparse.csr_array]:
+    for number in range(dataset.n_blocks):
+        block = dataset.read(number)
+        shape = (len(block.row_ptr) - 1, dataset.n_features)
+        yield sparse.csr_array((block.values, block.indices, block.row_ptr), shape=shape)
 
 
 def _path(request: SubspaceRequest) -> Path:
-    return Path(str(request.like_public).partition(_PINNED)[0])
+    return Path(str(request.like_public).partition(_FILE)[0])
 
 
 def _digest(path: Path) -> str:

@@ -43,7 +43,7 @@ from flows.families.base import (
 )
 from flows.families.columns import Columns
 from flows.families.parents import Parent, check_same_columns, parent_of, with_start
-from flows.families.public_rows import PublicRows, identity_of, pinned_rows
+from flows.families.public_rows import PublicRows, identity_of, pinned_rows, public_columns
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
@@ -247,7 +247,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             return request
         with suppress(DpcaError, StorageError):
             parent = Parent.of(reference)
-            check_same_columns(parent, columns())
+            check_same_columns(columns(), start=parent.columns)
             if request.center == "none" or parent.subspace.mean is not None:
                 return dataclasses.replace(request, like=str(parent.version))
         return request
@@ -298,10 +298,12 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         )
 
     def check_columns(self, request: SubspaceRequest, columns: Callable[[], Columns]) -> None:
-        """Refuse rows whose columns differ from those of the earlier release."""
-        reference = parent_of(request)
+        """Refuse rows whose columns differ from those of the earlier release, or of a public dataset."""
+        reference, public = parent_of(request), public_columns(request)
         if reference is not None:
-            check_same_columns(Parent.of(reference), columns())
+            check_same_columns(columns(), start=Parent.of(reference).columns)
+        if public is not None:
+            check_same_columns(columns(), start=public)
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""

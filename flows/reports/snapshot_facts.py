@@ -24,6 +24,7 @@ def snapshot_facts(catalog: Catalog, entry: Entry) -> dict[str, Any]:
     return {
         "dataset": entry.name,
         "population": entry.population,
+        "public": manifest.public,
         "snapshot": entry.snapshot,
         "content_digest": entry.content_digest,
         "records": manifest.n_records,

@@ -114,6 +114,7 @@ class Manifest:
         it is "whole" for a source of whole rows, where a second value is an error, and None for a source of triplets,
         whose values were added up
     keeps_zeros : bool, whether explicit values of 0 are stored
+    public : bool, whether the rows were declared public, so that releases may use them without noise
     quarantined : int, the number of bad rows that were left out
     first_seen : str or None, SHA-256 of the array ``first_seen``. This array holds one int64 per block: the number of
         the ingest in which the ids of the block's individuals first appeared
@@ -154,6 +155,7 @@ class Manifest:
     encoder: str | None = None
     duplicates: str | None = None
     keeps_zeros: bool = False
+    public: bool = False
     quarantined: int = field(default=0, repr=False)
     first_seen: str | None = field(default=None, repr=False)
     epoch: str | None = None

@@ -120,6 +120,7 @@ def complete(
         encoder=None if schema is None else writer.declare("encoder", encoded(schema.facts())),
         duplicates=options.duplicates or (None if source.reader.scattered else "whole"),
         keeps_zeros=options.keep_zeros,
+        public=options.public,
         quarantined=quarantined,
         first_seen=None if epoch is None else writer.declare("first_seen", writer.first_seen()),
         epoch=epoch,

@@ -94,6 +94,13 @@ class IngestOptions:
     keep_zeros: Annotated[
         bool, Field(description="Store triplets of value 0, such as ratings; by default they are dropped.")
     ] = False
+    public: Annotated[
+        bool,
+        Field(
+            description="Declare that all rows are public: releases may start from them, with --like-public, without "
+            "noise and without a charge."
+        ),
+    ] = False
     unit_column: Annotated[
         str | None,
         Field(description="Column of a table with the id of each row's individual; one individual is one record."),

@@ -13,6 +13,7 @@ from dpca.backends import atomic_files
 from dpca.errors import NotFound
 from dpca.registry.reader import Registry
 from dpca_tasks.metrics import captured_variance
+from flows.families.public_rows import PublicRows, pinned_rows
 from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
@@ -64,16 +65,52 @@ def test_unfit_public_rows_are_refused_in_one_line_and_charge_nothing(
     np.save(tmp_path / "zero.npy", np.zeros((20, WIDTH)))
     before = facts_of(home)
     for words, complaint in (
-        (("--like-public", tmp_path / "none.npy"), "cannot be read"),
+        (("--like-public", tmp_path / "none.npy"), "neither a file nor a dataset"),
         (("--like-public", tmp_path / "narrow.npy"), "5"),
         (("--like-public", tmp_path / "zero.npy"), "do not differ from zero"),
         (("--like-public", public, "--like", "sub@1"), "leave out one"),
+        (("--like-public", "people"), "was not declared public"),
         (("--like-public", public, "--mechanism", "mod_sulq"), "is for analyze_gauss"),
     ):
         assert complaint in dpca(*FIT, *words, *DIRECT).complaint(1)
     assert facts_of(home) == before
     with pytest.raises(NotFound):
         Registry.open().resolve("sub")
+
+
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_a_public_dataset_gives_the_start_that_its_file_gives(public: Path, dpca: Command, center: str) -> None:
+    """The dataset has no budget, and is pinned to its snapshot: a later snapshot is another release."""
+    words = ("--name", "survey", "--public", "--records-at-most", "4000", "--direct")
+    assert dpca("dataset", "ingest", public, *words).status == 0
+    assert json.loads(dpca("dataset", "show", "survey", "--json").out)["public"] is True
+    from_file = PublicRows.of(_request(str(public), center), n_features=WIDTH).start
+    pinned = _request("survey", center)
+    from_dataset = PublicRows.of(pinned, n_features=WIDTH).start
+    np.testing.assert_allclose(from_dataset.matrix, from_file.matrix, rtol=0, atol=1e-9)
+    given = ("--like-public", "survey", "--center", center)
+    report = json.loads(dpca(*FIT, *given, *DIRECT).out)
+    plan = Registry.open().load("sub", PrivateSubspace).manifest["plan"]
+    assert plan["like_public"] == "public rows in survey"
+    assert plan["like_public_digest"] == str(pinned.like_public).partition("#snapshot=")[2]
+    assert json.loads(dpca(*FIT, *given, *DIRECT).out)["release"] == report["release"]
+    np.save(public, rows_of(4))
+    assert dpca("dataset", "ingest", public, *words).status == 0
+    assert json.loads(dpca(*FIT, *given, *DIRECT).out)["release"] != report["release"]
+    assert len(Workspace.read_only().ledger.statement("people").releases) == 2
+
+
+def test_a_public_dataset_with_other_columns_is_refused(public: Path, dpca: Command, tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("".join(f"c{number}\n" for number in range(WIDTH)))
+    words = ("--name", "survey", "--public", "--feature-names", names, "--direct")
+    assert dpca("dataset", "ingest", public, *words).status == 0
+    assert "other names" in dpca(*FIT, "--like-public", "survey", *DIRECT).complaint(1)
+
+
+def _request(named: str, center: str) -> SubspaceRequest:
+    terms: dict[str, Any] = {"components": 2, "epsilon": 1.0, "delta": 1e-6, "clip_norm": 2.0, "publish": "sub"}
+    return pinned_rows(SubspaceRequest(dataset="people", like_public=named, center=center, **terms))
 
 
 class Stopped(Exception):

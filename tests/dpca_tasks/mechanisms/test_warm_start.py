@@ -1,5 +1,6 @@
 """Releases in one round with a map from an earlier release: their cost, accuracy, resumption and public inputs."""
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -18,6 +19,7 @@ from dpca_tasks.metrics import captured_variance
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.records.blocks import ArrayBlocks
+from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import refine_release
 from tests.dpca_tasks.mechanisms.test_released_rounds import RELATIONS, Recording, largest_shift
 
@@ -148,17 +150,68 @@ def test_the_number_of_records_is_released_or_declared_but_never_exact():
     assert found.outcome["rounds"]["noised_records"] == pytest.approx(1500, rel=0.1)
 
 
-def test_the_map_depends_on_the_earlier_release_alone(monkeypatch):
-    """Release two tables with the same start: the public inputs are equal. A map from the new rows is found."""
-    start, seen = parent(), []
-    for rows in (NEW, NEW[::-1] * 0.5):
-        mechanism, plan = warm(start)
-        reservation = InMemoryReservation(event=plan.event, key=bytes(32))
-        curator: Any = Recording(Curator(ArrayBlocks(rows), reservation))
-        mechanism.run(curator, plan)
-        ((query, _),) = curator.requests
-        seen.append((query.directions.tobytes(), query.reductions.tobytes(), float(query.norm[0])))
-    assert seen[0] == seen[1]
+def public_inputs(start: Start, rows: np.ndarray, **changes: Any) -> tuple[bytes, bytes, float]:
+    """Return the map and the clip norm of a release of rows."""
+    mechanism, plan = warm(start, **changes)
+    reservation = InMemoryReservation(event=plan.event, key=bytes(32))
+    curator: Any = Recording(Curator(ArrayBlocks(rows), reservation))
+    mechanism.run(curator, plan)
+    ((query, _),) = curator.requests
+    return query.directions.tobytes(), query.reductions.tobytes(), float(query.norm[0])
+
+
+def test_the_map_depends_on_the_earlier_release_alone():
+    """Release two tables with the same start: the public inputs are equal."""
+    start = parent()
+    assert public_inputs(start, NEW) == public_inputs(start, NEW[::-1] * 0.5)
+
+
+def test_energies_of_the_new_rows_would_change_the_map(monkeypatch):
+    """Plant a bug: take the energies from the new rows. The comparison above notices it."""
+    seen = []
+    for rows in (NEW, NEW * 0.5):
+        moment = rows.T @ rows
+        changed = replace(parent().estimate(clip_norm=1.0, centred=False), matrix=moment)
+        monkeypatch.setattr(Start, "estimate", lambda *_, changed=changed, **__: changed)
+        seen.append(public_inputs(parent(), rows))
+        monkeypatch.undo()
+    assert seen[0] != seen[1]
+
+
+def test_the_number_of_records_of_a_start_is_as_noisy_as_it_was_released():
+    """Compare the spread of 12 numbers with the stated noise; an exact number, a planted bug, has no spread."""
+    mechanism = AnalyzeGauss(n_components=K, rounds=1)
+    plan, numbers = mechanism.plan(problem(center="private"), TARGET), []
+    for seed in range(12):
+        reservation = InMemoryReservation(event=plan.event, key=bytes([seed]) * 32)
+        found = mechanism.run(Curator(ArrayBlocks(OLD), reservation), plan)
+        start = start_of(found, clip_norm=1.0, records_at_most=None)
+        assert start is not None
+        numbers.append(start.n_records)
+    noise = found.noise or {}
+    stated = math.sqrt(2.0) * noise["std"] / noise["constant"] ** 2
+    assert 0.4 * stated < np.std(numbers) < 2.0 * stated
+    assert np.mean(numbers) == pytest.approx(len(OLD), abs=4 * stated / math.sqrt(12))
+
+
+def test_a_map_of_columns_in_another_order_captures_less():
+    """Plant a bug: reverse the columns of the start. The mean loss of four draws is more than ten times as large."""
+    start, moment = parent(), NEW.T @ NEW
+    turned = replace(
+        start,
+        matrix=start.matrix[::-1, ::-1].copy(),
+        map=PublicMap(directions=start.map.directions[::-1], reductions=start.map.reductions[::-1]),
+    )
+    means = []
+    for each in (start, turned):
+        mechanism, plan = warm(each)
+        captured = []
+        for seed in range(4):
+            reservation = InMemoryReservation(event=plan.event, key=bytes([seed]) * 32)
+            found = mechanism.run(Curator(ArrayBlocks(NEW), reservation), plan)
+            captured.append(captured_variance(moment, found.components))
+        means.append(np.mean(captured))
+    assert 1.0 - means[1] > 10.0 * (1.0 - means[0])
 
 
 def test_a_release_around_a_mean_needs_a_start_with_a_mean():
