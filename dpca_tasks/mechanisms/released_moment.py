@@ -152,10 +152,15 @@ def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[st
     The moment contains the uncentred answer and the ``noise`` facts, which a refinement needs, only if ``noise`` is
     given.
     """
+    constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
+    return around_mean(answer, constant=constant, noise=noise)
+
+
+def around_mean(answer: NDArray[np.float64], *, constant: float | None, noise: dict[str, Any] | None = None) -> Moment:
+    """Convert a released answer to a `Moment`, around the mean if rows end in a constant (data units)."""
     released = None if noise is None else answer
-    if problem.center == "none":
+    if constant is None:
         return Moment(matrix=answer, released=released, noise=noise)
-    constant = CONSTANT * problem.clip_norm
     matrix, mean = centred(answer[:-1, :-1], answer[:-1, -1] / constant, answer[-1, -1] / constant**2)
     return Moment(matrix=matrix, mean=mean, released=released, noise=noise)
 

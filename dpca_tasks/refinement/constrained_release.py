@@ -2,9 +2,8 @@
 
 import dataclasses
 
-from dpca.moments import centred
 from dpca_tasks.mechanisms.base import Subspace
-from dpca_tasks.mechanisms.released_moment import Moment, decompose
+from dpca_tasks.mechanisms.released_moment import Moment, around_mean, decompose
 from dpca_tasks.refinement.refined_rounds import Rounds
 from dpca_tasks.refinement.schema_constraints import Constraints
 
@@ -50,8 +49,5 @@ def constrained_moment(moment: Moment, constraints: Constraints | None) -> Momen
     noise = moment.noise
     if constraints is None or moment.released is None or not noise or noise["law"] != "isometric":
         return moment
-    released, constant = constraints.project(moment.released), noise["constant"]
-    matrix, mean = released, None
-    if constant is not None:
-        matrix, mean = centred(released[:-1, :-1], released[:-1, -1] / constant, released[-1, -1] / constant**2)
-    return Moment(matrix=matrix, mean=mean, released=released, noise={**noise, "constraints": constraints.facts()})
+    facts = {**noise, "constraints": constraints.facts()}
+    return around_mean(constraints.project(moment.released), constant=noise["constant"], noise=facts)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from dpca.artifacts.moment import PrivateMoment
 from dpca.artifacts.subspace import PrivateSubspace
@@ -66,7 +66,7 @@ def made(dpca: Command, *words: Any) -> dict[str, Any]:
 
 def fit(dpca: Command, name: str, *words: Any) -> PrivateSubspace:
     made(dpca, "subspace", "fit", "people", "--components", "3", "--publish", name, *words)
-    return Registry.open().load(name)
+    return Registry.open().load(name, PrivateSubspace)
 
 
 @pytest.mark.parametrize("center", ["none", "private"])

@@ -107,6 +107,8 @@ def scores(*, draws, std, constant=None):
             moment = moment_of(seed, std=std, constant=constant).constrained(SPACE)
             found = refine(moment, n_components=3, method="none")
             shown = assess(moment, found)
+            assert shown.captured is not None
+            assert shown.captured_low is not None
             captured = float(np.einsum("ij,jk,ik->", found.components, truth, found.components))
             errors.append((shown.captured - captured, shown.captured_low - captured))
     return np.array(errors).T
