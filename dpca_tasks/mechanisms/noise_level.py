@@ -71,10 +71,11 @@ def product_edge(order: int, width: int, *, std: float) -> float:
     return std * (math.sqrt(order) + math.sqrt(width))
 
 
-def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
+def release_warnings(plan: Plan, subspace: Subspace, *, above_noise: int | None = None) -> tuple[str, ...]:
     """Return the plan's utility warnings, and a further warning if the released subspace looks like noise.
 
-    The function uses released numbers only, so it is post-processing.
+    The function uses released numbers only, so it is post-processing. For a release in rounds, ``above_noise`` is the
+    number of components above the noise of the last round, which decides. The edge of all rounds is only a bound.
     """
     outcome = subspace.outcome or {}
     if outcome.get("failed"):
@@ -82,16 +83,19 @@ def release_warnings(plan: Plan, subspace: Subspace) -> tuple[str, ...]:
     if plan.noise_edge is None or subspace.eigenvalues is None:
         return plan.warnings
     clip_norm = plan.problem.clip_norm if subspace.clip_norm is None else subspace.clip_norm
-    edge = plan.noise_edge * clip_norm**2
-    if subspace.rounds is not None and subspace.rounds.noise_edge is not None:
-        edge = subspace.rounds.noise_edge
-    if subspace.eigenvalues[0] > edge:
+    edge, count = plan.noise_edge * clip_norm**2, len(subspace.eigenvalues)
+    if subspace.rounds is not None:
+        if above_noise:
+            return plan.warnings
+        why = f"none of the {count} components is above the noise of the last round"
+    elif subspace.eigenvalues[0] > edge:
         return plan.warnings
+    else:
+        why = f"none of the {count} released eigenvalues is above {edge:.6g}, which noise alone reaches"
     return (
         *plan.warnings,
-        f"none of the {len(subspace.eigenvalues)} released eigenvalues is above {edge:.6g}, which noise alone reaches: "
-        "the components are indistinguishable from random directions; do not use them, and spend more epsilon or use "
-        "more records in another release.",
+        f"{why}: the components are indistinguishable from random directions; do not use them, and spend more epsilon "
+        "or use more records in another release.",
     )
 
 

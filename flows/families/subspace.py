@@ -410,7 +410,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             refined,
             raw=result,
             keep_matrix=0.0 if plan.target.i_know_this_is_not_private else planned.request.keep_matrix,
-            warnings=release_warnings(plan, result),
+            warnings=release_warnings(plan, result, above_noise=refined.assessment.above_noise),
             manifest={
                 **columns.named,
                 **facts,

@@ -60,12 +60,16 @@ class Spectrum:
         Without data, the eigenvalues of the noise stay below this value with probability 0.99; None if unknown.
     verdict : str, optional
         The sentence in which the release states its quality.
+    counted : int, optional
+        The number of components above the noise, if the release states it. For a release in rounds it is counted after
+        the map of the last round, and ``noise_edge`` is only an upper bound for all rounds.
     """
 
     eigenvalues: tuple[float, ...]
     n_components: int
     noise_edge: float | None
     verdict: str | None = None
+    counted: int | None = None
 
     @classmethod
     def of(cls, artifact: PrivateSubspace, *, noise_edge: float | None) -> "Spectrum":
@@ -87,13 +91,14 @@ class Spectrum:
             n_components=artifact.n_components,
             noise_edge=noise_edge,
             verdict=artifact.outcome.get("verdict"),
+            counted=artifact.outcome.get("above_noise") if "rounds" in artifact.outcome else None,
         )
 
     @property
     def above_noise(self) -> int | None:
-        """The number of ``eigenvalues`` above the noise edge; None if there is no noise edge."""
-        if self.noise_edge is None:
-            return None
+        """The number of ``eigenvalues`` above the noise; None if there is no noise edge."""
+        if self.noise_edge is None or self.counted is not None:
+            return self.counted
         return sum(value > self.noise_edge for value in self.eigenvalues)
 
     @property

@@ -106,13 +106,13 @@ def _spectrum(artifact: PrivateSubspace) -> dict[str, Any] | None:
     spectrum = spectrum_of(artifact)
     if spectrum is None:
         return None
-    edge = spectrum.noise_edge
+    above = spectrum.above_noise
     shares = artifact.explained_variance_ratio
     rows = [
         {
             "rank": rank,
             "eigenvalue": value,
-            "above_noise": None if edge is None else value > edge,
+            "above_noise": None if above is None else rank <= above,
             "component": rank <= spectrum.n_components,
             "share": None if shares is None or rank > len(shares) else float(shares[rank - 1]),
         }
