@@ -30,7 +30,7 @@ integration: .venv .venv-tools ## Crash fifty times in every way; start every se
 	@.venv/bin/python -m tests.integration
 	@.venv/bin/python -m tests.crash.soak_sites --rounds 10 --folder $(or $(wildcard /dev/shm),/tmp) & sites=$$!; trap 'kill $$sites' INT TERM; \
 	export OPENBLAS_NUM_THREADS=1; \
-	.venv/bin/python -m tests.crash.soak_streams --ticks 8 --folder $(or $(wildcard /dev/shm),/tmp) \
+	.venv/bin/python -m tests.crash.soak_streams --ticks 8 --maps doubling --folder $(or $(wildcard /dev/shm),/tmp) \
 		&& .venv/bin/python -m tests.crash.soak_restore --sqlite 3 --postgres 2 --steps 30 --folder $(or $(wildcard /dev/shm),/tmp); others=$$?; \
 	wait $$sites || exit 1; exit $$others
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --histories 40 --planted none --folder $(or $(wildcard /dev/shm),/tmp)
@@ -81,8 +81,9 @@ soak: .venv ## Crash 1,200 releases in every way, resume them, and count charges
 soak-sites: .venv ## Release 200 times over three sites with killed sites, killed servers and lost messages, and account for every result.
 	@.venv/bin/python -m tests.crash.soak_sites
 
-soak-streams: .venv ## Run a stream of 365 ticks with a kill in each, and compare it with an undisturbed run.
+soak-streams: .venv ## Run a stream of 365 ticks with a kill in each, and one of 64 ticks with maps, and compare each with an undisturbed run.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams
+	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_streams --ticks 64 --maps doubling
 
 soak-histories: .venv ## Run 2,000 simulated histories of crashes, clock jumps and restores on the real code, check each, and find planted faults.
 	@OPENBLAS_NUM_THREADS=1 NUMBA_NUM_THREADS=1 .venv/bin/python -m tests.histories.soak --folder $(or $(wildcard /dev/shm),/tmp)

@@ -500,6 +500,22 @@ class StreamRequest:
         Handling(choices=("auto", "none", "eb", "spikes", "all")),
     ] = "auto"
     schema_constraints: SchemaConstraints = True
+    like: Annotated[
+        str | None,
+        Field(
+            description="An earlier release of the same columns, as NAME@VERSION or NAME@ALIAS: its directions and "
+            "mean are known at the first tick, so the ticks need less noise.",
+            min_length=1,
+        ),
+    ] = None
+    maps: Annotated[
+        str,
+        Field(
+            description="first: all ticks use the directions known at the first tick, if like names a release; "
+            "doubling: ticks 2, 4, 8, ... use those of the ticks before."
+        ),
+        Handling(choices=("first", "doubling")),
+    ] = "first"
     allow_large_delta: AllowLargeDelta = False
 
 

@@ -45,9 +45,9 @@ Golub and Underwood (1977), The block Lanczos method; Parlett (1998), chapters 1
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,10 @@ class Eigensolver:
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return the public arrays that determine the computation: the subtracted mean, if any."""
         return {} if self.shift is None else {"shift": self.shift}
+
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the computation with another subtracted mean, given as by `public_inputs`."""
+        return replace(self, shift=arrays.get("shift"))
 
     def digest(self) -> bytes:
         """Hash everything that determines the eigenpairs, except the rows and the key of the random start."""

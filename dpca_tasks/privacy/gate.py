@@ -33,7 +33,6 @@ storage.
 A `Reservation` is the interface of a charged release. `InMemoryReservation` is an implementation without a ledger.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -133,7 +132,7 @@ class Gate:
             self._vacant = self._step
             return query
         public = {name.removeprefix(PUBLIC): value for name, value in stored.items() if name.startswith(PUBLIC)}
-        return dataclasses.replace(query, **public)  # type: ignore[type-var]
+        return query.with_inputs(public)
 
     def admit[Q: PublicQuery, L: Drawn](
         self, query: Q, distribution: L, numbers: Numbers[Q, L], *, steps: int = 1, bound_to: bytes = b""

@@ -11,9 +11,9 @@ functions convert sensitivities to noise scales in grid steps, and answers from 
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +109,14 @@ _TENSORS = (
 
 _STREAMED = tuple(
     Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
-    for kind in ("second_moment 1", "centred_moment 1")
+    for kind in ("second_moment 1", "centred_moment 1", "mapped_moment 1")
+    for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
+) + tuple(
+    Row(
+        f"streamed_moment 1 of mapped_moment 1 around a mean{signs}",
+        *(("Symmetric",), "l2", 1.0, replaced, replaced, not signs),
+        per_zeta=True,
+    )
     for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
 )
 """Answers of a stream. If weights have signs, the row states only an upper bound for a replaced record."""
@@ -189,6 +196,7 @@ class PublicQuery(TableQuery, Protocol):
 
     def event_of(self, noise: Event, /) -> Event: ...  # noqa: D102
     def public_inputs(self) -> dict[str, NDArray[Any]]: ...  # noqa: D102
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]], /) -> Self: ...  # noqa: D102
     def digest(self) -> bytes: ...  # noqa: D102
 
 

@@ -11,8 +11,9 @@ import dataclasses
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -185,6 +186,10 @@ class RowSum(ABC):
         """Return the public arrays among the fields of the query, by field name."""
         pairs = ((each.name, getattr(self, each.name)) for each in dataclasses.fields(self))
         return {name: value for name, value in pairs if isinstance(value, np.ndarray)}
+
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the query with other public arrays, given as by `public_inputs`."""
+        return dataclasses.replace(self, **arrays)  # type: ignore[arg-type]
 
     def digest(self) -> bytes:
         """Return a hash of everything that determines the statistic except the private rows.

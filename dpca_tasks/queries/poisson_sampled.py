@@ -7,8 +7,9 @@ some of the steps are published.
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +129,10 @@ class PoissonSampled(RowSum):
         """Return the public arrays of the sampled query, by field name."""
         return self.query.public_inputs()
 
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the sample of a query with other public arrays."""
+        return replace(self, query=self.query.with_inputs(arrays))
+
     def digest(self) -> bytes:
         """Return a hash of the sampling rate and of the sampled query; the secret key of the sample is not included."""
         parts = (self.name.encode(), str(self.version).encode(), self.rate.hex().encode(), self.query.digest())
@@ -243,6 +248,11 @@ class SampledPasses:
     def public_inputs(self) -> dict[str, NDArray[Any]]:
         """Return no arrays, because a resumed run does not take its start directions from an earlier run."""
         return {}
+
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the run unchanged: it has no public inputs."""
+        del arrays
+        return self
 
     def digest(self) -> bytes:
         """Return a hash of everything that determines the run except the private rows and the secret keys."""

@@ -16,8 +16,9 @@ True
 import hashlib
 import itertools
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,11 @@ from dpca_tasks.accounting.factorisation import Weights
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import Layout
 from dpca_tasks.queries.base import MAX_STEP_BITS, Norm, RowSum
+from dpca_tasks.queries.mapped_moment import MappedMoment
 from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.records.blocks import Block, RowBlock
+
+type Moment = SecondMoment | CentredMoment | MappedMoment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,8 +44,9 @@ class StreamedMoment(RowSum):
 
     Parameters
     ----------
-    of : SecondMoment or CentredMoment
-        The query of the second moment. The other public parameters are copied from this query.
+    of : SecondMoment, CentredMoment or MappedMoment
+        The query of the second moment. The other public parameters are copied from this query. Map, mean and norm of a
+        `MappedMoment` may differ at each tick.
     weights : Weights
         The integer weights by age, the same at every tick of the stream.
     horizon : int
@@ -61,14 +66,18 @@ class StreamedMoment(RowSum):
     *Joint sensitivity.* Individuals may have any history. The record ``X_u(t)`` of u at tick t may be chosen with
     knowledge of all earlier answers, and may be absent, leave or return. Each record is clipped and rounded separately,
     as in any release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of
-    ``4^-b``. Tick t releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic
-    noise ``xi_t`` of standard deviation sigma. Take two data sets that differ in the whole history of u.
+    ``4^-b``. This also holds if map, mean and norm of a `MappedMoment` are functions of all earlier answers: its proof
+    bounds the norm of ``M_u(t)`` for each choice, in units of the tick, in which the noise is stated too. Tick t
+    releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic noise ``xi_t`` of
+    standard deviation sigma. Take two data sets that differ in the whole history of u.
 
     - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out). The contribution of u
       then changes by norm at most 1, as the notes of `SecondMoment` and `CentredMoment` prove. The answer of tick t
       changes by ``m_t sigma`` with ``m_t <= |c_(t-j)| / sigma``, for all earlier answers, and j does not depend on
       answers. So always
       ``sum_t m_t^2 <= (c_0^2 + ... + c_(T-j)^2) / sigma^2 <= zeta^2 / sigma^2 =: mu^2``.
+    - *Emptied around a mean.* An emptied record keeps the image of a record without entries, so emptying replaces one
+      record of the same arrival by another (`MappedMoment`), and the bound for replaced histories below holds.
     - *Likelihood ratio.* Let L be the log-likelihood ratio of all answers. Given the earlier answers, tick t adds to L
       a normal variable of mean ``-m_t^2 / 2`` and variance ``m_t^2``. After the last tick, add an independent normal
       variable that fills the total variance up to mu^2, with a mean of minus half its variance. Let S be the sum of
@@ -91,7 +100,7 @@ class StreamedMoment(RowSum):
     are those of the horizon at every tick; and a tick is answered once.
     """
 
-    of: SecondMoment | CentredMoment
+    of: Moment
     weights: Weights
     horizon: int
     tick: int
@@ -104,8 +113,8 @@ class StreamedMoment(RowSum):
     def __post_init__(self) -> None:
         """Check the parameters, their agreement with the moment, and that the grid of the sum is not too fine."""
         RowSum.__post_init__(self)
-        if type(self.of) not in (SecondMoment, CentredMoment):
-            raise InvalidInput(f"{self.of.name} cannot be streamed; use SecondMoment or CentredMoment.")
+        if type(self.of) not in (SecondMoment, CentredMoment, MappedMoment):
+            raise InvalidInput(f"{self.of.name} cannot be streamed; use SecondMoment, CentredMoment or MappedMoment.")
         if 2 * self.bits + self.weights.bits > MAX_STEP_BITS:
             raise InvalidInput(
                 f"bits={self.bits} and weights of {self.weights.bits} bits must give a grid of at most "
@@ -123,7 +132,7 @@ class StreamedMoment(RowSum):
     @classmethod
     def of_moment(
         cls,
-        moment: SecondMoment | CentredMoment,
+        moment: Moment,
         *,
         weights: Weights,
         horizon: int,
@@ -172,7 +181,8 @@ class StreamedMoment(RowSum):
         """Return the joint l2 sensitivity of all ticks together, as proved in the Notes section of the class."""
         if norm != "l2":
             raise InvalidInput(f"a stream has no sensitivity in norm={norm!r}; use Symmetric noise (l2).")
-        if self.relation == "replace_one":
+        around_mean = isinstance(self.of, MappedMoment) and self.of.shift is not None
+        if self.relation == "replace_one" or (self.relation == "zero_out" and around_mean):
             return root_up(self.weights.replaced_squared(self.horizon))
         return self.zeta
 
@@ -196,6 +206,14 @@ class StreamedMoment(RowSum):
             moment = self.of.map(block)
             moment *= weight
             total += moment
+
+    def public_inputs(self) -> dict[str, NDArray[Any]]:
+        """Return the public arrays of the moment, by field name."""
+        return self.of.public_inputs()
+
+    def with_inputs(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
+        """Return the query of a moment with other public arrays."""
+        return replace(self, of=self.of.with_inputs(arrays))
 
     def digest(self) -> bytes:
         """Return a hash of the moment, the weights, the horizon, the tick and the ingest numbers of all ticks."""

@@ -25,6 +25,7 @@ from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import Conflict
 from dpca.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
 from dpca.registry.pointers import check_name
+from dpca.registry.reader import Registry
 from dpca.schemas.frames import meaning
 from dpca_tasks.accounting.calibration import smallest_epsilon, units_of
 from dpca_tasks.accounting.events import Event, gaussian
@@ -33,6 +34,8 @@ from dpca_tasks.errors import InvalidInput
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import Center, Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.streams.stream_estimate import (
+    Contrast,
+    Drift,
     align,
     coefficients,
     combined,
@@ -40,6 +43,7 @@ from dpca_tasks.mechanisms.streams.stream_estimate import (
     measure_drift,
     streamed_subspace,
 )
+from dpca_tasks.mechanisms.streams.stream_maps import TickMap
 from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream, tick_noise, tick_query
 from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.request import scale_in_steps
@@ -49,10 +53,12 @@ from dpca_tasks.refinement.refined_release import RefinedRelease, refine_release
 from dpca_tasks.refinement.schema_constraints import Constraints
 from flows.families.base import code_version, records_facts
 from flows.families.columns import Columns
+from flows.families.mapped_streams import DOUBLING, MappedStream
+from flows.families.parents import Parent, check_same_columns
 from flows.families.restated_subspace import state_subspace
 from flows.requests import StreamRequest
 from storage.datasets.catalog import Entry
-from storage.ledger.stream_rows import Stream, Tick
+from storage.ledger.stream_rows import Answers, Stream, Tick
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
@@ -100,9 +106,31 @@ class StreamTerms:
         """Kind of estimate of each tick, as keyword arguments of the estimate functions."""
         return {name: self.facts[name] for name in ("answer", "window", "half_life")}
 
-    def query(self, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ticks multiply records by public maps."""
+        return self.facts["like"] is not None or self.facts["maps"] == DOUBLING
+
+    def mapped(self, answers: Answers) -> MappedStream:
+        """Return the maps and estimates of a stream with these answers."""
+        like = self.facts["like"]
+        return MappedStream(
+            plan=self.plan,
+            weights=self.weights,
+            horizon=self.horizon,
+            answer=self.answer,
+            components=int(self.facts["components"]),
+            like=None if like is None else (like, self.facts["like_digest"]),
+            noise_of_like=math.inf if like is None else float(self.facts["noise_of_like"]),
+            doubling=self.facts["maps"] == DOUBLING,
+            answers=answers,
+        )
+
+    def query(self, tick: int, arrivals: tuple[int, ...], *, inputs: TickMap | None = None) -> StreamedMoment:
         """Return the query of a tick; ``arrivals`` are the snapshot numbers of all ticks up to this one."""
-        return tick_query(self.plan, weights=self.weights, horizon=self.horizon, tick=tick, arrivals=arrivals)
+        return tick_query(
+            self.plan, weights=self.weights, horizon=self.horizon, tick=tick, arrivals=arrivals, inputs=inputs
+        )
 
     def event_of(self, ticks: int, *, charged: int = 0) -> Event:
         """Return the event that charges the ticks up to ``ticks``, after the first ``charged`` were paid."""
@@ -189,8 +217,11 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         **records_facts(snapshot),
     )
     target = PrivacyTarget(epsilon=request.epsilon, delta=request.delta, allow_large_delta=request.allow_large_delta)
-    plan = plan_stream(problem, target, weights=weights, ticks=horizon, n_components=request.components)
-    query = tick_query(plan, weights=weights, horizon=horizon, tick=1, arrivals=(0,))
+    like = _like(workspace, request, snapshot)
+    mapped = request.like is not None or request.maps == DOUBLING
+    plan = plan_stream(problem, target, weights=weights, ticks=horizon, n_components=request.components, mapped=mapped)
+    first = TickMap.none(problem) if mapped else None
+    query = tick_query(plan, weights=weights, horizon=horizon, tick=1, arrivals=(0,), inputs=first)
     requested = {item.name: getattr(request, item.name) for item in dataclasses.fields(request)}
     (scale,) = scale_in_steps(query, Symmetric(noise_multiplier=plan.noise_multiplier))
     facts = {
@@ -200,6 +231,7 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
         **{"query": f"{query.name} {query.version}", "features": features_of(workspace, snapshot)},
         **{"unit": workspace.catalog.arrivals_of(snapshot.snapshot), "whose": snapshot.unit},
         "rows_per_unit": budget.rows_per_unit,
+        **like,
         "constraints": _constraints(workspace, snapshot) if request.schema_constraints else None,
         **{"problem": dataclasses.asdict(problem)},
         "plan": {name: fact for name, fact in dataclasses.asdict(plan).items() if name not in _SEPARATE},
@@ -255,6 +287,18 @@ def features_of(workspace: Workspace, snapshot: Entry) -> str:
     return hashlib.sha256(canonical_json(shown)).hexdigest()
 
 
+def _like(workspace: Workspace, request: StreamRequest, snapshot: Entry) -> dict[str, Any]:
+    """Return the version, digest and noise of the earlier release of a request, for the terms."""
+    if request.like is None:
+        return {}
+    parent = Parent.of(str(Registry.open().resolve(request.like)))
+    check_same_columns(Columns.of(workspace.catalog.open(snapshot)), start=parent.columns)
+    start = parent.start()
+    start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
+    noise = start.noise_std / start.n_records / request.clip_norm**2
+    return {"like": str(parent.version), "like_digest": parent.version.digest, "noise_of_like": noise}
+
+
 def _constraints(workspace: Workspace, snapshot: Entry) -> dict[str, Any] | None:
     """Return the constraints of the snapshot's schema as plain JSON values; None if it has none."""
     found = Columns.of(workspace.catalog.open(snapshot)).constraints
@@ -290,9 +334,6 @@ def _as_stored(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 FIRST_TESTED = 8
 """First tick with a drift test, which needs two answers in each of the two last quarters of the ticks."""
-
-type Answers = Mapping[int, NDArray[np.int64]]
-"""Kept answers by tick, as packed integers; each is read on access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,19 +375,23 @@ def state_tick(
     feature_names : sequence of str, optional
     """
     tick, kept = ticks[-1], [number for number in answers if number <= ticks[-1].tick]
-    query = terms.query(tick.tick, tuple(each.number for each in ticks))
     multipliers = coefficients(terms.weights, kept=kept, **terms.answer)
-    energies: list[float] = []
-    packed = combined(_read(answers, kept, query, energies), multipliers)
-    estimate = unpack_symmetric(packed * _step(query), query.layout.order)
-    noise = tick_noise(terms.plan, query)
     problem, count = terms.plan.problem, int(terms.facts["components"])
-    found = streamed_subspace(estimate, problem, noise=noise, multipliers=multipliers, n_components=count)
+    if terms.is_mapped:
+        found = terms.mapped(answers).estimate(kept)
+        drift = _mapped_drift(terms, terms.mapped(answers), kept, earlier.halfway)
+    else:
+        query = terms.query(tick.tick, tuple(each.number for each in ticks))
+        energies: list[float] = []
+        packed = combined(_read(answers, kept, query, energies), multipliers)
+        estimate = unpack_symmetric(packed * _step(query), query.layout.order)
+        noise = tick_noise(terms.plan, query)
+        found = streamed_subspace(estimate, problem, noise=noise, multipliers=multipliers, n_components=count)
+        drift = _drift(terms, query, answers, kept, energies, earlier.halfway, noise_std=float(noise["std"]))
     constraints = Constraints.of(terms.facts["constraints"], n_features=problem.n_features)
     found = constrained_release(found, constraints)
     refined = refine_release(found, n_components=count, method=terms.facts["refine"])
     turned, shown = _aligned(terms, refined, earlier.before)
-    drift = _drift(terms, query, answers, kept, energies, earlier.halfway, noise_std=float(noise["std"]))
     missing = [number for number in range(1, tick.tick + 1) if number not in kept]
     artifact = state_subspace(
         turned,
@@ -445,23 +490,52 @@ def _drift(
     measured by their energy, which is the trace of their second moment. The noise of the traces is independent of the
     noise of the tested statistic.
     """
-    tick = kept[-1]
-    if halfway is None or tick < FIRST_TESTED:
-        return None
-    before, change = tick // 2, (tick // 2 + tick) // 2
-    if sum(before < number <= change for number in kept) < 2 or sum(number > change for number in kept) < 2:
-        return None
-    arrived = np.maximum(_arrivals(terms.weights.series, kept, energies), 0.0) / query.clip_norm**2
-    try:
-        contrast = contrast_of(terms.weights, kept=kept, before=before, change=change, counts=arrived.tolist())
-    except InvalidInput:  # too little arrived in one of the quarters to distinguish them
+    counts = [energy / query.clip_norm**2 for energy in energies]
+    contrast = _contrast(terms, kept, counts, before=kept[-1] // 2)
+    if halfway is None or contrast is None:
         return None
     packed = combined((answers[number] for number in contrast.ticks), contrast.multipliers)
     difference = unpack_symmetric(packed * _step(query), query.layout.order)
     inner = difference[: query.n_features, : query.n_features]
     found = measure_drift(inner, halfway.components, contrast, noise_std=noise_std, clip_norm=query.clip_norm)
+    return _shown_drift(found, kept, before=kept[-1] // 2)
+
+
+def _mapped_drift(
+    terms: StreamTerms, stream: MappedStream, kept: Sequence[int], halfway: PrivateSubspace | None
+) -> dict[str, Any] | None:
+    """Test the same of a stream with maps, on the ticks that have the map of the last tick."""
+    before = max(kept[-1] // 2, stream.first_of_map(kept) - 1)
+    contrast = _contrast(terms, kept, stream.records(kept), before=before)
+    if halfway is None or contrast is None:
+        return None
+    return _shown_drift(stream.drift(halfway.components, contrast), kept, before=before)
+
+
+def _contrast(terms: StreamTerms, kept: Sequence[int], counts: Sequence[float], *, before: int) -> Contrast | None:
+    """Return the contrast of the two halves of the ticks after ``before``; None if they have too few answers.
+
+    ``counts`` are the weighted numbers of records in the answers.
+    """
+    tick, change = kept[-1], _change(kept, before=before)
+    if tick < FIRST_TESTED:
+        return None
+    if sum(before < number <= change for number in kept) < 2 or sum(number > change for number in kept) < 2:
+        return None
+    arrived = np.maximum(_arrivals(terms.weights.series, kept, counts), 0.0)
+    try:
+        return contrast_of(terms.weights, kept=kept, before=before, change=change, counts=arrived.tolist())
+    except InvalidInput:  # too little arrived in one of the halves to distinguish them
+        return None
+
+
+def _change(kept: Sequence[int], *, before: int) -> int:
+    return (before + kept[-1]) // 2
+
+
+def _shown_drift(found: Drift, kept: Sequence[int], *, before: int) -> dict[str, Any]:
     shown = {"statistic": found.statistic, "degrees": found.degrees, "rho": found.rho, "p": found.p}
-    return {**shown, "directions_of_tick": before, "change_after_tick": change}
+    return {**shown, "directions_of_tick": kept[-1] // 2, "change_after_tick": _change(kept, before=before)}
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
@@ -474,7 +548,7 @@ def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequen
 
 
 def _parameters(terms: StreamTerms) -> dict[str, Any]:
-    names = ("refine", "align", "strategy", "answer", "window", "half_life", "schedule")
+    names = ("refine", "align", "like", "maps", "strategy", "answer", "window", "half_life", "schedule")
     return {"n_components": terms.facts["components"], **{name: terms.facts[name] for name in names}}
 
 

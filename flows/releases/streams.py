@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+
 from dpca.artifacts.files import read_artifact, write_artifact
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import BudgetExhausted, Conflict, Finished, NotFound, Refused, Unavailable
 from dpca.home import WORKERS, home
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_maps import ENERGY
 from dpca_tasks.mechanisms.streams.stream_ticks import release_tick
 from dpca_tasks.privacy.curator import Curator
-from dpca_tasks.privacy.gate import ANSWER
+from dpca_tasks.privacy.gate import ANSWER, PUBLIC
 from dpca_tasks.records.blocks import BlockSource
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.families.base import rows_by_policy
@@ -420,10 +423,14 @@ def _answer(
     source, reservation = _rows(workspace, terms, ticks, reservation)
     numbers = tuple(each.number for each in ticks)
     arrivals = numbers if tick.arrivals != "unknown" else (tick.number,) * len(numbers)  # then all count from tick 1
-    query = terms.query(tick.tick, arrivals)
+    inputs = None
+    if terms.is_mapped:
+        inputs = terms.mapped(Answers(place=workspace.store, ticks=ticks)).map_of(tick.tick)
+    query = terms.query(tick.tick, arrivals, inputs=inputs)
     begin_step("loading rows and code")
     with shown_progress(f"tick {tick.tick} of {tick.stream}") as show, connect(address) as client:
-        release_tick(Curator(source, reservation, client=client, progress=summing(show)), terms.plan, query)
+        curator = Curator(source, reservation, client=client, progress=summing(show))
+        release_tick(curator, terms.plan, curator.with_stored_inputs(query))
     kept = reservation.kept(0)
     if kept is None:
         raise Unavailable(
@@ -431,7 +438,10 @@ def _answer(
             "fast clock; correct the clocks and run the same request again: the answer is recomputed with the "
             "same noise."
         )
-    digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER]))
+    public = {name.removeprefix(PUBLIC): array for name, array in kept.items() if name.startswith(PUBLIC)}
+    if inputs is not None and inputs.energy is not None:
+        public[ENERGY] = np.array([inputs.energy])
+    digest = ledger.streams.answered(tick, digest=keep_answer(workspace.store, tick, kept[ANSWER], inputs=public))
     return dataclasses.replace(tick, answer=digest)
 
 

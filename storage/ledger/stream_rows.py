@@ -241,10 +241,20 @@ FOLDER = "streams"
 _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 
 
-def keep_answer(place: Place, tick: Tick, answer: NDArray[np.int64]) -> str:
-    """Write the answer of a tick durably to the answer store, and return the digest of the file."""
+def keep_answer(
+    place: Place, tick: Tick, answer: NDArray[np.int64], *, inputs: Mapping[str, NDArray[Any]] | None = None
+) -> str:
+    """Write the answer of a tick durably to the answer store, and return the digest of the file.
+
+    The file contains the answer and, after it, the public inputs of its query: the array of their names, then each.
+    """
     buffer = io.BytesIO()
     np.save(buffer, answer, allow_pickle=False)
+    if inputs:
+        names = sorted(inputs)
+        np.save(buffer, np.array(names), allow_pickle=False)
+        for name in names:
+            np.save(buffer, inputs[name], allow_pickle=False)
     payload = buffer.getvalue()
     digest = hashlib.sha256(payload).hexdigest()
     write_and_check(place, answer_path(tick.stream, tick.tick, digest), payload)
@@ -302,6 +312,19 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         Corrupt
             When the file differs from the answer that was stored.
         """
+        answer: NDArray[np.int64] = np.load(self._file(tick), allow_pickle=False)
+        return answer
+
+    def inputs(self, tick: int) -> dict[str, NDArray[Any]]:
+        """Read the public inputs of a tick's query by name; errors as for the answer."""
+        file = self._file(tick)
+        np.load(file, allow_pickle=False)
+        if file.tell() == file.getbuffer().nbytes:
+            return {}
+        names = np.load(file, allow_pickle=False).tolist()
+        return {name: np.load(file, allow_pickle=False) for name in names}
+
+    def _file(self, tick: int) -> io.BytesIO:
         path = answer_path(self.ticks[0].stream, tick, self._digests[tick])
         payload = self.place.read(path).payload
         if hashlib.sha256(payload).hexdigest() != self._digests[tick]:
@@ -309,8 +332,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
                 f"{self.place.at(path)} is not the stored answer of tick {tick}; restore it from a copy, or remove it "
                 "to estimate without this tick."
             )
-        answer: NDArray[np.int64] = np.load(io.BytesIO(payload), allow_pickle=False)
-        return answer
+        return io.BytesIO(payload)
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:

@@ -73,11 +73,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=365, metavar="N")
     parser.add_argument("--folder", metavar="PATH", help="folder for the test homes; /dev/shm avoids disk writes")
+    parser.add_argument("--maps", choices=("first", "doubling"), default="first", help="the maps of the stream's ticks")
     requested = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dpca-streams-", dir=requested.folder) as folder:
-        template = _found_world(Path(folder) / "template", ticks=requested.ticks)
+        template = _found_world(Path(folder) / "template", ticks=requested.ticks, maps=requested.maps)
         _warm_up(template.copy("warm"))
         calm, crashed = template.copy("calm"), template.copy("crashed")
         trace = _run_calm(calm, ticks=requested.ticks)
@@ -92,7 +93,7 @@ def main() -> int:
     return 0 if verdict.is_clean and len(killed) == requested.ticks and not left else 1
 
 
-def _found_world(home: Path, *, ticks: int) -> World:
+def _found_world(home: Path, *, ticks: int, maps: str) -> World:
     """Create a home with a dataset, a budget and an open stream."""
     world = World(home=home)
 
@@ -110,6 +111,7 @@ def _found_world(home: Path, *, ticks: int) -> World:
                 clip_norm=1.0,
                 components=3,
                 ticks=ticks,
+                maps=maps,
             )
         )
 

@@ -91,7 +91,7 @@ def test_a_table_lists_omitted_parts_on_stderr(capsys: pytest.CaptureFixture[str
 def test_every_module_is_a_command_with_help(papers: Papers) -> None:
     names = (
         "advice board cape-agn cape-pca continual denoise dpals dpals-films dps-pca dps-rates dps-times fmri "
-        "mechanisms moments rounds schema shang shang-claims smooth smooth-data smooth-lemmas warm"
+        "mechanisms moments rounds schema shang shang-claims smooth smooth-data smooth-lemmas stream-maps warm"
     )
     assert sorted(MODULES) == names.split()
     listed = papers("--help")

@@ -184,7 +184,7 @@ def _stream(world: World, *, direct: bool = True) -> None:
     _ingest(world, POINTS, "people", *given)
     _open(world, "people")
     terms = ("--population", "people", "--epsilon", "4", "--delta", DELTA, "--clip-norm", "2", "--components", "2")
-    for name, more in (("nightly", ()), ("middle", ("--center", "private"))):
+    for name, more in (("nightly", ()), ("middle", ("--center", "private", "--maps", "doubling"))):
         world.run("stream", "open", "people", *terms, "--ticks", "4", *more, "--publish", name, "--yes", "--json")
     how = DIRECT[::2] if direct else ("--json",)
     world.run("stream", "tick", "nightly", "--slot", "2026-01-01", *how)

@@ -24,16 +24,21 @@ from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, check_request, grid_warnings
 from dpca_tasks.mechanisms.noise_level import least_visible, semicircle_edge
 from dpca_tasks.mechanisms.released_moment import moment_query, noise_facts
+from dpca_tasks.mechanisms.released_rounds import check_size
 from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
+from dpca_tasks.mechanisms.streams.stream_maps import TickMap, mapped_query
 from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
+from dpca_tasks.queries.mapped_moment import MappedMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 
 NAME = "stream"
 """The mechanism name in plans of streams."""
 
 
-def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int) -> Plan:
+def plan_stream(
+    problem: Problem, target: PrivacyTarget, *, weights: Weights, ticks: int, n_components: int, mapped: bool = False
+) -> Plan:
     """Plan the noise, the privacy event and the grid of a stream, which releases one noisy answer per tick (period).
 
     Parameters
@@ -49,6 +54,8 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
         the forecast.
     n_components : int
         The number k of directions in each estimate.
+    mapped : bool
+        Whether ticks multiply records by public maps (`dpca_tasks.mechanisms.streams.stream_maps`).
 
     Returns
     -------
@@ -57,8 +64,11 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
         tick.
     """
     check_request(problem, target, n_components=n_components)
+    if mapped:
+        check_size(problem, setting="a map")
     noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
-    coarse = _tick(problem, bits=1, weights=weights, horizon=ticks, tick=1, arrivals=(0,))
+    first = TickMap.none(problem) if mapped else None
+    coarse = _tick(problem, bits=1, weights=weights, horizon=ticks, tick=1, arrivals=(0,), inputs=first)
     check_tail(
         noise, draws=coarse.layout.size * (max(ticks, LONGEST) if weights.endless else ticks), delta=target.delta
     )
@@ -85,13 +95,30 @@ def plan_stream(problem: Problem, target: PrivacyTarget, *, weights: Weights, ti
     )
 
 
-def tick_query(plan: Plan, *, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]) -> StreamedMoment:
+def tick_query(
+    plan: Plan,
+    *,
+    weights: Weights,
+    horizon: int,
+    tick: int,
+    arrivals: tuple[int, ...],
+    inputs: TickMap | None = None,
+) -> StreamedMoment:
     """Return the query of one tick of a planned stream.
 
     ``horizon`` is the planned number of ticks. ``arrivals`` are the numbers of the snapshots of ticks 1 to ``tick``, as
-    in `dpca_tasks.queries.streamed_moment.StreamedMoment`.
+    in `dpca_tasks.queries.streamed_moment.StreamedMoment`. ``inputs`` are the map of the tick, if the stream has maps.
     """
-    return _tick(plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
+    return _tick(
+        plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals, inputs=inputs
+    )
+
+
+def norm_one_std(plan: Plan, query: StreamedMoment) -> float:
+    """Return the std of the noise of an answer with maps, in squared clip norms, if its norm were 1."""
+    norm = query.of.norm[0] if isinstance(query.of, MappedMoment) else 1.0
+    std = float(tick_noise(plan, query)["std"])
+    return std / float(plan.problem.clip_norm * norm) ** 2
 
 
 def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray[np.float64]:
@@ -111,7 +138,14 @@ def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
 
 
 def _tick(
-    problem: Problem, *, bits: int, weights: Weights, horizon: int, tick: int, arrivals: tuple[int, ...]
+    problem: Problem,
+    *,
+    bits: int,
+    weights: Weights,
+    horizon: int,
+    tick: int,
+    arrivals: tuple[int, ...],
+    inputs: TickMap | None = None,
 ) -> StreamedMoment:
-    moment = moment_query(problem, bits=bits)
+    moment = moment_query(problem, bits=bits) if inputs is None else mapped_query(problem, bits=bits, tick=inputs)
     return StreamedMoment.of_moment(moment, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)

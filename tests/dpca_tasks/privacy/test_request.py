@@ -52,8 +52,12 @@ from tests.dpca_tasks.queries.query_table import (
     mapped_moment,
     point_triples,
     rejected_records,
+    streamed_around_a_mean,
+    streamed_around_a_mean_with_signs,
     streamed_centred,
     streamed_centred_with_signs,
+    streamed_map,
+    streamed_map_with_signs,
     streamed_moment,
     streamed_with_signs,
     word_pairs,
@@ -217,7 +221,8 @@ def requested(relation):
     energies = (captured_energies(relation, 10), energies_around_a_mean(relation, 10), rejected_records(relation, 10))
     of_tensors = [build(relation, 10) for build in (word_pairs, word_triples, point_triples)]
     streamed = (streamed_moment, streamed_centred, streamed_with_signs, streamed_centred_with_signs)
-    moments = [build(relation, 10) for build in (*streamed, mapped_moment, mapped_around_a_mean)]
+    mapped = (streamed_map, streamed_around_a_mean, streamed_map_with_signs, streamed_around_a_mean_with_signs)
+    moments = [build(relation, 10) for build in (*streamed, *mapped, mapped_moment, mapped_around_a_mean)]
     return found | {query.kind: query for query in (*of_ratings, *energies, *of_tensors, *moments)}
 
 

@@ -236,6 +236,22 @@ def streamed_centred_with_signs(relation, bits):
     return streamed(centred_moment(relation, min(bits, 13)), SIGNED, 1)
 
 
+def streamed_map(relation, bits):
+    return streamed(mapped_moment(relation, min(bits, 13)), PLAIN, 2)
+
+
+def streamed_around_a_mean(relation, bits):
+    return streamed(mapped_around_a_mean(relation, min(bits, 13)), PLAIN, 1)
+
+
+def streamed_map_with_signs(relation, bits):
+    return streamed(mapped_moment(relation, min(bits, 13)), SIGNED, 3)
+
+
+def streamed_around_a_mean_with_signs(relation, bits):
+    return streamed(mapped_around_a_mean(relation, min(bits, 13)), SIGNED, 1)
+
+
 class Report(LocallyNoised):
     """A local report without its noise, so that a record's contribution can be compared with the sensitivity."""
 
@@ -311,6 +327,10 @@ BUILDERS = (
     streamed_centred,
     streamed_with_signs,
     streamed_centred_with_signs,
+    streamed_map,
+    streamed_around_a_mean,
+    streamed_map_with_signs,
+    streamed_around_a_mean_with_signs,
 )
 OF_WORDS = (word_pairs, word_triples, triples_of_short_rows, triples_of_long_directions)
 """Queries over counts of words."""
