@@ -23,8 +23,8 @@ OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
         *("hold_if_rejected", "allow_large_delta", "allow_not_private", "i_know_this_is_not_private"),
     ),
     "Quality": (
-        *("rounds", "like", "like_public", "refine", "schema_constraints", "keep_matrix", "require_share", "spectrum"),
-        *("on_noise",),
+        *("rounds", "like", "like_public", "maps", "refine", "schema_constraints", "keep_matrix", "require_share"),
+        *("spectrum", "on_noise"),
     ),
     "Source": (
         *("name", "population", "public", "features", "feature_names", "public_items", "table_schema", "format"),
