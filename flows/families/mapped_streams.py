@@ -5,8 +5,9 @@ take a new map from the answers so far. All other ticks use the map of the tick 
 public inputs, so later ticks need no other record of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,22 @@ _LONG = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MappedEstimate:
+    """The directions of an estimate, and what its answers state about the ticks.
+
+    Attributes
+    ----------
+    subspace : Subspace
+    records : list of float, the noisy weighted number of records in each answer
+    first : int, the first of the ticks from which on all ticks have the map of the last one
+    """
+
+    subspace: Subspace
+    records: list[float]
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MappedStream:
     """The answers of a stream with maps, and the terms that determine maps and estimates.
 
@@ -71,33 +88,31 @@ class MappedStream:
         if not self.doubling or tick & (tick - 1):
             return last.tick
         multipliers = self._multipliers(kept)
-        found = self._combined(kept, multipliers, last=last)
+        found = self._combined(map(self._read, kept), multipliers, last=last)
         records = max(float(found.released[-1, -1]) / found.constant**2, 1.0)
         if found.noise_std / records >= self.noise_of_like:
             return last.tick  # the earlier release is still more accurate
         spread = float(np.linalg.norm(multipliers))
         return next_map(found, last, n_components=self.components, noise_std=self._one_std * spread)
 
-    def estimate(self, kept: Sequence[int]) -> Subspace:
-        """Return the directions of the estimate at the last of the kept ticks."""
-        last = self._read(kept[-1])
-        found = self._combined(kept, self._multipliers(kept), last=last)
+    def estimate(self, kept: Sequence[int]) -> MappedEstimate:
+        """Return the estimate at the last of the kept ticks; each answer is read once, and the last one twice."""
+        last, records, first = self._read(kept[-1]), list[float](), kept[-1]
+
+        def read() -> Iterator[TickAnswer]:
+            nonlocal first
+            is_last = False
+            for tick in kept:
+                answer = self._read(tick)
+                records.append(answer.records)
+                first, is_last = (first if is_last else tick), answer.tick.same_as(last.tick)
+                yield answer
+
+        found = self._combined(read(), self._multipliers(kept), last=last)
         like = "earlier ticks" if self.like is None else self.like[0]
-        return mapped_subspace(found, self.plan.problem, last=last.tick, n_components=self.components, like=like)
-
-    def first_of_map(self, kept: Sequence[int]) -> int:
-        """Return the first of the kept ticks from which on all ticks have the map of the last one."""
-        last, first = TickMap.of(self.answers.inputs(kept[-1])), kept[-1]
-        for tick in reversed(kept[:-1]):
-            if not TickMap.of(self.answers.inputs(tick)).same_as(last):
-                break
-            first = tick
-        return first
-
-    def records(self, kept: Sequence[int]) -> list[float]:
-        """Return the noisy weighted number of records in each answer."""
-        answers = map(self._read, kept)
-        return [float(answer.released[-1, -1]) / answer.tick.constant**2 for answer in answers]
+        count = self.components
+        subspace = mapped_subspace(found, self.plan.problem, last=last.tick, n_components=count, like=like)
+        return MappedEstimate(subspace=subspace, records=records, first=first)
 
     def drift(self, components: NDArray[np.float64], contrast: Contrast) -> Drift:
         """Test directions for drift where the noise is even: after the map, which all ticks of the contrast share."""
@@ -120,14 +135,14 @@ class MappedStream:
     def _multipliers(self, kept: Sequence[int]) -> NDArray[np.float64]:
         return coefficients(self.weights, kept=kept, **self.answer)
 
-    def _combined(self, kept: Sequence[int], multipliers: NDArray[np.float64], *, last: TickAnswer) -> Answer:
-        return combined_answer(map(self._read, kept), multipliers, last=last, step=self._step(last.tick))
+    def _combined(self, answers: Iterable[TickAnswer], multipliers: NDArray[np.float64], *, last: TickAnswer) -> Answer:
+        return combined_answer(answers, multipliers, last=last, step=self._step(last.tick))
 
     def _read(self, tick: int) -> TickAnswer:
         """Read the answer of a tick, in squared clip norms."""
-        inputs = TickMap.of(self.answers.inputs(tick))
-        order = self.plan.problem.n_features + 1
-        released = unpack_symmetric(np.asarray(self.answers[tick] * self._step(inputs), np.float64), order)
+        packed, arrays = self.answers.read(tick)
+        inputs, order = TickMap.of(arrays), self.plan.problem.n_features + 1
+        released = unpack_symmetric(np.asarray(packed * self._step(inputs), np.float64), order)
         return TickAnswer(tick=inputs, released=released, noise_std=self._one_std * inputs.norm**2)
 
     def _step(self, inputs: TickMap) -> float:
@@ -136,7 +151,7 @@ class MappedStream:
         query = mapped_query(problem, bits=self.plan.bits, tick=inputs)
         return float(query.unit / (query.steps_per_unit << self.weights.bits) / problem.clip_norm**2)
 
-    @property
+    @cached_property
     def _one_std(self) -> float:
         """The std of the noise of an answer with norm 1, in squared clip norms."""
         none = TickMap.none(self.plan.problem)

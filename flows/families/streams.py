@@ -53,7 +53,7 @@ from dpca_tasks.refinement.refined_release import RefinedRelease, refine_release
 from dpca_tasks.refinement.schema_constraints import Constraints
 from flows.families.base import code_version, records_facts
 from flows.families.columns import Columns
-from flows.families.mapped_streams import DOUBLING, MappedStream
+from flows.families.mapped_streams import DOUBLING, MappedEstimate, MappedStream
 from flows.families.parents import Parent, check_same_columns
 from flows.families.restated_subspace import state_subspace
 from flows.requests import StreamRequest
@@ -378,8 +378,9 @@ def state_tick(
     multipliers = coefficients(terms.weights, kept=kept, **terms.answer)
     problem, count = terms.plan.problem, int(terms.facts["components"])
     if terms.is_mapped:
-        found = terms.mapped(answers).estimate(kept)
-        drift = _mapped_drift(terms, terms.mapped(answers), kept, earlier.halfway)
+        mapped = terms.mapped(answers)
+        estimated = mapped.estimate(kept)
+        found, drift = estimated.subspace, _mapped_drift(terms, mapped, estimated, kept, earlier.halfway)
     else:
         query = terms.query(tick.tick, tuple(each.number for each in ticks))
         energies: list[float] = []
@@ -502,11 +503,15 @@ def _drift(
 
 
 def _mapped_drift(
-    terms: StreamTerms, stream: MappedStream, kept: Sequence[int], halfway: PrivateSubspace | None
+    terms: StreamTerms,
+    stream: MappedStream,
+    estimated: MappedEstimate,
+    kept: Sequence[int],
+    halfway: PrivateSubspace | None,
 ) -> dict[str, Any] | None:
     """Test the same of a stream with maps, on the ticks that have the map of the last tick."""
-    before = max(kept[-1] // 2, stream.first_of_map(kept) - 1)
-    contrast = _contrast(terms, kept, stream.records(kept), before=before)
+    before = max(kept[-1] // 2, estimated.first - 1)
+    contrast = _contrast(terms, kept, estimated.records, before=before)
     if halfway is None or contrast is None:
         return None
     return _shown_drift(stream.drift(halfway.components, contrast), kept, before=before)

@@ -305,26 +305,17 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         return len(self._digests)
 
     def __getitem__(self, tick: int) -> NDArray[np.int64]:
-        """Read the answer of a tick.
+        """Read the answer of a tick; errors as for `read`."""
+        return self.read(tick)[0]
+
+    def read(self, tick: int) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+        """Read the answer of a tick, and the public inputs of its query by name.
 
         Raises
         ------
         Corrupt
             When the file differs from the answer that was stored.
         """
-        answer: NDArray[np.int64] = np.load(self._file(tick), allow_pickle=False)
-        return answer
-
-    def inputs(self, tick: int) -> dict[str, NDArray[Any]]:
-        """Read the public inputs of a tick's query by name; errors as for the answer."""
-        file = self._file(tick)
-        np.load(file, allow_pickle=False)
-        if file.tell() == file.getbuffer().nbytes:
-            return {}
-        names = np.load(file, allow_pickle=False).tolist()
-        return {name: np.load(file, allow_pickle=False) for name in names}
-
-    def _file(self, tick: int) -> io.BytesIO:
         path = answer_path(self.ticks[0].stream, tick, self._digests[tick])
         payload = self.place.read(path).payload
         if hashlib.sha256(payload).hexdigest() != self._digests[tick]:
@@ -332,7 +323,10 @@ class Answers(Mapping[int, NDArray[np.int64]]):
                 f"{self.place.at(path)} is not the stored answer of tick {tick}; restore it from a copy, or remove it "
                 "to estimate without this tick."
             )
-        return io.BytesIO(payload)
+        file = io.BytesIO(payload)
+        answer: NDArray[np.int64] = np.load(file, allow_pickle=False)
+        names = np.load(file, allow_pickle=False).tolist() if file.tell() < len(payload) else []
+        return answer, {name: np.load(file, allow_pickle=False) for name in names}
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:

@@ -62,7 +62,7 @@ def version(number: int) -> PrivateSubspace:
 def inputs_of(number: int) -> dict[str, Any]:
     workspace = Workspace.read_only()
     _, ticks = workspace.ledger.streams.show("nightly")
-    return Answers(place=workspace.store, ticks=ticks).inputs(number)
+    return Answers(place=workspace.store, ticks=ticks).read(number)[1]
 
 
 @pytest.mark.parametrize("center", ["none", "private"])

@@ -138,13 +138,17 @@ class TickAnswer:
     noise_std: float
 
     @property
+    def records(self) -> float:
+        """The noisy weighted number of records."""
+        return float(self.released[-1, -1]) / self.tick.constant**2
+
+    @property
     def kept(self) -> float:
         """The estimated part of the records' energy that clipping keeps."""
         if self.tick.energy is None:
             return 1.0
-        count = max(float(self.released[-1, -1]) / self.tick.constant**2, 1.0)
         energy = float(np.trace(self.released[:-1, :-1]))
-        return min(max(energy / (count * self.tick.energy), LEAST_KEPT), 1.0)
+        return min(max(energy / (max(self.records, 1.0) * self.tick.energy), LEAST_KEPT), 1.0)
 
 
 def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last: TickAnswer, step: float) -> Answer:
