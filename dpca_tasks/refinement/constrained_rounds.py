@@ -5,17 +5,17 @@ space L of `dpca_tasks.refinement.schema_constraints`. With P the projection ont
 ``P(sum_j H_j S H_j / s_j^2) = P(sum_j H_j S_0 H_j / s_j^2)``, for ``H = T^T T``. Conjugate gradients solve this in L.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.refinement.conjugate_gradients import Operator, conjugate_gradients
 from dpca_tasks.refinement.rounds import Answer, Estimate, Round, begun, combined, weights_of
 from dpca_tasks.refinement.schema_constraints import Constraints
 
 type Matrix = NDArray[np.float64]
-type Operator = Callable[[Matrix], Matrix]
 
 STEPS, NEGLIGIBLE = 40, 1e-12
 """Conjugate gradient steps, and the squared residual, relative to the right side, at which they stop."""
@@ -59,17 +59,14 @@ def _nearest(rounds: Sequence[Round], best: Matrix, project: Operator, *, start:
         return project(sum(weight * term for weight, term in zip(weights, terms, strict=True)))  # type: ignore[arg-type]
 
     wanted = image(best)
-    found, residual = start, wanted - image(start)
-    direction, size = np.zeros_like(wanted), 1.0
-    for _ in range(STEPS):
-        if float(np.square(residual).sum()) <= NEGLIGIBLE * float(np.square(wanted).sum()):
-            break
-        turned = project(conditioned(residual))
-        before, size = size, float((residual * turned).sum())
-        direction = turned + (size / before) * direction
-        product = image(direction)
-        length = size / float((direction * product).sum())
-        found, residual = found + length * direction, residual - length * product
+    found = conjugate_gradients(
+        image,
+        wanted,
+        start=start,
+        steps=STEPS,
+        enough=NEGLIGIBLE * float(np.square(wanted).sum()),
+        conditioned=lambda residual: project(conditioned(residual)),
+    )
     return (found + found.T) / 2.0
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
 from dpca_tasks.mechanisms.noise_level import edge_quantile, spike_strengths
+from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
 from dpca_tasks.refinement.leading_pairs import Refinement, Request, refine
 from dpca_tasks.refinement.noisy_moment import BEYOND, NoisyMoment, posterior_mean
 from dpca_tasks.refinement.public_map import PublicMap
@@ -466,15 +467,10 @@ def _solved(grams: Sequence[Matrix], weights: Sequence[float], wanted: Matrix, s
 
     values, turn = np.linalg.eigh(grams[-1])
     scales = sum(weights[:-1]) + weights[-1] * np.multiply.outer(values, values)
-    found, residual = start, wanted - image(start)
-    direction, size = np.zeros_like(wanted), 1.0
-    for _ in range(STEPS):
-        if float(np.square(residual).sum()) <= NEGLIGIBLE * float(np.square(wanted).sum()):
-            break
-        conditioned = turn @ ((turn.T @ residual @ turn) / scales) @ turn.T
-        before, size = size, float((residual * conditioned).sum())
-        direction = conditioned + (size / before) * direction
-        product = image(direction)
-        length = size / float((direction * product).sum())
-        found, residual = found + length * direction, residual - length * product
+
+    def conditioned(residual: Matrix) -> Matrix:
+        return np.asarray(turn @ ((turn.T @ residual @ turn) / scales) @ turn.T)
+
+    enough = NEGLIGIBLE * float(np.square(wanted).sum())
+    found = conjugate_gradients(image, wanted, start=start, steps=STEPS, enough=enough, conditioned=conditioned)
     return (found + found.T) / 2.0

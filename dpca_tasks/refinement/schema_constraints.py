@@ -32,6 +32,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
+
 type Matrix = NDArray[np.float64]
 
 ACCURACY = 1e-24
@@ -170,18 +172,9 @@ class Constraints:
             product[own] = 2.0 * found[own]
             return _differences(product)
 
-        found, residual = np.zeros_like(sums), _differences(sums)
-        direction, size = residual, float(np.square(residual).sum())
         enough = ACCURACY * float(np.square(sums).sum())
-        for _ in range(_STEPS):
-            if size <= enough:
-                break
-            product = image(direction)
-            length = size / float((direction * product).sum())
-            found, residual = found + length * direction, residual - length * product
-            before, size = size, float(np.square(residual).sum())
-            direction = residual + (size / before) * direction
-        return found
+        none = np.zeros_like(sums)
+        return conjugate_gradients(image, _differences(sums), start=none, steps=_STEPS, enough=enough)
 
 
 def _differences(sums: Matrix) -> Matrix:
