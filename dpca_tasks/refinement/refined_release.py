@@ -24,7 +24,7 @@ variance that the best k directions capture.
 >>> import numpy as np
 >>> alone = refine_release(Subspace(components=np.eye(2, 5)), n_components=2)
 >>> alone.assessment.above_noise is None, verdict(alone.facts(), n_components=2)
-(True, 'the release holds directions only: nothing in it separates signal from noise.')
+(True, 'the release holds directions only, which do not show whether they are signal or noise.')
 """
 
 import dataclasses
