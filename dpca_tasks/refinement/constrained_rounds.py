@@ -39,7 +39,7 @@ def constrained(estimate: Estimate, first: Answer, constraints: Constraints) -> 
     """
     rounds, found, centred = estimate.rounds, estimate.matrix, estimate.mean is not None
     project = constraints.project_centred if centred else constraints.project
-    ratio = constraints.centred_ratio if centred else constraints.ratio()
+    ratio = constraints.ratio(centred=centred)
     if centred and not first.map.width:
         better = begun(replace(first, released=constraints.project(first.released)), centred=True)
         rounds = (better.rounds[0], *rounds[1:])

@@ -28,7 +28,7 @@ low-rank matrices via approximate message passing. The prior over row sizes is f
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -80,7 +80,8 @@ class NoisyMoment:
     vectors : float64 array of shape (m, d), optional
         The eigenvectors of the leading ``eigenvalues``, as rows.
     constraints : Constraints, optional
-        The public constraints that the matrix satisfies, because it was projected (`constrained`).
+        The public constraints that the matrix satisfies, because it was projected onto them. ``noise_std`` is
+        then that of the noise that the projection left.
     """
 
     matrix: Matrix
@@ -130,21 +131,6 @@ class NoisyMoment:
     def standard(self) -> "Standardised":
         """The moment in units of its noise."""
         return standardised(self)
-
-    def constrained(self, constraints: Constraints) -> "NoisyMoment":
-        """Return the moment with less noise, by the projection onto constraints that hold for every row.
-
-        Only isometric noise has the stated standard deviation after the projection.
-        """
-        assert self.noise == "isometric"
-        return replace(
-            self,
-            matrix=constraints.project(self.matrix),
-            noise_std=self.noise_std * constraints.ratio(constant=self.constant is not None),
-            eigenvalues=None,
-            vectors=None,
-            constraints=constraints,
-        )
 
     def centred(self) -> Matrix:
         """Return the second moment in the units and coordinates of the release, centred if rows were extended."""

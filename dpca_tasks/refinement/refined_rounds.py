@@ -9,6 +9,7 @@ of which clipping at 0.5 keeps 93 %'
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Rounds:
     """The answers of a release in rounds.
 
@@ -47,7 +48,7 @@ class Rounds:
     noise_edge: float | None = None
     constraints: Constraints | None = None
 
-    @property
+    @cached_property
     def estimate(self) -> Estimate:
         """The estimate from all rounds."""
         with one_thread():

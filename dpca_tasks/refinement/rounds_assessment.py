@@ -118,7 +118,7 @@ def edge_of(estimate: Estimate, constraints: Constraints | None) -> float:
     """Return the bound that eigenvalues of noise alone exceed in 1 of 100 cases, after the last map."""
     if constraints is None:
         return estimate.noise_std * edge_quantile(len(estimate.matrix))
-    ratio = constraints.ratio() if estimate.mean is None else constraints.centred_ratio
+    ratio = constraints.ratio(centred=estimate.mean is not None)
     return estimate.noise_std / ratio * edge_quantile(constraints.width)
 
 

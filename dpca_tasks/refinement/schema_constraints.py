@@ -113,14 +113,13 @@ class Constraints:
         )
         return diagonal + tables + others * diagonal + others * (others + 1) // 2 - zeros
 
-    def ratio(self, *, constant: bool = False) -> float:
-        """Return the standard deviation of the noise after the projection, over the one before it."""
-        return math.sqrt(self.dimension(constant=constant) / math.comb(self.n_features + constant + 1, 2))
+    def ratio(self, *, constant: bool = False, centred: bool = False) -> float:
+        """Return the standard deviation of the noise after the projection, divided by its value before.
 
-    @property
-    def centred_ratio(self) -> float:
-        """The same for moments around a mean, which `project_centred` projects."""
-        return math.sqrt(math.comb(self.width + 1, 2) / math.comb(self.n_features + 1, 2))
+        ``centred`` is for moments around a mean, which `project_centred` projects.
+        """
+        left = math.comb(self.width + 1, 2) if centred else self.dimension(constant=constant)
+        return math.sqrt(left / math.comb(self.n_features + constant + 1, 2))
 
     def project(self, matrix: Matrix) -> Matrix:
         """Return the nearest matrix of L, in the Frobenius norm.

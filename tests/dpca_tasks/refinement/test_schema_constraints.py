@@ -5,6 +5,7 @@ All draws are fixed.
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,13 +99,19 @@ def moment_of(seed, *, std, constant=None):
     return NoisyMoment(matrix=released, noise_std=std, constant=constant)
 
 
+def constrained(moment, space=SPACE):
+    """Return a moment after the projection, with the standard deviation of the noise that is left."""
+    ratio = space.ratio(constant=moment.constant is not None)
+    return replace(moment, matrix=space.project(moment.matrix), noise_std=ratio * moment.noise_std, constraints=space)
+
+
 def scores(*, draws, std, constant=None):
     """Return the estimates of the captured variance, less the truth, and the stated lower bounds, less the truth."""
     truth = S if constant is None else S - N_ROWS * np.outer(ROWS.mean(axis=0), ROWS.mean(axis=0))
     errors = []
     with one_thread():
         for seed in range(draws):
-            moment = moment_of(seed, std=std, constant=constant).constrained(SPACE)
+            moment = constrained(moment_of(seed, std=std, constant=constant))
             found = refine(moment, n_components=3, method="none")
             shown = assess(moment, found)
             assert shown.captured is not None
@@ -144,7 +151,7 @@ def test_a_projected_release_captures_more():
         for seed in range(30):
             moment = moment_of(seed, std=100.0)
             plain, better = (
-                refine(each, n_components=3, method="none").components for each in (moment, moment.constrained(SPACE))
+                refine(each, n_components=3, method="none").components for each in (moment, constrained(moment))
             )
             gains.append((np.einsum("ij,jk,ik->", better, S, better) - np.einsum("ij,jk,ik->", plain, S, plain)) / best)
     assert np.mean(gains) > 3 * np.std(gains) / math.sqrt(30)
@@ -154,20 +161,20 @@ def test_the_edge_is_rarely_exceeded_by_noise_alone():
     """At most 8 of 200 noise matrices have an eigenvalue above the edge of 1 in 100."""
     above = 0
     for seed in range(200):
-        moment = NoisyMoment(matrix=isometric_noise(24, seed=seed), noise_std=1.0).constrained(SPACE)
+        moment = constrained(NoisyMoment(matrix=isometric_noise(24, seed=seed), noise_std=1.0))
         above += bool(moment.standard.eigenvalues[0] > moment.standard.edge)
     assert above <= 8
 
 
 def test_columns_in_another_order_give_the_same_release():
     """Reverse all columns, and the groups with them."""
-    moment = moment_of(0, std=60.0).constrained(SPACE)
+    moment = constrained(moment_of(0, std=60.0))
     turned = Constraints(
         n_features=24,
         groups=tuple((24 - stop, 24 - start) for start, stop in reversed(GROUPS)),
         filled=tuple(reversed(SPACE.filled)),
     )
-    other = NoisyMoment(matrix=moment_of(0, std=60.0).matrix[::-1, ::-1].copy(), noise_std=60.0).constrained(turned)
+    other = constrained(NoisyMoment(matrix=moment_of(0, std=60.0).matrix[::-1, ::-1].copy(), noise_std=60.0), turned)
     with one_thread():
         found, reversed_ = (refine(each, n_components=3) for each in (moment, other))
     assert found.refined_by == reversed_.refined_by
