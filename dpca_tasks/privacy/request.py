@@ -107,16 +107,14 @@ _TENSORS = (
 )
 """Second moments of documents and points, and third moments along a few directions, for tensor mechanisms."""
 
+_AROUND = "mapped_moment 1 around a mean"
 _STREAMED = tuple(
-    Row(f"streamed_moment 1 of {kind}{signs}", ("Symmetric",), "l2", 1.0, 1.0, replaced, not signs, per_zeta=True)
-    for kind in ("second_moment 1", "centred_moment 1", "mapped_moment 1")
-    for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
-) + tuple(
     Row(
-        f"streamed_moment 1 of mapped_moment 1 around a mean{signs}",
-        *(("Symmetric",), "l2", 1.0, replaced, replaced, not signs),
+        f"streamed_moment 1 of {kind}{signs}",
+        *(("Symmetric",), "l2", 1.0, replaced if kind == _AROUND else 1.0, replaced, not signs),
         per_zeta=True,
     )
+    for kind in ("second_moment 1", "centred_moment 1", "mapped_moment 1", _AROUND)
     for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
 )
 """Answers of a stream. If weights have signs, the row states only an upper bound for a replaced record."""

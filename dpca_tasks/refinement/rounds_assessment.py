@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh
 
 from dpca_tasks.mechanisms.noise_level import above_edge, edge_quantile
-from dpca_tasks.refinement.constrained_rounds import constrained
+from dpca_tasks.refinement.constrained_release import constrained
 from dpca_tasks.refinement.leading_pairs import CHOICE_SHARE, Refinement, Score, probes, public_noise
 from dpca_tasks.refinement.noisy_moment import REPORT, Method, NoisyMoment
 from dpca_tasks.refinement.public_map import PublicMap

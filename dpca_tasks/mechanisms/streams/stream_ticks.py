@@ -30,6 +30,7 @@ from dpca_tasks.mechanisms.streams.stream_maps import TickMap, mapped_query
 from dpca_tasks.noise.distributions import Symmetric, check_tail, grid_bits
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.mapped_moment import MappedMoment
+from dpca_tasks.queries.second_moment import CentredMoment, SecondMoment
 from dpca_tasks.queries.streamed_moment import StreamedMoment
 
 NAME = "stream"
@@ -67,8 +68,8 @@ def plan_stream(
     if mapped:
         check_size(problem, setting="a map")
     noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta))
-    first = TickMap.none(problem) if mapped else None
-    coarse = _tick(problem, bits=1, weights=weights, horizon=ticks, tick=1, arrivals=(0,), inputs=first)
+    moment = _moment(problem, bits=1, inputs=TickMap.none(problem) if mapped else None)
+    coarse = StreamedMoment.of_moment(moment, weights=weights, horizon=ticks, tick=1, arrivals=(0,))
     check_tail(
         noise, draws=coarse.layout.size * (max(ticks, LONGEST) if weights.endless else ticks), delta=target.delta
     )
@@ -109,9 +110,8 @@ def tick_query(
     ``horizon`` is the planned number of ticks. ``arrivals`` are the numbers of the snapshots of ticks 1 to ``tick``, as
     in `dpca_tasks.queries.streamed_moment.StreamedMoment`. ``inputs`` are the map of the tick, if the stream has maps.
     """
-    return _tick(
-        plan.problem, bits=plan.bits, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals, inputs=inputs
-    )
+    moment = _moment(plan.problem, bits=plan.bits, inputs=inputs)
+    return StreamedMoment.of_moment(moment, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
 
 
 def norm_one_std(plan: Plan, query: StreamedMoment) -> float:
@@ -137,15 +137,5 @@ def tick_noise(plan: Plan, query: StreamedMoment) -> dict[str, Any]:
     return noise_facts(query, Symmetric(noise_multiplier=plan.noise_multiplier), plan.problem)
 
 
-def _tick(
-    problem: Problem,
-    *,
-    bits: int,
-    weights: Weights,
-    horizon: int,
-    tick: int,
-    arrivals: tuple[int, ...],
-    inputs: TickMap | None = None,
-) -> StreamedMoment:
-    moment = moment_query(problem, bits=bits) if inputs is None else mapped_query(problem, bits=bits, tick=inputs)
-    return StreamedMoment.of_moment(moment, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
+def _moment(problem: Problem, *, bits: int, inputs: TickMap | None) -> SecondMoment | CentredMoment | MappedMoment:
+    return moment_query(problem, bits=bits) if inputs is None else mapped_query(problem, bits=bits, tick=inputs)

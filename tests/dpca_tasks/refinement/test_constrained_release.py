@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dpca_tasks.refinement.constrained_rounds import constrained
+from dpca_tasks.refinement.constrained_release import constrained
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.rounds import Answer, Estimate, Round, combined, components
 from dpca_tasks.refinement.rounds_assessment import assessed, estimated
