@@ -249,7 +249,7 @@ def _write_schema(encoded: Encoded, folder: Path) -> str:
     """Write a schema as JSON; return the file."""
     file = folder / "schema.json"
     create_file(file)
-    file.write_text(json.dumps(encoded.encoder.schema.facts()), encoding="utf-8")
+    file.write_text(json.dumps(encoded.facts), encoding="utf-8")
     return str(file)
 
 
@@ -401,7 +401,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
                 table="X",
                 n_features=columns.n_features,
                 names=names,
-                encoder=None if encoded is None else encoded.encoder.schema.facts(),
+                encoder=None if encoded is None else encoded.facts,
             ),
         )
         warn_of_learned_steps(self)

@@ -241,6 +241,11 @@ class Encoded:
             )
         return cls(encoder=encoder, raw=encoder.raw(table))
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The schema as plain JSON values."""
+        return self.encoder.schema.facts()
+
     def frame(self) -> pa.Table:
         """Return the features as a table of named columns."""
         features = self.encoder.features(self.raw)
@@ -287,7 +292,7 @@ class TableRows:
 
     def encoder(self) -> dict[str, Any] | None:
         """Return the schema by which the rows were encoded, as plain JSON values; None without a schema."""
-        return None if self.encoded is None else self.encoded.encoder.schema.facts()
+        return None if self.encoded is None else self.encoded.facts
 
     def read(self, block: int, /) -> CsrBlock:
         """Read one piece as a block."""

@@ -124,10 +124,7 @@ class MappedStream:
         return measure_drift(difference, turned, contrast, noise_std=answer.noise_std, clip_norm=answer.tick.norm)
 
     def _first_map(self) -> TickMap:
-        start = None
-        if self.like is not None:
-            version, digest = self.like
-            start = Parent.of(f"{version.split('@')[0]}@sha256:{digest}").start()
+        start = None if self.like is None else Parent.pinned(*self.like).start()
         ticks = range(1, min(self.horizon, _LONG) + 1)
         spread = float(np.linalg.norm(self._multipliers(ticks)))
         return first_map(self.plan.problem, start, n_components=self.components, noise_std=self._one_std * spread)

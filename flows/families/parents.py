@@ -72,13 +72,25 @@ class Parent:
             encoder=found.manifest.get("encoder"),
         )
 
-    def start(self) -> Start:
-        """Compute the public facts that a warm start uses; for a release in rounds this combines all answers."""
+    @classmethod
+    def pinned(cls, version: str, digest: str) -> "Parent":
+        """Load an earlier release by its content, given its ``NAME@VERSION`` and its digest."""
+        return cls.of(f"{version.partition('@')[0]}@sha256:{digest}")
+
+    def start(self, *, center: str = "none") -> Start:
+        """Compute the public facts that a warm start uses; for a release in rounds this combines all answers.
+
+        Raises
+        ------
+        Refused
+            When ``center`` is ``private``, and the earlier release has no mean.
+        """
         manifest = self.subspace.manifest
         bound = manifest.get("privacy", {}).get("records_at_most")
         declared = None if bound == RECORDS_AT_MOST else bound
         found = start_of(self.released, clip_norm=float(manifest["clip_norm"]), records_at_most=declared)
         assert found is not None
+        found.estimate(clip_norm=1.0, centred=center == "private")  # refuses a missing mean
         return found
 
 

@@ -25,7 +25,6 @@ from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import Conflict
 from dpca.privacy_unit import NIGHT_ROW, PrivacyUnit, privacy_statement
 from dpca.registry.pointers import check_name
-from dpca.registry.reader import Registry
 from dpca.schemas.frames import meaning
 from dpca_tasks.accounting.calibration import smallest_epsilon, units_of
 from dpca_tasks.accounting.events import Event, gaussian
@@ -291,10 +290,9 @@ def _like(workspace: Workspace, request: StreamRequest, snapshot: Entry) -> dict
     """Return the version, digest and noise of the earlier release of a request, for the terms."""
     if request.like is None:
         return {}
-    parent = Parent.of(str(Registry.open().resolve(request.like)))
+    parent = Parent.of(request.like)
     check_same_columns(Columns.of(workspace.catalog.open(snapshot)), start=parent.columns)
-    start = parent.start()
-    start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
+    start = parent.start(center=request.center)
     noise = start.noise_std / start.n_records / request.clip_norm**2
     return {"like": str(parent.version), "like_digest": parent.version.digest, "noise_of_like": noise}
 

@@ -273,12 +273,10 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         if reference is None:
             return None
         parent = Parent.of(reference)
-        start = parent.start()
-        start.estimate(clip_norm=1.0, centred=request.center == "private")  # refuses a missing mean
         return {
             "artifact": str(parent.version),
             "digest": parent.version.digest,
-            "mean_square": start.mean_square,
+            "mean_square": parent.start(center=request.center).mean_square,
         }
 
     def ready(self, planned: Planned) -> Planned:
@@ -292,9 +290,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
                 planned,
                 mechanism=with_start(planned.mechanism, lambda: PublicRows.of(request, n_features=n_features).start),
             )
-        reference = f"{facts['artifact'].split('@')[0]}@sha256:{facts['digest']}"
+        version, digest = facts["artifact"], facts["digest"]
         return dataclasses.replace(
-            planned, mechanism=with_start(planned.mechanism, lambda: Parent.of(reference).start())
+            planned, mechanism=with_start(planned.mechanism, lambda: Parent.pinned(version, digest).start())
         )
 
     def check_columns(self, request: SubspaceRequest, columns: Callable[[], Columns]) -> None:
