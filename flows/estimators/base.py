@@ -373,11 +373,11 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
     def _release(self, request: Request, X: Any) -> Any:
         """Make the release of a request on a table, or find the release of its slot; return the artifact."""
         encoded = self._encoded(X)
-        X = X if encoded is None else encoded.frame()
-        columns = Columns.learned(self, X)
+        columns = Columns.learned(self, X if encoded is None else encoded.header())
 
         def read_rows(*, copied: bool = False) -> TableRows:
-            table = Table.checked(self, X, reset=True, entries=self._entries)
+            frame = X if encoded is None else encoded.frame()
+            table = Table.checked(self, frame, reset=True, entries=self._entries)
             rows = TableRows(table.copied() if copied else table, feature_names=columns.names, encoded=encoded)
             if self.records_at_most is not None and rows.n_records > self.records_at_most:
                 raise Invalid(

@@ -246,6 +246,10 @@ class Encoded:
         """The schema as plain JSON values."""
         return self.encoder.schema.facts()
 
+    def header(self) -> pa.Table:
+        """Return the named columns of the features without rows."""
+        return _header(self.encoder.feature_names, width=len(self.encoder.feature_names))
+
     def frame(self) -> pa.Table:
         """Return the features as a table of named columns."""
         features = self.encoder.features(self.raw)

@@ -80,6 +80,16 @@ def test_rows_that_the_schema_refuses_are_not_charged() -> None:
     assert budget.remaining == 50
 
 
+def test_a_slot_returns_its_release_whatever_the_rows() -> None:
+    """The rows of a repeated slot are not encoded."""
+    budget, rows = dpca.Budget(epsilon=50, delta=1e-5), people()
+    fitted = model(budget=budget, slot="one").fit(rows)
+    rows.loc[7, "job"] = "unknown"
+    again = model(budget=budget, slot="one").fit(rows)
+    np.testing.assert_array_equal(again.components_, fitted.components_)
+    assert again.feature_names_in_.tolist() == fitted.feature_names_in_.tolist()
+
+
 def test_ids_of_individuals_are_refused() -> None:
     schema = {"columns": [*SCHEMA["columns"][:3], {"name": "note", "kind": "id"}]}
     with pytest.raises(Invalid, match="each row of X is the data of one person"):
