@@ -97,8 +97,10 @@ class Spectrum:
     @property
     def above_noise(self) -> int | None:
         """The number of ``eigenvalues`` above the noise; None if there is no noise edge."""
-        if self.noise_edge is None or self.counted is not None:
-            return self.counted
+        if self.counted is not None:
+            return min(self.counted, len(self.eigenvalues))  # only the leading eigenvalues are kept
+        if self.noise_edge is None:
+            return None
         return sum(value > self.noise_edge for value in self.eigenvalues)
 
     @property

@@ -298,6 +298,13 @@ def test_components_are_marked_and_what_is_above_the_noise_is_counted() -> None:
     assert spectrum.text().splitlines()[-1].startswith("2 of 4 are above the noise; ● marks the 3 ")
 
 
+@pytest.mark.parametrize(("counted", "shown"), [(2, 2), (9, 3)])
+def test_a_release_in_rounds_states_its_count_of_at_most_the_eigenvalues_that_it_kept(counted: int, shown: int) -> None:
+    spectrum = Spectrum(eigenvalues=(9.0, 8.0, 7.0), n_components=1, noise_edge=100.0, counted=counted)
+    assert spectrum.above_noise == shown
+    assert f"{shown} of 3 are above the noise" in spectrum.text()
+
+
 def test_eigenvalues_far_down_are_counted_and_not_listed() -> None:
     lines = bars(made(*np.linspace(99.0, 1.0, 64).tolist(), k=2))
     assert len(lines) == 13
