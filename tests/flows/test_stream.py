@@ -44,13 +44,6 @@ def write_rows(path: Path, *, night: int, directions: Any = DIRECTIONS, count: i
     return path
 
 
-@pytest.fixture(autouse=True)
-def same_noise_in_every_run() -> Iterator[None]:
-    """Draw the keys of each test from a counter, because unlucky noise could violate the bounds on estimates."""
-    with drawn_keys("key of this test"):
-        yield
-
-
 @pytest.fixture(scope="module")
 def opened_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a home with a dataset, a budget of epsilon 2, and a stream of 20 ticks."""

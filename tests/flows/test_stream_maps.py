@@ -1,6 +1,5 @@
 """Streams with public maps, through the stages of a tick: maps from an earlier release, and from the ticks before."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from flows.requests import SubspaceRequest
 from storage.ledger.stream_rows import Answers
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
-from tests.flows.test_stream import drawn_keys, dying_at, spent, tick
+from tests.flows.test_stream import dying_at, spent, tick
 
 D, K = 8, 2
 SCALES = np.array([1.0, 0.7, *(D - 2) * (0.05,)])
@@ -24,13 +23,6 @@ OPEN = (
     *("stream", "open", "people", "--population", "people", "--epsilon", "1", "--delta", "1e-6", "--ticks", "20"),
     *("--clip-norm", "2", "--components", str(K), "--publish", "nightly", "--yes"),
 )
-
-
-@pytest.fixture(autouse=True)
-def same_noise_in_every_run() -> Iterator[None]:
-    """Draw the keys of each test from a counter, because unlucky noise could violate the bounds on estimates."""
-    with drawn_keys("key of this test"):
-        yield
 
 
 def rows_of(night: int) -> Any:

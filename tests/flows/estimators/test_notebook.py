@@ -1,8 +1,5 @@
 """Estimators in a notebook: scores, a picture, the release as HTML, and warnings about fits without a guarantee."""
 
-import itertools
-import os
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -17,13 +14,6 @@ import dpca
 from flows.estimators import LearnedStepWarning, NoLedgerWarning, PrivateMatrixFactorization, PrivatePCA
 
 WIDTHS = np.array([5.0, 3.0, 1.0, 1.0, 1.0, 0.5])
-
-
-@pytest.fixture(autouse=True)
-def same_noise_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw the keys of each test from a counter, because unlucky noise could violate the bounds on estimates."""
-    drawn = itertools.count()
-    monkeypatch.setattr(os, "urandom", lambda size: (sha256(b"%d" % next(drawn)).digest() * size)[:size])
 
 
 @pytest.fixture(scope="module")
