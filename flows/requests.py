@@ -553,6 +553,21 @@ class SitesRequest:
     ] = None
     words_at_most: WordsAtMost = None
     noise_variance: NoiseVariance = None
+    rounds: Annotated[
+        Annotated[int, Field(ge=1, le=3)] | str,
+        Field(
+            description="Number of rounds of cape_pca that share the budget, 1 to 3: later rounds need less noise. "
+            "auto: by public facts for --datasets, and 1 for --roster, where each round needs every site again."
+        ),
+    ] = "auto"
+    like: Annotated[
+        str | None,
+        Field(
+            description="An earlier release of the same columns, as NAME@VERSION, from the registry of this home: its "
+            "directions are known at the start, and the whole budget goes into one round of cape_pca.",
+            min_length=1,
+        ),
+    ] = None
     settings: Annotated[Settings, Field(description="Parameters of the method."), _settings_of(_methods)] = field(
         default_factory=dict
     )

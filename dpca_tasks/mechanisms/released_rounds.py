@@ -12,7 +12,7 @@ are. The adaptive composition of such answers is Gaussian, and the squares of 1 
 1, so all rounds together cost as much as one Gaussian release. One event reserves all rounds before the first round.
 
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
->>> plan = plan_rounds("analyze_gauss", problem, target, n_components=10, rounds=3)
+>>> plan = plan_rounds("analyze_gauss", problem, target, round_noises(target, rounds=3), n_components=10)
 >>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
 (['gaussian', 'gaussian', 'gaussian'], 1.0)
 
@@ -24,7 +24,7 @@ Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the mart
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -60,6 +60,9 @@ error of a released mean increases the noise of round 1."""
 LARGEST = 1 << 46
 """The largest ``n d^2`` for which sparse rows are made dense, with n the public bound on the number of records."""
 
+type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
+"""A function that releases the answer of the next round, from its query, its noise, and `Proposal.energy`."""
+
 
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
     """Return the best number of rounds for ``n_components`` components, from public facts alone.
@@ -71,19 +74,31 @@ def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int
     return best_rounds(n_components, epsilon=target.epsilon, centred=problem.center == "private")
 
 
-def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int, rounds: int) -> Plan:
-    """Plan a release of the second moment in two or three rounds.
+def round_noises(target: PrivacyTarget, *, rounds: int) -> list[Symmetric]:
+    """Return the noise of each of several rounds, which together meet a target."""
+    multipliers = [
+        gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share) for share in SHARES[rounds]
+    ]
+    return [Symmetric(noise_multiplier=multiplier) for multiplier in multipliers]
+
+
+def plan_rounds(
+    mechanism: str,
+    problem: Problem,
+    target: PrivacyTarget,
+    noises: Sequence[Symmetric],
+    *,
+    n_components: int,
+) -> Plan:
+    """Plan a release of the second moment in two or three rounds, given the noise of each round.
 
     Raises
     ------
     Refused
         When the rows are too many and too wide to be made dense, which rounds require.
     """
+    rounds = len(noises)
     check_size(problem, setting=f"rounds={rounds}")
-    multipliers = [
-        gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, share=share) for share in SHARES[rounds]
-    ]
-    noises = [Symmetric(noise_multiplier=multiplier) for multiplier in multipliers]
     queries = [unmapped(problem, noise, first=at == 0) for at, noise in enumerate(noises)]
     check_tail(noises[-1], draws=rounds * queries[0].layout.size, delta=target.delta)
     std = 1.0 / math.sqrt(sum(noise_std(query, noise) ** -2 for query, noise in zip(queries, noises, strict=True)))
@@ -98,7 +113,7 @@ def plan_rounds(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_co
         mechanism=mechanism,
         problem=problem,
         target=target,
-        noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta),
+        noise_multiplier=1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises)),
         bits=bits,
         event=composed(*(noise.event for noise in noises)),
         notes=(
@@ -147,11 +162,11 @@ def last_rounds(
     ]
 
 
-def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: int) -> Subspace:
+def release_rounds(ask: Ask, plan: Plan, *, n_components: int, served: int) -> Subspace:
     """Release all planned rounds, and return the leading eigenpairs of the second moment estimated from them.
 
     The public maps of the rounds are designed for ``served`` components. A resumed release continues after the last
-    stored round, and uses the stored public inputs of earlier rounds.
+    stored round. Its answers to earlier rounds have the stored public inputs of these rounds.
     """
     problem, answers = plan.problem, list[Answer]()
     estimate: Estimate | None = None
@@ -160,8 +175,7 @@ def release_rounds(curator: Curator, plan: Plan, *, n_components: int, served: i
         if estimate is not None:
             proposal = proposed(estimate, n_components=served, noise_std=noise_std(query, noise))
             query = mapped(query, estimate, proposal)
-        query = curator.with_stored_inputs(query)
-        answer = answer_of(curator, query, noise, energy=None if proposal is None else proposal.energy)
+        answer = ask(query, noise, None if proposal is None else proposal.energy)
         estimate = (
             begun(answer, centred=problem.center == "private") if estimate is None else continued(estimate, answer)
         )
@@ -263,11 +277,23 @@ def mapped(query: MappedMoment, estimate: Estimate, proposal: Proposal) -> Mappe
     )
 
 
-def answer_of(curator: Curator, query: MappedMoment, noise: Symmetric, *, energy: float | None) -> Answer:
-    """Release the answer of a round, in squared clip norms."""
+def ask_curator(curator: Curator) -> Ask:
+    """Return a function that releases the rounds of one owner's rows, in order."""
+
+    def ask(query: MappedMoment, noise: Symmetric, energy: float | None) -> Answer:
+        query = curator.with_stored_inputs(query)
+        return as_answer(curator.release(query, noise), query, noise, energy=energy)
+
+    return ask
+
+
+def as_answer(
+    released: NDArray[np.float64], query: MappedMoment, noise: Symmetric, *, energy: float | None = None
+) -> Answer:
+    """Return the answer of a round, in squared clip norms, from the released sum in data units squared."""
     unit = query.clip_norm**2
     return Answer(
-        released=curator.release(query, noise) / unit,
+        released=released / unit,
         noise_std=noise_std(query, noise),
         map=PublicMap(directions=query.directions, reductions=query.reductions),
         clip_norm=float(query.norm[0]),

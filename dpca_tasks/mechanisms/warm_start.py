@@ -9,10 +9,12 @@ answer of `dpca_tasks.queries.mapped_moment`, whose sensitivity is proved for an
 release of the second moment with the same guarantee. Accuracy needs similar rows in both releases, but privacy does
 not: other rows are only clipped more.
 
+>>> from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
->>> plan = plan_warm("analyze_gauss", problem, target, n_components=10)
->>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
-(['gaussian'], 1.0)
+>>> noise = Symmetric(noise_multiplier=gaussian_noise_multiplier(epsilon=1.0, delta=1e-6))
+>>> plan = plan_warm("analyze_gauss", problem, target, noise, n_components=10)
+>>> plan.event["name"], round(plan.epsilon_at_most, 9)
+('gaussian', 1.0)
 """
 
 import dataclasses
@@ -22,18 +24,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
-from dpca_tasks.accounting.events import steps
 from dpca_tasks.errors import Refused
 from dpca_tasks.forecast.noise_forecast import forecast
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.noise_level import least_visible
 from dpca_tasks.mechanisms.released_moment import Moment, decompose
 from dpca_tasks.mechanisms.released_rounds import (
-    answer_of,
+    as_answer,
     check_size,
     mapped,
     noise_std,
+    noises_of,
     round_facts,
     unmapped,
 )
@@ -44,7 +45,7 @@ from dpca_tasks.queries.recentred_moment import SHIFT_STEP
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_release import moment_of
 from dpca_tasks.refinement.refined_rounds import Rounds
-from dpca_tasks.refinement.rounds import Estimate, Round, begun, proposed
+from dpca_tasks.refinement.rounds import Answer, Estimate, Round, begun, proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,14 +154,12 @@ def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | Non
     )
 
 
-def plan_warm(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_components: int) -> Plan:
-    """Plan a release of the second moment with a map from an earlier release.
+def plan_warm(mechanism: str, problem: Problem, target: PrivacyTarget, noise: Symmetric, *, n_components: int) -> Plan:
+    """Plan a release of the second moment with given noise and a map from an earlier release.
 
     The plan does not depend on the earlier release.
     """
     check_size(problem, setting="like")
-    multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
-    noise = Symmetric(noise_multiplier=multiplier)
     query = _query(problem, noise)
     check_tail(noise, draws=query.layout.size, delta=target.delta)
     std = noise_std(query, noise)
@@ -169,7 +168,7 @@ def plan_warm(mechanism: str, problem: Problem, target: PrivacyTarget, *, n_comp
         mechanism=mechanism,
         problem=problem,
         target=target,
-        noise_multiplier=multiplier,
+        noise_multiplier=noise.noise_multiplier,
         bits=query.bits,
         event=noise.event,
         notes=(
@@ -188,22 +187,28 @@ def release_warm(
     """Release the planned round, and return the leading eigenpairs of the second moment.
 
     A resumed release uses the stored map, and does not call ``start``. The map is designed for ``served`` components.
+    """
+    (noise,) = noises_of(plan.event)
+    query = _query(plan.problem, noise)
+    stored = curator.with_stored_inputs(query)
+    query = started(query, start(), noise, served=served) if stored is query else stored
+    return warm_subspace(as_answer(curator.release(query, noise), query, noise), query, plan, n_components=n_components)
+
+
+def started(query: MappedMoment, start: Start, noise: Symmetric, *, served: int) -> MappedMoment:
+    """Return the query of the round with the map, mean and clip norm that a start gives for ``served`` components."""
+    known = start.estimate(clip_norm=query.clip_norm, centred=query.shift is not None)
+    return mapped(query, known, proposed(known, n_components=served, noise_std=noise_std(query, noise)))
+
+
+def warm_subspace(answer: Answer, query: MappedMoment, plan: Plan, *, n_components: int) -> Subspace:
+    """Return the leading eigenpairs of the second moment that the answer of the round estimates.
+
     Records that are not centred are not counted. Then their number is estimated from their energy, as if records of
     both releases had the same mean square.
     """
     problem = plan.problem
     assert plan.start is not None
-    (step,) = steps(plan.event)
-    noise = Symmetric(noise_multiplier=step["noise_multiplier"])
-    query = _query(problem, noise)
-    stored = curator.with_stored_inputs(query)
-    if stored is query:
-        known = start().estimate(clip_norm=problem.clip_norm, centred=query.shift is not None)
-        proposal = proposed(known, n_components=served, noise_std=noise_std(query, noise))
-        query = mapped(query, known, proposal)
-    else:
-        query = stored
-    answer = answer_of(curator, query, noise, energy=None)
     estimate = begun(answer, centred=query.shift is not None)
     mean = None
     if query.shift is not None:

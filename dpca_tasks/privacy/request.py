@@ -128,7 +128,7 @@ TABLE = (
     *_TENSORS,
     *_STREAMED,
     Row("shifted_moment 1", _DRAWN, "scores", 1.0, 2.0, 2.0),
-    Row("mapped_moment 1", ("Symmetric",), "l2", 1.0, 1.0, _ROOT_2),
+    Row("mapped_moment 1", ("Symmetric", "SymmetricShare"), "l2", 1.0, 1.0, _ROOT_2),
     Row("mapped_moment 1 around a mean", ("Symmetric",), "l2", 1.0, _ROOT_2, _ROOT_2),
     Row("clipped_product 1", ("Gaussian",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("norm_histogram 1", ("Gaussian",), "l2", 1.0, 1.0, _ROOT_2),

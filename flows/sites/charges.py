@@ -11,12 +11,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.base import RowSum
 from dpca_tasks.records.blocks import BlockSource
-from dpca_tasks.sites.roster import Roster
 from flows.families.base import rows_by_policy
 from flows.reports.terminal import log_event
 from flows.sites.plans import PlannedJoint
@@ -103,13 +101,6 @@ class SiteRelease:
         """Return the query of a round, made from this site's plan and the public arrays of the request."""
         query: RowSum = self.planned.mechanism.query(self.planned.plan, index=index, public=public)
         return query
-
-    @property
-    def roster(self) -> Roster:
-        """Roster of the sites that add shares of the noise."""
-        if self.planned.plan.roster is None:
-            raise Refused(f"{self.planned.mechanism.name} has no rounds; request the site's part.")
-        return self.planned.plan.roster
 
 
 def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:

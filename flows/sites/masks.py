@@ -174,7 +174,7 @@ class SecureSums:
 
     def next_attempt(self, release: SiteRelease, *, index: int) -> int:
         """Return the number of the first attempt of a round that this site has not begun."""
-        return next_attempt(self._memory, session=release.roster.session, round_index=index)
+        return next_attempt(self._memory, session=release.planned.plan.roster_of(index).session, round_index=index)
 
     def answer(
         self,

@@ -41,7 +41,7 @@ from flows.requests import SitesRequest
 from flows.settings import cluster_settings
 from flows.sites.charges import SiteCharge, begin_release, give_back
 from flows.sites.masks import longest_exchange, scene_of
-from flows.sites.plans import FAMILY, PlannedJoint, plan_over_datasets, plan_over_roster
+from flows.sites.plans import FAMILY, PlannedJoint, plan_over_datasets, plan_over_roster, with_parent
 from flows.sites.roster import SECURE_SUM, read_roster
 from storage.workspace import Workspace
 
@@ -84,16 +84,12 @@ class Answered:
         The id under which the result is published.
     releases : mapping
         The release id of each site that took part, by site name.
-    feature_names, encoder
-        As declared by the owners of the data.
     """
 
     result: Subspace | Components
     total: Plan
     release_id: str
     releases: Mapping[str, str]
-    feature_names: Sequence[str] | None = None
-    encoder: Mapping[str, Any] | None = None
 
 
 class Sites(Protocol):
@@ -245,7 +241,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
         StepMismatch
             When this version plans another event for a site than the reserved one.
         """
-        planned, rows = self.planned, self._reserved
+        planned, rows = with_parent(self.planned), self._reserved
         for name, row in rows.items():
             planned.check_reserved(name, row.event)
         lead = rows[planned.names[0]]
@@ -259,15 +255,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
                     parties = LocalParties(curators=curators, roster=planned.plan.roster)
                     result = planned.mechanism.run(parties, planned.plan)
             log_event("computed", seconds=round(time.monotonic() - began, 3))
-        opened = self._workspace.catalog.open(planned.snapshots[0])
-        return Answered(
-            result=result,
-            total=planned.plan.total,
-            release_id=lead.id,
-            releases=releases,
-            feature_names=opened.feature_names(),
-            encoder=opened.encoder(),
-        )
+        return Answered(result=result, total=planned.plan.total, release_id=lead.id, releases=releases)
 
     def publish(self, digest: str, sites: Lineage) -> tuple[int, str]:
         """Commit the first site's release and publish the version under it.
@@ -395,7 +383,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
 
     def answer(self, releases: Mapping[str, str], address: str) -> Answered:
         """Request the answers of the sites to all rounds."""
-        planned = self.planned
+        planned = with_parent(self.planned)
         result = planned.mechanism.run(self, planned.plan)
         log_event("computed", joint=planned.joint_id, sites=len(self._took_part))
         total = planned.plan.total

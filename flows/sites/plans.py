@@ -12,6 +12,7 @@ key, the sites and everything requested. So a repeated request is the same relea
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +25,12 @@ from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites import METHODS, OVER_ROSTER, TENSOR_METHODS
+from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Membership
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_with_settings, records_facts
+from flows.families.columns import Columns
+from flows.families.parents import Parent, check_same_columns, with_start
 from flows.releases.stages import check_run_key
 from flows.requests import SitesRequest
 from flows.sites.roster import RosterFile
@@ -44,15 +48,17 @@ OF_MODEL = ("model", "words_at_most", "noise_variance")
 REQUESTED = {
     **{"method": str, "components": int, "clip_norm": float, "epsilon": float, "delta": float, "row_policy": str},
     **{"settings": dict, "run_key": str, "allow_large_delta": bool},
-    **{"model": str, "words_at_most": int, "noise_variance": float},
+    **{"model": str, "words_at_most": int, "noise_variance": float, "rounds": str, "like": str},
 }
 """Facts of a request that are sent to a site, with their types; an empty run key stands for no run key."""
 
-MAY_LACK = {"clip_norm", *OF_MODEL}
+MAY_LACK = {"clip_norm", "like", *OF_MODEL}
 """Facts that are left out of a request if they are not set."""
 
 OF_THE_ROSTER = ("colluders", "dropouts")
 """Settings of a plan that come from the roster file, not from the request."""
+
+_VERSION = re.compile(r"[^@\s]+@[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +72,8 @@ class PlannedJoint:
         The names of all sites; the first ``plan.sites`` of them take part.
     unit : PrivacyUnit
         The privacy unit of the budget of every site.
+    columns : Columns
+        The columns of the rows of every site. A roster states only their number.
     fingerprint : str
         A digest of the sites and of everything requested.
     session : str
@@ -81,6 +89,7 @@ class PlannedJoint:
     plan: JointPlan
     sites: tuple[str, ...]
     unit: PrivacyUnit
+    columns: Columns
     fingerprint: str
     session: str
     origin: Mapping[str, str] = field(default_factory=dict)
@@ -113,10 +122,11 @@ class PlannedJoint:
 
     @property
     def digest(self) -> str:
-        """Digest of the session, the roster, the charge of every site and the rounding of its records."""
-        made = self.plan.roster
+        """Digest of the session, the charge of every site, and the roster and grid of every round."""
+        roster, rounds = self.plan.roster, [[each.roster.digest.hex(), each.bits] for each in self.plan.rounds]
         charged = [[site.event, site.bits, site.noise_multiplier] for site in self.plan.sites]
-        facts = ["joint plan 1", self.session, charged, self.plan.total.bits, made.digest.hex() if made else ""]
+        facts = ["joint plan 1", self.session, charged, self.plan.total.bits, roster.digest.hex() if roster else ""]
+        facts.append(rounds)
         return hashlib.sha256(canonical_json(facts)).hexdigest()
 
     def plan_of(self, name: str) -> Plan:
@@ -179,6 +189,7 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
         membership=roster.membership,
         sites=roster.membership.names,
         unit=roster.unit,
+        columns=Columns(table="the roster", n_features=roster.features),
         origin={"roster": roster.digest},
     )
 
@@ -234,7 +245,36 @@ def plan_over_datasets(
         identity=[entry.snapshot for entry in entries],
         sites=names,
         unit=budgets[0].privacy_unit,
+        columns=Columns.of(opened[0]),
         snapshots=tuple(entries),
+    )
+
+
+def with_parent(planned: PlannedJoint) -> PlannedJoint:
+    """Return a planned release that knows the earlier release from which it starts, if its request names one.
+
+    Only the process that combines the answers of the sites needs the earlier release. The guarantee of a site holds for
+    any map.
+
+    Raises
+    ------
+    NotFound, Invalid, Corrupt
+        When the earlier release does not exist, is not a subspace, or is damaged.
+    Refused
+        When the earlier release is revoked, has no privacy guarantee, or contains no moment.
+    InvalidInput
+        When the earlier release has other columns.
+    """
+    if planned.request.like is None:
+        return planned
+    parent = Parent.of(planned.request.like)
+    check_same_columns(planned.columns, start=parent.columns)
+    start = parent.start()
+    facts = {"artifact": str(parent.version), "digest": parent.version.digest, "mean_square": start.mean_square}
+    return dataclasses.replace(
+        planned,
+        mechanism=with_start(planned.mechanism, lambda: start),
+        plan=dataclasses.replace(planned.plan, total=dataclasses.replace(planned.plan.total, start=facts)),
     )
 
 
@@ -290,6 +330,23 @@ def _check_request(request: SitesRequest) -> None:
     check_name(request.publish)
     if request.run_key is not None:
         check_run_key(request.run_key)
+    if request.like is not None and _VERSION.fullmatch(request.like) is None:
+        raise InvalidInput(
+            f"like={request.like!r} does not name a version as NAME@VERSION, and an alias or a newest version may "
+            "change before a repetition of this request; name a version."
+        )
+
+
+def _rounds(request: SitesRequest) -> dict[str, Any]:
+    """Return the rounds and the start of a method that can have them; other methods have a fixed number of rounds."""
+    if str(request.rounds) not in ("auto", "1", "2", "3"):
+        raise InvalidInput(f"rounds={request.rounds!r} must be auto, 1, 2 or 3; correct it.")
+    if request.method == CapePca.name:
+        return {"rounds": request.rounds, "warm": request.like is not None}
+    if request.like is not None or request.rounds != "auto":
+        named = f"rounds={request.rounds}" if request.like is None else f"like={request.like}"
+        raise InvalidInput(f"{named} is for {CapePca.name}, but method={request.method}; leave it out.")
+    return {}
 
 
 def _planned(
@@ -307,10 +364,16 @@ def _planned(
     """
     kind = {**METHODS, **TENSOR_METHODS}[request.method]
     mechanism = build_with_settings(
-        kind, request.method, request.settings, see="dpca sites fit", n_components=request.components, **(fixed or {})
+        kind,
+        request.method,
+        request.settings,
+        see="dpca sites fit",
+        n_components=request.components,
+        **_rounds(request),
+        **(fixed or {}),
     )
     facts = requested(request)
-    decides = [facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy", *OF_MODEL)]
+    decides = [facts.get(name) for name in ("epsilon", "delta", "clip_norm", "row_policy", "like", *OF_MODEL)]
     settings = [mechanism.name, dataclasses.asdict(mechanism)]
     fingerprint = hashlib.sha256(canonical_json([identity, settings, decides])).hexdigest()
     session = f"{request.run_key or ''}/{fingerprint}"

@@ -18,21 +18,23 @@ from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.errors import Finished
 from dpca_tasks.errors import SiteSilent
-from dpca_tasks.mechanisms.base import Components
+from dpca_tasks.mechanisms.base import Components, Plan
 from dpca_tasks.mechanisms.noise_level import release_warnings
+from dpca_tasks.mechanisms.released_rounds import shares_of
 from dpca_tasks.refinement.constrained_release import constrained_release
+from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import refine_release
 from flows.families.base import plan_facts, plan_statement
-from flows.families.columns import Columns
 from flows.families.restated_subspace import state_subspace
 from flows.families.tensors import state_components
 from flows.reports.terminal import log_event
 from flows.requests import SitesRequest
 from flows.sites.parties import Answered, Quotes, Sites, sites_of
-from flows.sites.plans import PlannedJoint
+from flows.sites.plans import PlannedJoint, with_parent
 from storage.workspace import Workspace
 
 _KEPT_MEGABYTES = 32.0
+_NOT_STATED = ("start", "warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class SitesPreview:
             "row_policy": request.row_policy,
             "noise_multiplier_of_the_total": plan.noise_multiplier,
             **self.planned.origin,
+            **_rounds_facts(plan),
             "exists": self.exists,
             "fits": self.quotes.refusal is None,
             "sites": self.quotes.sites,
@@ -82,7 +85,7 @@ class SitesPreview:
 def preview_sites(request: SitesRequest) -> SitesPreview:
     """Check and plan a joint release, and compare it with every budget; charge nothing and read no row."""
     with sites_of(request, Workspace.read_only()) as sites:
-        return SitesPreview(planned=sites.planned, quotes=sites.quotes())
+        return SitesPreview(planned=with_parent(sites.planned), quotes=sites.quotes())
 
 
 def released_before(request: SitesRequest) -> str:
@@ -104,6 +107,7 @@ def reserve_sites(request: SitesRequest) -> dict[str, str]:
         When the cluster, or too many sites, cannot be reached.
     """
     with sites_of(request, Workspace.open()) as sites:
+        with_parent(sites.planned)  # refuses an unusable earlier release before any charge
         quotes = sites.quotes()
         if quotes.refusal is not None:
             raise quotes.refusal
@@ -199,33 +203,43 @@ def _state(planned: PlannedJoint, answered: Answered) -> PrivateSubspace | Tenso
     """Make the artifact of a joint release from the result, its public facts and the release of every site."""
     request, result, total = planned.request, answered.result, answered.total
     lead = replace(planned.plan.sites[0], problem=total.problem)
-    parameters = dataclasses.asdict(planned.mechanism)
+    parameters = {name: fact for name, fact in dataclasses.asdict(planned.mechanism).items() if name not in _NOT_STATED}
     about: dict[str, Any] = {
         "row_policy": request.row_policy,
         **planned.origin,
+        **_rounds_facts(total),
         "sites": [planned.lineage(name, release) for name, release in answered.releases.items()],
     }
     if isinstance(result, Components):
         about |= {"model": request.model, **request.bounds}
     else:
+        method: Request = "none" if result.rounds is None else "auto"
         about["center"] = "none"
-        parameters |= {"refine": "none"}
-    names = {} if answered.feature_names is None else {"feature_names": list(answered.feature_names)}
+        parameters |= {"refine": method}
+    columns = planned.columns
     facts = plan_facts(lead, parameters=parameters, release_id=answered.release_id, plan=about, unit=planned.unit)
     declared: PrivateSubspace | TensorComponents
     if isinstance(result, Components):
         requested = {"n_features": total.problem.n_features, "requested": request.components}
-        declared = state_components(result, **requested, warnings=total.warnings, manifest={**names, **facts})
+        declared = state_components(result, **requested, warnings=total.warnings, manifest={**columns.named, **facts})
     else:
         assert request.clip_norm is not None
-        columns = Columns(table="sites", n_features=total.problem.n_features, encoder=answered.encoder)
         result = constrained_release(result, columns.constraints)
         edge = None if total.noise_edge is None else total.noise_edge * request.clip_norm**2
+        refined = refine_release(result, n_components=request.components, method=method, edge=edge)
         declared = state_subspace(
-            refine_release(result, n_components=request.components, edge=edge),
+            refined,
             raw=result,
             keep_matrix=_KEPT_MEGABYTES,
-            warnings=release_warnings(total, result),
-            manifest={**names, **facts, "clip_norm": request.clip_norm},
+            warnings=release_warnings(total, result, above_noise=refined.assessment.above_noise),
+            manifest={**columns.named, **facts, "clip_norm": request.clip_norm},
         )
-    return declared.with_encoder(answered.encoder)
+    return declared.with_encoder(columns.encoder)
+
+
+def _rounds_facts(total: Plan) -> dict[str, Any]:
+    """Return the public facts about the rounds of a release, and about the earlier release from which it starts."""
+    facts: dict[str, Any] = {"rounds": total.rounds, "shares": shares_of(total)} if total.rounds > 1 else {}
+    if total.start is not None:
+        facts |= {"like": total.start["artifact"], "like_digest": total.start["digest"]}
+    return facts

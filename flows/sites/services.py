@@ -109,7 +109,8 @@ class SiteService:
         if planned.plan.roster is None:
             return 0
         mechanism: SharedSum = planned.mechanism
-        rounds = (mechanism.inputs(planned.plan, index=at) for at in range(mechanism.rounds))
+        count = mechanism.count_rounds(planned.plan)
+        rounds = (mechanism.inputs(planned.plan, index=at) for at in range(count))
         return max(sum(array.nbytes for array in arrays.values()) for arrays in rounds)
 
     def _longest_agreement(self, words: Mapping[str, str]) -> int:
@@ -159,7 +160,8 @@ class SiteService:
         if form and Workspace.read_only().ledger.release(release.release_id).state != "reserved":
             query = release.query(form, index=index)
             with release.turn:
-                stored = self._curator(release).with_stored_inputs(query, step=index * release.roster.attempts)
+                attempts = release.planned.plan.roster_of(index).attempts
+                stored = self._curator(release).with_stored_inputs(query, step=index * attempts)
             found = {} if stored is query else stored.public_inputs()
         return encode({"round": index}, found)
 
@@ -210,7 +212,7 @@ class SiteService:
         The site computes this roster itself, and refuses the request if the requested digest differs.
         """
         address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
-        names, planned = frame.fact("names", list), release.roster
+        names, planned = frame.fact("names", list), release.planned.plan.roster_of(address.round)
         known = [name for name in planned.names if name in names]
         if names != known or self._config.name not in names:
             raise Refused(

@@ -90,7 +90,6 @@ class CapeAgn:
     dropouts: int = field(default=0, metadata={"ge": 0})
 
     name: ClassVar[str] = "cape_agn"
-    rounds: ClassVar[int] = field(default=ROUNDS, metadata={"ge": 1})
 
     def plan(
         self,
@@ -133,6 +132,10 @@ class CapeAgn:
         )
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
+    def count_rounds(self, plan: JointPlan) -> int:
+        """Return the number of rounds, each of which opens one total over all sites."""
+        return ROUNDS
+
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
         """Return the public arrays that the query of a round may have, in their largest shapes.
 
@@ -155,7 +158,7 @@ class CapeAgn:
         given: dict[str, Any] = dict(public)
         if index and getattr(given.get("directions"), "ndim", 0) == 2:  # fewer than K directions may exceed the noise
             expected["directions"] = expected["directions"][:, : max(given["directions"].shape[1], 1)]
-        check_public(public, expected, index=index, rounds=self.rounds)
+        check_public(public, expected, index=index, rounds=self.count_rounds(plan))
         if index == 0:
             return releases.moment_query(bits=plan.total.bits)
         check_orthonormal(given["directions"])

@@ -131,9 +131,8 @@ class DpsPcaOfSites:
         ]
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds, each of which opens one total over all sites."""
+    def count_rounds(self, plan: JointPlan) -> int:
+        """Return the number of rounds, each of which opens one total over all sites."""
         return self.iterations
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
@@ -143,7 +142,7 @@ class DpsPcaOfSites:
     def query(self, plan: JointPlan, *, index: int, public: Mapping[str, NDArray[Any]]) -> RowSum:
         """Return the query for the clipped product with the directions of a round, which are its public array."""
         start = self._product(plan, start_directions(plan.total.problem.n_features, self.n_components))
-        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.rounds)
+        check_public(public, self.inputs(plan, index=index), index=index, rounds=self.count_rounds(plan))
         return replace(start, directions=public["directions"])
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:

@@ -26,6 +26,7 @@ distributed. The noise, which provides the guarantee, does not depend on these s
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting import events
 from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
 from dpca_tasks.accounting.closed_brackets import least_noise, usual_colluders, view_mu
-from dpca_tasks.errors import InvalidInput
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.mechanisms.base import Calibration, Components, Plan, PrivacyTarget, Problem, Subspace, Terms
 from dpca_tasks.mechanisms.released_moment import Moment, measured_noise
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
@@ -250,6 +251,25 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JointRound:
+    """The plan of one round of a joint release whose rounds have different noise.
+
+    Parameters
+    ----------
+    roster : Roster
+        The sites, with the noise multiplier that the round requires from each.
+    noise_multiplier : float
+        The noise multiplier of the total, if no site is silent.
+    bits : int
+        The bits of the grid of the round's answer.
+    """
+
+    roster: Roster
+    noise_multiplier: float
+    bits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JointPlan:
     """The public plan of a release over sites, computed before any row is read.
 
@@ -261,11 +281,34 @@ class JointPlan:
         The noise and the warnings of the joint result, in the form of the plan of a release by one data owner.
     roster : Roster, optional
         The list of the sites that share noise and masks; None if each site adds its noise independently.
+    rounds : tuple of JointRound
+        One for each round, if the noise of the rounds differs; else empty.
     """
 
     sites: tuple[Plan, ...]
     total: Plan
     roster: Roster | None = None
+    rounds: tuple[JointRound, ...] = ()
+
+    def roster_of(self, index: int) -> Roster:
+        """Return the roster of a round.
+
+        Raises
+        ------
+        Refused
+            If the sites add their noise independently.
+        InvalidInput
+            If no such round is planned.
+        """
+        if self.roster is None:
+            raise Refused(f"{self.total.mechanism} has no rounds; request the site's part.")
+        if not self.rounds:
+            return self.roster
+        if not 0 <= index < len(self.rounds):
+            raise InvalidInput(
+                f"round {index} is not one of the {len(self.rounds)} planned rounds; request one of them."
+            )
+        return self.rounds[index].roster
 
 
 class Parties(Protocol):
@@ -274,7 +317,8 @@ class Parties(Protocol):
     def open[Q: RowSum](self, query: Q, *, roster: Roster, index: int) -> Opened[Q]:
         """Return the total of a round over all sites of the roster, or over fewer sites if some drop out.
 
-        See `dpca_tasks.sites.rounds.open_round`.
+        If an earlier run stored public inputs of the round, they replace the inputs of the query. See
+        `dpca_tasks.sites.rounds.open_round`.
         """
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
@@ -307,9 +351,8 @@ class SitesMechanism(Protocol):
 class SharedSum(SitesMechanism, Protocol):
     """The interface of mechanisms whose sites share noise and masks, so that only totals become known."""
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds, each of which opens one total over all sites."""
+    def count_rounds(self, plan: JointPlan) -> int:
+        """Return the number of rounds, each of which opens one total over all sites."""
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
         """Return the public arrays that the query of a round may have, in their largest shapes."""
@@ -392,11 +435,18 @@ def moment_of_total(matrix: NDArray[np.float64], total: Plan, *, bits: int) -> M
     return Moment(matrix=matrix, released=matrix, noise=noise)
 
 
+def noise_ratio(*, planned: Roster, answered: Roster) -> float:
+    """Return the actual std of the noise in a total divided by the planned std; 1 if all planned sites answered."""
+    if answered.size == planned.size:
+        return 1.0
+    return math.sqrt(answered.size / answered.honest * planned.honest / planned.size)
+
+
 def noise_of(total: Plan, *, planned: Roster, answered: Roster) -> Plan:
     """Return the plan of a total with the actual noise, if fewer sites have answered than planned."""
     if answered.size == planned.size:
         return total
-    ratio = math.sqrt(answered.size / answered.honest * planned.honest / planned.size)
+    ratio = noise_ratio(planned=planned, answered=answered)
     scaled: dict[str, Any] = {
         name: None if (value := getattr(total, name)) is None else ratio * value
         for name in ("noise_multiplier", "noise_edge", "moment_std", "level")
@@ -468,16 +518,20 @@ def shared_roster(
     membership: Membership,
     cape: Cape,
     steps: int,
+    share: Fraction = Fraction(1),
 ) -> Roster:
     """Return the roster of the sites that share noise, with the noise multiplier that each site requires.
 
-    The noise multiplier of a site follows from the site's privacy target and the number ``steps`` of charged steps.
+    The noise multiplier of a site follows from the site's privacy target and the number ``steps`` of charged steps,
+    which together take a ``share`` of the target's mu squared.
     """
     members = [
         Member(
             name=name,
             records=problem.records_at_most,
-            noise_multiplier=gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta, releases=steps),
+            noise_multiplier=gaussian_noise_multiplier(
+                epsilon=target.epsilon, delta=target.delta, releases=steps, share=share
+            ),
             weight=weight,
         )
         for name, weight, problem, target in zip(

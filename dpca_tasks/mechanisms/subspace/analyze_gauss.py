@@ -29,7 +29,14 @@ from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.registered import SEPARATE
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
-from dpca_tasks.mechanisms.released_rounds import SHARES, plan_rounds, planned_rounds, release_rounds
+from dpca_tasks.mechanisms.released_rounds import (
+    SHARES,
+    ask_curator,
+    plan_rounds,
+    planned_rounds,
+    release_rounds,
+    round_noises,
+)
 from dpca_tasks.mechanisms.warm_start import plan_warm, release_warm
 from dpca_tasks.noise.distributions import Symmetric, UpperTriangle
 from dpca_tasks.privacy.curator import Curator
@@ -154,10 +161,12 @@ class AnalyzeGauss:
         check_request(problem, target, n_components=self.n_components)
         if self.warm:
             self._check_warm(problem)
-            return plan_warm(self.name, problem, target, n_components=self.n_components)
+            multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
+            return plan_warm(self.name, problem, target, self._noise(multiplier), n_components=self.n_components)
         rounds = self._rounds(problem, target)
         if rounds > 1:
-            return plan_rounds(self.name, problem, target, n_components=self.n_components, rounds=rounds)
+            noises = round_noises(target, rounds=rounds)
+            return plan_rounds(self.name, problem, target, noises, n_components=self.n_components)
         if self.calibration == "tight":
             multiplier = gaussian_noise_multiplier(epsilon=target.epsilon, delta=target.delta)
             return self._plan(problem, target, multiplier)
@@ -171,7 +180,7 @@ class AnalyzeGauss:
             assert self.start is not None
             return release_warm(curator, plan, start=self.start, n_components=self.n_components, served=self._served)
         if plan.rounds > 1:
-            return release_rounds(curator, plan, n_components=self.n_components, served=self._served)
+            return release_rounds(ask_curator(curator), plan, n_components=self.n_components, served=self._served)
         noise = self._noise(plan.noise_multiplier)
         if not self._forms(plan.problem):
             return decompose_unformed(curator, plan, noise, n_components=self.n_components)

@@ -16,6 +16,7 @@ from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace
 from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
 from dpca_tasks.mechanisms.warm_start import Start, start_of
 from dpca_tasks.metrics import captured_variance
+from dpca_tasks.noise.distributions import Symmetric
 from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.privacy.gate import Arrays, InMemoryReservation
 from dpca_tasks.records.blocks import ArrayBlocks
@@ -248,4 +249,10 @@ def test_settings_that_exclude_a_map_are_refused(changes):
 
 def test_rows_that_are_too_large_to_be_made_dense_are_refused():
     with pytest.raises(Refused, match="like makes rows dense"):
-        warm_start.plan_warm("analyze_gauss", problem(n_features=4000, records_at_most=2**33), TARGET, n_components=2)
+        warm_start.plan_warm(
+            "analyze_gauss",
+            problem(n_features=4000, records_at_most=2**33),
+            TARGET,
+            Symmetric(noise_multiplier=4.0),
+            n_components=2,
+        )
