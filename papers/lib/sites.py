@@ -181,7 +181,8 @@ def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components
 
 def subspace_of(arm: str, sites: Sites, targets: Sequence[PrivacyTarget], *, n_components: int, seed: int) -> Subspace:
     """Return the joint release of a compared method (arm) over sites, each with its own privacy target."""
-    method = METHODS[arm](n_components=n_components)
+    as_published = {"rounds": 1} if arm == CapePca.name else {}
+    method = METHODS[arm](n_components=n_components, **as_published)
     plan = method.plan([_problem(sites, size) for size in sites.sizes], targets, session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
     found: Subspace = method.run(LocalParties(curators=curators, roster=plan.roster), plan)

@@ -24,19 +24,23 @@ from dpca_tasks.audit.trials import TARGET, choose_event, epsilon_bound
 from dpca_tasks.errors import InvalidInput
 from dpca_tasks.kernels import word_moments
 from dpca_tasks.layouts import Layout, unpack_symmetric
-from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.sites.cape_agn import CapeAgn
+from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.joint_plan import LocalParties, mu_of
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem, TensorReleases
+from dpca_tasks.mechanisms.warm_start import Start
 from dpca_tasks.noise.distributions import Gaussian, Symmetric
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy import request
 from dpca_tasks.privacy.curator import Curator, Site
 from dpca_tasks.privacy.gate import Gate, InMemoryReservation
 from dpca_tasks.queries import words
+from dpca_tasks.queries.mapped_moment import MappedMoment
 from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.queries.words import PointTriples, WordPairs, WordTriples
 from dpca_tasks.records.blocks import ArrayBlocks
+from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.sites.roster import Address, MaskSeeds, deal_masks, open_total
 from dpca_tasks.sites.rounds import CubeShare, Share, SymmetricShare
 from dpca_tasks.sums.exact_sum import exact_sum
@@ -435,3 +439,89 @@ def test_a_query_with_an_asymmetric_matrix_has_no_row_and_would_reveal_exact_sum
     np.testing.assert_array_equal(released - released.T, exact - exact.T)
     moment = WordPairs(n_features=D, relation="zero_out", bits=10, words_at_most=6)
     assert moment.layout.size == D * (D + 1) // 2, "of ours one triangle leaves: there is no such part"
+
+
+MAPPED_SITES, WIDTH = 3, 6
+
+
+def mapped_pair(relation):
+    """Return two neighboring datasets of a site, which differ in a record that no map shrinks, of the clip norm.
+
+    All other records lie along the first two axes, which the maps shrink. So the differing record is clipped after each
+    map, and has the largest influence that a record can have.
+    """
+    common = np.repeat(np.eye(WIDTH)[:2], [900, 600], axis=0)
+    there = {"replace_one": np.eye(WIDTH)[3:4], "zero_out": np.zeros((1, WIDTH)), "add_remove": np.zeros((0, WIDTH))}
+    return np.vstack([common, np.eye(WIDTH)[2:3]]), np.vstack([common, there[relation]])
+
+
+def mu_over_maps(monkeypatch, relation, **terms):
+    """Return mu of one record of the first site over all rounds of a joint subspace, and mu of the charged event."""
+    mechanism = CapePca(n_components=2, colluders=1, **terms)
+    problem = Problem(n_features=WIDTH, clip_norm=1.0, relation=relation, records_at_most=2000)
+    target = PrivacyTarget(epsilon=4.0, delta=1e-5)
+    plan = mechanism.plan([problem] * MAPPED_SITES, [target] * MAPPED_SITES, session="audit")
+    stated = {"artifact": "earlier@1", "mean_square": 1.0}
+    plan = dataclasses.replace(plan, total=dataclasses.replace(plan.total, start=stated))
+    left, right = mapped_pair(relation)
+    opened, scales = [], []
+
+    class Watched(LocalParties):
+        def open(self, query, *, roster, index):
+            opened.append(super().open(query, roster=roster, index=index))
+            return opened[-1]
+
+    drawn = SymmetricShare.draw
+
+    def draw(self, key, order, *, squared_scale):
+        scales.append(squared_scale)
+        return drawn(self, key, order, squared_scale=squared_scale)
+
+    curators = [
+        Curator(ArrayBlocks(left), InMemoryReservation(event=site.event, relation=relation, key=keyed("maps", at)))
+        for at, site in enumerate(plan.sites)
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(SymmetricShare, "draw", draw)
+        mechanism.run(Watched(curators=curators, roster=plan.roster), plan)
+    mus = []
+    for each, scale in zip(opened, scales[::MAPPED_SITES], strict=True):
+        moved = exact_sum(ArrayBlocks(left), each.query) - exact_sum(ArrayBlocks(right), each.query)
+        steps = np.linalg.norm(full(each.query, moved)) * each.query.steps_per_unit
+        mus.append(steps / math.sqrt(each.roster.honest * scale))
+    assert any(each.query.directions.shape[1] == 2 for each in opened), "a map is used"
+    charged = [1 / step["noise_multiplier"] for step in events.steps(plan.sites[0].event)]
+    return math.hypot(*mus), math.hypot(*charged)
+
+
+EARLIER = Start(
+    matrix=np.diag([2700.0, 1800.0, *[1.0] * (WIDTH - 2)]),
+    noise_std=4.0,
+    n_records=4500.0,
+    map=PublicMap.identity(WIDTH),
+)
+WITH_MAPS = pytest.mark.parametrize("terms", [{"rounds": 3}, {"warm": True, "start": lambda: EARLIER}])
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("relation", RELATIONS)
+@WITH_MAPS
+def test_one_record_has_the_charged_privacy_loss_over_rounds_with_maps(monkeypatch, relation, terms):
+    """Compare mu of a record with the charge: it is never above, and for this record hardly below.
+
+    In rounds without centring, the first answer counts the records. An emptied record keeps its count.
+    """
+    mu, charged = mu_over_maps(monkeypatch, relation, **terms)
+    assert 0.95 * charged < mu <= charged
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("relation", RELATIONS)
+@WITH_MAPS
+def test_noise_in_units_of_unmapped_records_is_found(monkeypatch, relation, terms):
+    """Draw noise as if the clip norm of mapped records shrank their integers too, which are up to one unit long."""
+    monkeypatch.setattr(
+        MappedMoment, "sensitivity", lambda query, norm: SecondMoment.sensitivity(query._moment, norm) * query.norm[0]
+    )
+    mu, charged = mu_over_maps(monkeypatch, relation, **terms)
+    assert mu > 1.05 * charged

@@ -3,15 +3,19 @@
 import json
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dpca import home as places
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import BudgetExhausted
 from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.sites import METHODS
+from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
 from flows import federate
 from flows.cli import main
 from flows.federate import fit_sites_directly
@@ -179,6 +183,13 @@ REFUSED = {
     ("--settings", "speed=2"): "conv has no setting 'speed'",
     ("--clip-norm", "0"): "clip_norm=0",
     ("--components", "5"): "n_components=5",
+    ("--rounds", "3"): "rounds=3 is for cape_pca, but method=conv",
+    ("--method", "cape_pca", "--rounds", "4"): "rounds=4 must be less than or equal to 3",
+    ("--like", "joint@1"): "like=joint@1 is for cape_pca, but method=conv",
+    ("--method", "cape_pca", "--like", "joint"): "does not name a version as NAME@VERSION",
+    ("--method", "cape_pca", "--like", "joint@champion"): "does not name a version as NAME@VERSION",
+    ("--method", "cape_pca", "--like", "joint@1"): "joint",
+    ("--method", "cape_pca", "--like", "joint@1", "--rounds", "2"): "like needs one round, but rounds=2",
 }
 
 
@@ -187,6 +198,91 @@ def test_incompatible_datasets_are_refused_in_one_line_before_any_charge(sites: 
     for words, text in REFUSED.items():
         assert text in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)
     assert facts_of(sites) == before
+
+
+def damage(reference: str) -> None:
+    """Change the last byte of the largest file of an artifact."""
+    digest = Registry.open().resolve(reference).digest
+    (folder,) = (path for path in (places.home() / "registry").rglob(digest) if path.is_dir())
+    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    file.chmod(0o600)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+
+CAPE: dict[str, Any] = {"method": "cape_pca", "clip_norm": 2.0}
+
+
+@pytest.mark.usefixtures("sites")
+def test_datasets_of_one_home_have_rounds_by_default_and_later_a_start() -> None:
+    first = fit_sites_directly(request(**CAPE))
+    before = spent(*PEOPLE)
+    second = fit_sites_directly(request(**CAPE, like="joint@1"))
+    assert (first["artifact"], second["artifact"]) == ("joint@1", "joint@2")
+    assert len({*before}) == len({*spent(*PEOPLE)}) == 1
+    assert before[0] < spent("north")[0] < 2 * before[0]
+    rounds, warm = (Registry.open().load(f"joint@{version}", PrivateSubspace) for version in (1, 2))
+    assert (rounds.manifest["plan"]["rounds"], len(rounds.outcome["rounds"]["noise_std"])) == (3, 3)
+    assert rounds.manifest["plan"]["shares"] == [0.1, 0.3, 0.6]
+    assert [warm.manifest["plan"][name] for name in ("like", "like_digest")] == ["joint@1", first["digest"]]
+    assert len(warm.outcome["rounds"]["noise_std"]) == 1
+    assert fit_sites_directly(request(**CAPE, like="joint@1"))["reused"]
+    assert preview_sites(request(**CAPE, like="joint@2")).facts()["like"] == "joint@2"
+    assert preview_sites(request(**CAPE, epsilon=0.5)).facts()["rounds"] == 3
+
+
+@pytest.mark.usefixtures("sites")
+def test_an_unusable_earlier_release_is_refused_before_any_charge(dpca: Command) -> None:
+    """Refuse a release of other columns, one without a moment, a damaged one, and one that does not exist."""
+    words = (*FIT, "--method", "cape_pca", "--epsilon", "1")
+    fitted = ("--epsilon", 1, "--delta", "1e-4", "--clip-norm", 2, "--components", 2, "--direct", "--yes", "--json")
+    assert dpca("subspace", "fit", "wide", "--publish", "wide", *fitted).status == 0
+    assert dpca(*FIT, "--method", "dps_pca", "--epsilon", "0.5", "--publish", "products").status == 0
+    assert dpca(*FIT, "--method", "cape_pca", "--epsilon", "0.5").status == 0
+    damage("joint@1")
+    before = spent(*PEOPLE)
+    for like, text in (
+        ("wide@1", "has 5 columns, but wide@1 has 6"),
+        ("products@1", "contains no released second moment"),
+        ("joint@1", "restore that folder from a copy"),
+        ("joint@9", "joint@9"),
+    ):
+        for dry in ((), ("--dry-run",)):
+            ended = dpca(*words, "--like", like, *dry)
+            assert text in ended.complaint(ended.status)
+    assert spent(*PEOPLE) == before
+
+
+@pytest.mark.parametrize("crash", [1, 2, 3])
+def test_rounds_that_were_cut_continue_with_the_stored_maps(
+    sites: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crash: int
+) -> None:
+    """Cut a release in rounds before its second or third round, or after all: the result is that of an uncut run."""
+
+    def run(*, until: int) -> str:
+        """Run the request until it opens a round with this index; return the digest of a release that is not cut."""
+
+        def cut(self: Any, query: Any, *, roster: Any, index: int) -> Any:
+            if index == until:
+                raise KeyboardInterrupt
+            return opened(self, query, roster=roster, index=index)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalParties, "open", cut)
+            if until == 3:
+                patch.setattr(federate, "publish_sites", lambda *_: 1 / 0)
+            with suppress(KeyboardInterrupt, ZeroDivisionError):
+                found: str = fit_sites_directly(request(**CAPE))["digest"]
+                return found
+        return ""
+
+    opened, calm = LocalParties.open, tmp_path / "calm"
+    assert run(until=0) == ""
+    shutil.copytree(sites, calm)
+    assert run(until=crash) == ""
+    charged, cut_digest = spent(*PEOPLE), run(until=9)
+    assert spent(*PEOPLE) == charged
+    isolate(monkeypatch, home=calm)
+    assert run(until=9) == cut_digest != ""
 
 
 @pytest.mark.usefixtures("sites")

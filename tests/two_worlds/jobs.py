@@ -205,6 +205,8 @@ def _sites(world: World) -> None:
     for method, more in (("cape_pca", ()), ("dps_pca", truncated), ("conv", ()), ("dp_dis", ()), ("local", ())):
         publish = ("--publish", method.replace("_", "-"), "--method", method)
         world.run("sites", "fit", *common, "--epsilon", "4", *more, *publish, *DIRECT)
+    warm = ("--publish", "warm", "--method", "cape_pca", "--like", "cape-pca@1")
+    world.run("sites", "fit", *common, "--epsilon", "4", *warm, *DIRECT)
 
 
 def _federation(world: World, *, masks: str) -> None:

@@ -6,15 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.reader import Registry
 from dpca_tasks.accounting import events
 from dpca_tasks.errors import SiteSilent
+from dpca_tasks.mechanisms.sites.joint_plan import noise_ratio
 from flows.cli import main
 from flows.demo import Federation, aggregator, await_listening, start, stop
 from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame
 from flows.sites import releases as stages
+from flows.sites.plans import with_parent
 from storage.registry.agreement import compare_artifacts
 from storage.workspace import Workspace
 from tests.flows.sites.joint import (
@@ -34,12 +37,64 @@ from tests.flows.sites.joint import (
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=() if name in SHARED[:4] else pytest.mark.audit_only) for name in METHODS],
+    [pytest.param(name, marks=() if name in SHARED[:5] else pytest.mark.audit_only) for name in METHODS],
 )
 def test_processes_with_a_helper_release_the_arrays_of_one_process(federation: Federation, method: str) -> None:
     requested = request(federation, **METHODS[method], run_key="bits")
     releases, artifact = computed(federation, requested)
     check_same(artifact, released_alone(federation, planned_of(requested), releases))
+
+
+def test_a_joint_release_starts_from_an_earlier_one_whose_map_no_site_has_to_know(federation: Federation) -> None:
+    """Release twice: the second release has the first one's map, one round, and the whole budget at each site.
+
+    The sites have the same noise as in one process. Their ledgers and the artifact name the earlier release.
+    """
+    with aggregator(federation):
+        first = fit_sites_directly(request(federation, run_key="first", publish="monthly", epsilon=20.0))
+    requested = request(federation, run_key="second", publish="monthly", epsilon=2.0, like=first["artifact"])
+    releases, artifact = computed(federation, requested)
+    with aggregator(federation):
+        planned = with_parent(planned_of(requested))
+    check_same(artifact, released_alone(federation, planned, releases))
+    with aggregator(federation):
+        again = fit_sites_directly(requested)
+    assert artifact.map_directions is not None
+    assert artifact.outcome["rounds"]["directions"][0] >= 2
+    facts = artifact.manifest["plan"]
+    assert (facts["like"], facts["like_digest"]) == (first["artifact"], first["digest"])
+    assert again["epsilon"] == 2.0
+    for name, release in releases.items():
+        with at_home(federation, name) as workspace:
+            row = workspace.ledger.release(release)
+        assert row.request["like"] == first["artifact"]
+        assert events.count_steps(row.event) == 2  # both attempts of one round
+
+
+@pytest.mark.parametrize("lost_in", [0, 2])
+def test_rounds_continue_without_a_site_that_is_lost_in_one_of_them(federation: Federation, lost_in: int) -> None:
+    """Lose a site in the first or last of three rounds: the noise of that round and of later rounds is larger."""
+    lost = federation.names[2]
+    requested = request(federation, rounds=3, epsilon=20.0, run_key=f"round-{lost_in}", publish="lost-rounds")
+    with aggregator(federation), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Caller, "call", silent(lost, first=lost_in))
+        report = fit_sites_directly(requested)
+        found = Registry.open().load(report["artifact"], PrivateSubspace)
+    facts = found.outcome["rounds"]
+    planned = planned_of(requested).plan
+    units = [norm**2 + constant**2 for norm, constant in zip(facts["clip_norm"], facts["constant"], strict=True)]
+    ratios = [
+        std / (unit * each.noise_multiplier)
+        for std, unit, each in zip(facts["noise_std"], units, planned.rounds, strict=True)
+    ]
+    roster = planned.roster
+    assert roster is not None
+    smaller = noise_ratio(planned=roster, answered=roster.without(lost))
+    law = ratios[0] / (smaller if lost_in == 0 else 1.0)  # sensitivity, and the share off the diagonal
+    assert ratios == pytest.approx([law * (smaller if at >= lost_in else 1.0) for at in range(3)], rel=1e-9)
+    assert law == pytest.approx(1.0, rel=1e-9)
+    took_part = [site["site"] for site in report["sites"]]
+    assert took_part == [*federation.names[:2], *([lost] if lost_in else [])]
 
 
 def test_the_server_receives_only_masked_messages_with_the_right_sum(

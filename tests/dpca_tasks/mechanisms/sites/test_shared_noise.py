@@ -309,6 +309,7 @@ def scales(mechanism: Any, plan: JointPlan, roster: Roster) -> Iterator[tuple[An
     """
     for index in range(min(mechanism.count_rounds(plan), 2)):
         query = mechanism.query(plan, index=index, public=mechanism.inputs(plan, index=index))
+        assert plan.roster is not None
         missing = {*plan.roster.names} - {*roster.names}
         roster = plan.roster_of(index).without(*missing)
         check_room(roster, steps_per_unit=query.steps_per_unit)
