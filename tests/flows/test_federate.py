@@ -244,7 +244,7 @@ def test_an_unusable_earlier_release_is_refused_before_any_charge(dpca: Command)
         ("wide@1", "has 5 columns, but wide@1 has 6"),
         ("products@1", "contains no released second moment"),
         ("joint@1", "restore that folder from a copy"),
-        ("joint@9", "joint@9"),
+        ("joint@9", "joint has no version 9"),
     ):
         for dry in ((), ("--dry-run",)):
             ended = dpca(*words, "--like", like, *dry)

@@ -35,7 +35,7 @@ from dpca_tasks.sites.rounds import SHARES, share_bits
 D, RECORDS = 30, 400
 PROBLEM = Problem(n_features=D, clip_norm=1.0, relation="replace_one", records_at_most=RECORDS)
 CLEAR, USUAL = PrivacyTarget(epsilon=3e3, delta=1e-6), PrivacyTarget(epsilon=1.0, delta=1e-6)
-KINDS = {
+KINDS: dict[str, Any] = {
     "cape_pca": CapePca(n_components=3, rounds=1),
     "cape_pca in rounds": CapePca(n_components=3, rounds=3),
     "cape_pca with a warm start": CapePca(n_components=3, warm=True, start=lambda: START),
