@@ -35,6 +35,12 @@ from dpca_tasks.sites.rounds import SHARES, share_bits
 D, RECORDS = 30, 400
 PROBLEM = Problem(n_features=D, clip_norm=1.0, relation="replace_one", records_at_most=RECORDS)
 CLEAR, USUAL = PrivacyTarget(epsilon=3e3, delta=1e-6), PrivacyTarget(epsilon=1.0, delta=1e-6)
+START = Start(
+    matrix=np.diag(np.r_[900.0, 500.0, 200.0, np.ones(D - 3)]),
+    noise_std=2.0,
+    n_records=1600.0,
+    map=PublicMap.identity(D),
+)
 KINDS: dict[str, Any] = {
     "cape_pca": CapePca(n_components=3, rounds=1),
     "cape_pca in rounds": CapePca(n_components=3, rounds=3),
@@ -42,12 +48,6 @@ KINDS: dict[str, Any] = {
     "dps_pca": DpsPcaOfSites(n_components=3, rows_kept=12),
 }
 each_of_kinds = pytest.mark.parametrize("mechanism", KINDS.values(), ids=KINDS)
-START = Start(
-    matrix=np.diag(np.r_[900.0, 500.0, 200.0, np.ones(D - 3)]),
-    noise_std=2.0,
-    n_records=1600.0,
-    map=PublicMap.identity(D),
-)
 STATED = {"artifact": "earlier@1", "digest": "0" * 64, "mean_square": START.mean_square}
 
 
