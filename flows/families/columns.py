@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpca.schemas.frames import meaning
+from dpca_tasks.errors import InvalidInput
 from dpca_tasks.refinement.schema_constraints import Constraints
 from storage.datasets.snapshot_reader import Dataset
 
@@ -38,6 +40,31 @@ class Columns:
     def constraints(self) -> Constraints | None:
         """The constraints that the schema imposes on second moments; None if it imposes none."""
         return None if self.encoder is None else constraints_of(self.encoder)
+
+
+def check_same_columns(columns: Columns, other: Columns, *, rule: str, named: bool = False) -> None:
+    """Refuse columns that differ from other columns; ``rule`` states in a message which columns are required.
+
+    Names are compared if both sides declare them. With ``named``, they also differ if only one side declares them.
+
+    Raises
+    ------
+    InvalidInput
+        When the numbers of columns, the declared names, their order, or the schemas differ.
+    """
+    if columns.n_features != other.n_features:
+        raise InvalidInput(
+            f"{columns.table} has {columns.n_features} columns, but {other.table} has {other.n_features}; {rule}."
+        )
+    names = list(columns.names or ()), list(other.names or ())
+    if names[0] != names[1] and (named or all(names)):
+        raise InvalidInput(
+            f"the columns of {columns.table} have other names, or another order, than those of {other.table}; {rule}."
+        )
+    if meaning(columns.encoder) != meaning(other.encoder):
+        raise InvalidInput(
+            f"the columns of {columns.table} were encoded by another schema than those of {other.table}; {rule}."
+        )
 
 
 def constraints_of(encoder: Mapping[str, Any]) -> Constraints | None:

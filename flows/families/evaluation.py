@@ -18,7 +18,6 @@ from dpca.artifacts.base import Artifact
 from dpca.artifacts.estimate import PrivateEstimate
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.pointers import Resolved
-from dpca.schemas.frames import meaning
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.audit.attacks import AuditSubject, Neighbours, worst_neighbours
 from dpca_tasks.errors import InvalidInput, Refused
@@ -28,7 +27,7 @@ from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare, Subsp
 from dpca_tasks.privacy.curator import DisclosingCurator
 from dpca_tasks.records.blocks import BlockSource
 from flows.families.base import Family, PlannedRelease, records_facts, release_facts, rows_by_policy
-from flows.families.columns import Columns
+from flows.families.columns import Columns, check_same_columns
 from flows.requests import EvaluationRequest, SubspaceEvaluationRequest
 from storage.datasets.catalog import Entry
 from storage.workspace import Workspace
@@ -129,23 +128,14 @@ def check_columns(
     InvalidInput
         When the numbers of columns, the declared names or the schemas differ.
     """
-    if snapshot.n_features != n_columns:
-        raise InvalidInput(
-            f"dataset {snapshot.name!r} has {snapshot.n_features} columns, but {version} has "
-            f"{n_columns}; evaluate it on a dataset with the same columns."
-        )
-    rows = workspace.catalog.open(snapshot)
-    names, others = artifact.manifest.get("feature_names"), rows.feature_names()
-    if names is not None and others is not None and list(names) != list(others):
-        raise InvalidInput(
-            f"the columns of dataset {snapshot.name!r} have other names than those of {version}; "
-            "evaluate it on a dataset with the same columns."
-        )
-    if meaning(artifact.manifest.get("encoder")) != meaning(rows.encoder()):
-        raise InvalidInput(
-            f"the columns of dataset {snapshot.name!r} were encoded by another schema than those of "
-            f"{version}; evaluate it on a dataset with the same --table-schema."
-        )
+    released = Columns(
+        table=str(version),
+        n_features=n_columns,
+        names=artifact.manifest.get("feature_names"),
+        encoder=artifact.manifest.get("encoder"),
+    )
+    found = Columns.of(workspace.catalog.open(snapshot))
+    check_same_columns(found, released, rule="evaluate it on a dataset with the same columns and --table-schema")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

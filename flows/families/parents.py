@@ -11,11 +11,10 @@ from typing import Any
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.pointers import Resolved
 from dpca.registry.reader import Registry
-from dpca.schemas.frames import meaning
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Subspace
 from dpca_tasks.mechanisms.warm_start import Start, gives_start, start_of
-from flows.families.columns import Columns
+from flows.families.columns import Columns, check_same_columns
 from flows.families.restated_subspace import released_from
 from flows.requests import SubspaceRequest
 from storage.ledger.budgets import RECORDS_AT_MOST
@@ -94,7 +93,7 @@ class Parent:
         return found
 
 
-def check_same_columns(columns: Columns, *, start: Columns) -> None:
+def check_start(columns: Columns, start: Columns) -> None:
     """Refuse rows whose columns differ from the columns that a release starts from.
 
     Raises
@@ -102,19 +101,7 @@ def check_same_columns(columns: Columns, *, start: Columns) -> None:
     InvalidInput
         When the numbers of columns, the declared names, their order, or the schemas differ.
     """
-    only = "a release starts only from the same columns."
-    if columns.n_features != start.n_features:
-        raise InvalidInput(
-            f"{columns.table} has {columns.n_features} columns, but {start.table} has {start.n_features}; {only}"
-        )
-    if list(start.names or ()) != list(columns.names or ()):
-        raise InvalidInput(
-            f"the columns of {columns.table} have other names, or another order, than those of {start.table}; {only}"
-        )
-    if meaning(start.encoder) != meaning(columns.encoder):
-        raise InvalidInput(
-            f"the columns of {columns.table} were encoded by another schema than those of {start.table}; {only}"
-        )
+    check_same_columns(columns, start, rule="a release starts only from the same columns", named=True)
 
 
 def with_start(mechanism: Any, start: Callable[[], Start]) -> Any:

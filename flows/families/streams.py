@@ -53,7 +53,7 @@ from dpca_tasks.refinement.schema_constraints import Constraints
 from flows.families.base import code_version, records_facts
 from flows.families.columns import Columns
 from flows.families.mapped_streams import DOUBLING, MappedEstimate, MappedStream
-from flows.families.parents import Parent, check_same_columns
+from flows.families.parents import Parent, check_start
 from flows.families.restated_subspace import state_subspace
 from flows.requests import StreamRequest
 from storage.datasets.catalog import Entry
@@ -291,7 +291,7 @@ def _like(workspace: Workspace, request: StreamRequest, snapshot: Entry) -> dict
     if request.like is None:
         return {}
     parent = Parent.of(request.like)
-    check_same_columns(Columns.of(workspace.catalog.open(snapshot)), start=parent.columns)
+    check_start(Columns.of(workspace.catalog.open(snapshot)), parent.columns)
     start = parent.start(center=request.center)
     noise = start.noise_std / start.n_records / request.clip_norm**2
     return {"like": str(parent.version), "like_digest": parent.version.digest, "noise_of_like": noise}

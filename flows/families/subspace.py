@@ -42,7 +42,7 @@ from flows.families.base import (
     rows_by_policy,
 )
 from flows.families.columns import Columns
-from flows.families.parents import Parent, check_same_columns, parent_of, with_start
+from flows.families.parents import Parent, check_start, parent_of, with_start
 from flows.families.public_rows import PublicRows, identity_of, pinned_rows, public_columns
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
 from flows.requests import SubspaceRequest
@@ -247,7 +247,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
             return request
         with suppress(DpcaError, StorageError):
             parent = Parent.of(reference)
-            check_same_columns(columns(), start=parent.columns)
+            check_start(columns(), parent.columns)
             if request.center == "none" or parent.subspace.mean is not None:
                 return dataclasses.replace(request, like=str(parent.version))
         return request
@@ -299,9 +299,9 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         """Refuse rows whose columns differ from those of the earlier release, or of a public dataset."""
         reference, public = parent_of(request), public_columns(request)
         if reference is not None:
-            check_same_columns(columns(), start=Parent.of(reference).columns)
+            check_start(columns(), Parent.of(reference).columns)
         if public is not None:
-            check_same_columns(columns(), start=public)
+            check_start(columns(), public)
 
     def problem(self, request: SubspaceRequest, snapshot: Entry, *, relation: Relation) -> Problem:
         """Return the public facts of a request on a snapshot."""

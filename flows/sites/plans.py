@@ -20,7 +20,6 @@ from typing import Any
 from dpca.artifacts.base import canonical_json
 from dpca.privacy_unit import PrivacyUnit
 from dpca.registry.pointers import check_name
-from dpca.schemas.frames import meaning
 from dpca_tasks.accounting.events import Event
 from dpca_tasks.errors import InvalidInput, Refused, StepMismatch
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem
@@ -29,8 +28,8 @@ from dpca_tasks.mechanisms.sites.cape_pca import CapePca
 from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Membership
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_with_settings, records_facts
-from flows.families.columns import Columns
-from flows.families.parents import Parent, check_same_columns, with_start
+from flows.families.columns import Columns, check_same_columns
+from flows.families.parents import Parent, check_start, with_start
 from flows.releases.stages import check_run_key
 from flows.requests import SitesRequest
 from flows.sites.roster import RosterFile
@@ -226,13 +225,10 @@ def plan_over_datasets(
     entries = [catalog.current(name) for name in names] if snapshots is None else [catalog.entry(s) for s in snapshots]
     _check_populations(names, entries)
     opened = [catalog.open(entry) for entry in entries]
-    _check_columns(names, entries, [rows.feature_names() for rows in opened])
-    for name, rows in zip(names[1:], opened[1:], strict=True):
-        if meaning(rows.encoder()) != meaning(opened[0].encoder()):
-            raise InvalidInput(
-                f"datasets {name!r} and {names[0]!r} were encoded with different schemas, but a sum over sites needs "
-                "the same schema at each; ingest them with one --table-schema."
-            )
+    columns = [Columns.of(rows) for rows in opened]
+    for other in columns[1:]:
+        rule = "a sum over sites needs the same columns at each: ingest them with the same columns and --table-schema"
+        check_same_columns(other, columns[0], rule=rule)
     check_model(request, {name: entry.privacy_unit for name, entry in zip(names, entries, strict=True)})
     budgets = [workspace.ledger.budget(entry.population) for entry in entries]
     _check_units(names, entries, budgets)
@@ -245,7 +241,7 @@ def plan_over_datasets(
         identity=[entry.snapshot for entry in entries],
         sites=names,
         unit=budgets[0].privacy_unit,
-        columns=Columns.of(opened[0]),
+        columns=columns[0],
         snapshots=tuple(entries),
     )
 
@@ -268,7 +264,7 @@ def with_parent(planned: PlannedJoint) -> PlannedJoint:
     if planned.request.like is None:
         return planned
     parent = Parent.of(planned.request.like)
-    check_same_columns(planned.columns, start=parent.columns)
+    check_start(planned.columns, parent.columns)
     start = parent.start()
     facts = {"artifact": str(parent.version), "digest": parent.version.digest, "mean_square": start.mean_square}
     return dataclasses.replace(
@@ -415,18 +411,4 @@ def _check_units(names: Sequence[str], entries: Sequence[Entry], budgets: Sequen
                 f"the budgets of datasets {names[0]!r} and {name!r} use {budgets[0].privacy_unit} and "
                 f"{budget.privacy_unit} as the unit of privacy; a joint release needs one unit, so open budgets with "
                 "the same --unit and --rows-per-unit."
-            )
-
-
-def _check_columns(names: Sequence[str], entries: Sequence[Entry], columns: Sequence[Sequence[str] | None]) -> None:
-    for name, entry, declared in zip(names[1:], entries[1:], columns[1:], strict=True):
-        if entry.n_features != entries[0].n_features:
-            raise InvalidInput(
-                f"dataset {name!r} has {entry.n_features} columns and {names[0]!r} has {entries[0].n_features}, but a "
-                "sum over sites needs the same number at each; ingest them with the same --features."
-            )
-        if None not in (declared, columns[0]) and list(declared or ()) != list(columns[0] or ()):
-            raise InvalidInput(
-                f"the columns of datasets {name!r} and {names[0]!r} have different names, but a sum over sites needs "
-                "the same names in the same order; ingest them with the same columns."
             )

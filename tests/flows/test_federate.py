@@ -176,7 +176,7 @@ REFUSED = {
     ("--datasets", "north"): "has one dataset",
     ("--datasets", "north,north"): "both belong to population 'north'",
     ("--datasets", "north,twin"): "datasets north, twin both belong to population 'north'",
-    ("--datasets", "north,wide"): "has 6 columns and 'north' has 5",
+    ("--datasets", "north,wide"): "has 6 columns, but dataset 'north' has 5",
     ("--datasets", "north,poor"): "population 'poor' has no budget",
     ("--datasets", "north,nobody"): "dataset 'nobody' does not exist",
     ("--method", "best"): "method='best' is not one of",

@@ -227,6 +227,6 @@ def test_sites_with_equal_schemas_release_jointly_and_others_are_refused(
         assert dpca("budget", "open", name, "--epsilon", 2, "--delta", 1e-6).status == 0
     fit = "--method dps_pca --components 2 --epsilon 1 --delta 1e-6 --clip-norm 2 --publish joint --direct --yes"
     refused = dpca("sites", "fit", "--datasets", "a,c", *fit.split()).complaint(1)
-    assert "datasets 'c' and 'a' were encoded with different schemas" in refused
+    assert "the columns of dataset 'c' were encoded by another schema than those of dataset 'a'" in refused
     assert dpca("sites", "fit", "--datasets", "a,b", *fit.split()).status == 0
     assert Registry.open().load("joint").encoder.feature_names == NESTED.names
