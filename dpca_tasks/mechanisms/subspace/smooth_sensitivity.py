@@ -117,7 +117,7 @@ class SmoothSensitivity(OnEigenpairs):
         ----------
         plan : Plan
             The plan of the release.
-        gap : float, records at the clip norm
+        gap : float, squared clip norms
             The assumed eigengap after the components, from a declared spectrum.
 
         Notes
