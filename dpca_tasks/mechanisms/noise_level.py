@@ -141,9 +141,9 @@ def widened_edge(order: int, *, shift: float) -> float:
 
     Without centring, this is `edge_quantile`. Centring multiplies the noise by the square root of ``I + m m^T`` on both
     sides. Here m is the released mean divided by the constant that was appended to the rows. Let ``w = 1 + |m|^2``. If
-    w is above 2, the largest eigenvalue of noise alone is separate from the others: its mean is ``w sqrt(d / (w -
-    1))``, its variance ``w^2 (w - 2) / (2 w - 2)``. If w is near 2, the largest eigenvalue varies more than without
-    centring. In simulations with d from 30 to 200, at most 2 % of draws exceed the returned quantile.
+    w is above 2, the largest eigenvalue of noise alone is separate from the others: its mean is
+    ``w sqrt(d / (w - 1))``, its variance ``w^2 (w - 2) / (2 w - 2)``. If w is near 2, the largest eigenvalue varies
+    more than without centring. In simulations with d from 30 to 200, at most 2 % of draws exceed the returned quantile.
 
     Parameters
     ----------

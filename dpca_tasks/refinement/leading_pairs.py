@@ -17,10 +17,10 @@ subspace captures nearly as much as the eigenvectors do.
 >>> values.round(3).tolist(), int(np.abs(rows[0]).argmax())
 ([60.0, 19.927], 0)
 
-*Score from eigenvalues* (only for the leading eigenvectors V of A): the mean of ``tr(V^T S V)`` is the mean of ``sum_i
-lambda_i - 2 sum_ij 1 / (lambda_i - lambda_j)``. Here lambda are the eigenvalues of A, i runs from 1 to k, and j from
-k + 1 to d. The identity is exact for every S and d. Proof: by Stein's identity for normal E, the mean of ``<E, V V^T>``
-is twice the mean of ``div(V V^T)``; the divergence follows from the derivative of a spectral projector.
+*Score from eigenvalues* (only for the leading eigenvectors V of A): the mean of ``tr(V^T S V)`` is the mean of
+``sum_i lambda_i - 2 sum_ij 1 / (lambda_i - lambda_j)``. Here lambda are the eigenvalues of A, i runs from 1 to k, and j
+from k + 1 to d. The identity is exact for every S and d. Proof: by Stein's identity for normal E, the mean of
+``<E, V V^T>`` is twice the mean of ``div(V V^T)``; the divergence follows from the derivative of a spectral projector.
 
 *Score by fission* (for any rule): let Z be a public random matrix with the law of the noise. Then the probe ``A + h Z``
 and the matrix ``A - Z / h`` are independent, given S. So a subspace that is computed from the probe is scored on the
@@ -136,7 +136,8 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
     For a small matrix, or one whose Krylov space is too small, exact eigenpairs are returned (`leading_eigenpairs`).
     Subspaces refined from these pairs capture less variance than subspaces refined from exact pairs. On MNIST the loss
     is .001 at an epsilon of 1 and .003 at .3; on synthetic data of 1,000 columns it is at most .009. These are means of
-    three or four draws, relative to the variance that the best directions capture."""
+    three or four draws, relative to the variance that the best directions capture.
+    """
     products = depth(len(matrix), count)
     if products:
         values, vectors = _krylov(matrix, count, products)

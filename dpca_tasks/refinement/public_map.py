@@ -1,4 +1,4 @@
-"""A public linear map of records that shrinks a few known directions, on an integer grid.
+"""A public linear map of records, with entries on a grid, that shrinks a few known directions.
 
 A release in rounds (`dpca_tasks.refinement.rounds`) multiplies records by such a map before it clips them.
 
@@ -28,7 +28,8 @@ class PublicMap:
     Parameters
     ----------
     directions, reductions : int64 arrays of shape (d, r)
-        U, and ``W = U diag(1 - t)``, both in steps of ``2^-12``. With r = 0 the map is the identity.
+        U and ``W = U diag(1 - t)``, both in steps of ``2^-12``. The map multiplies direction i by t_i. With r = 0 the
+        map is the identity.
 
     Notes
     -----
@@ -41,13 +42,13 @@ class PublicMap:
 
     @classmethod
     def identity(cls, n_features: int) -> "PublicMap":
-        """Return the map that changes nothing."""
+        """Return the identity map."""
         none = np.zeros((n_features, 0), np.int64)
         return cls(directions=none, reductions=none)
 
     @classmethod
     def on_grid(cls, directions: Matrix, factors: Matrix) -> "PublicMap":
-        """Round a map to its grid, given orthonormal columns (d, r) and the factors t (r,), from 0 to 1."""
+        """Return a map, rounded to the grid, that multiplies r orthonormal columns by factors t from 0 to 1."""
         steps = directions * 2.0**MAP_BITS
         return cls(
             directions=np.rint(steps).astype(np.int64), reductions=np.rint(steps * (1.0 - factors)).astype(np.int64)
@@ -106,7 +107,7 @@ class PublicMap:
 
 
 def _both_sides(matrix: Matrix, left: Matrix, right: Matrix) -> Matrix:
-    """Return ``(I + L R^T) A (I + L R^T)^T`` for symmetric A, to the bit symmetric."""
+    """Return ``(I + L R^T) A (I + L R^T)^T`` for symmetric A; the result is exactly symmetric."""
     inner = right.T @ matrix
     change = left @ (inner + (inner @ right) @ left.T / 2.0)
     return np.asarray(matrix + (change + change.T))

@@ -31,7 +31,7 @@ class Rounds:
     Parameters
     ----------
     answers : tuple of `dpca_tasks.refinement.rounds.Answer`
-        In the unit in which clipped records have norm 1.
+        The answers, in squared clip norms.
     unit : float
         The squared clip norm in data units.
     centred : bool
@@ -67,9 +67,9 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
     released : Subspace
         The result of a mechanism, with ``rounds``.
     n_components : int or "auto"
-        k. ``auto``: the number of components above the noise, at least one.
+        The number k of components. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
-        As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
+        As for `dpca_tasks.refinement.leading_pairs.refine`. `dpca_tasks.refinement.rounds.components` applies it.
     """
     rounds: Rounds = released.rounds
     estimate = rounds.estimate
@@ -94,7 +94,7 @@ def _above(estimate: Estimate, constraints: Constraints | None) -> int:
 
 
 def rounds_in_words(facts: Mapping[str, Any]) -> str:
-    """Summarize the rounds of a release in one sentence, from the facts that its outcome states."""
+    """Summarize the rounds of a release in one sentence, from ``rounds`` in the outcome of the release."""
     *others, last = (f"{100 * share:.0f} %" for share in facts["shares"])
     if not others:
         return _warm(facts)
