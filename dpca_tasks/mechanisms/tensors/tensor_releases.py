@@ -534,7 +534,7 @@ def plan_releases(
     notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
-    """Plan the releases of the second moment and of the core, with the noise ``noises`` of each."""
+    """Plan the releases of the second moment and of the core; ``noises`` holds the noise of each."""
     moment, core = noises
     cube = Layout(kind="cube", order=releases.components)
     layout = releases.moment_query(bits=1).layout
