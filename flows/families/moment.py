@@ -46,7 +46,7 @@ def neighbours_of(_name: str, problem: Problem) -> tuple[Neighbours, ...]:
 
 
 def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Moment], float]:
-    """Return a statistic: the released matrix, projected on the difference of a pair."""
+    """Return the statistic of the audit: the inner product of the released matrix and the pair's exact difference."""
     query = moment_query(problem, bits=_AUDITED_BITS)
     direction = exact_answer(pair.left, query) - exact_answer(pair.right, query)
     return lambda moment: float(np.vdot(direction, moment.matrix if moment.released is None else moment.released))
@@ -100,7 +100,7 @@ class MomentFamily(Family[MomentRequest, Moment]):
         return {"clip_norm": planned.request.clip_norm, **self.published_facts(planned), **noise}
 
     def published_facts(self, planned: PlannedRelease[MomentRequest]) -> Mapping[str, Any]:
-        """Return the treatment of the rows."""
+        """Return ``row_policy`` and ``center``, which state how the rows were treated."""
         return {"row_policy": planned.request.row_policy, "center": planned.request.center}
 
     def state(

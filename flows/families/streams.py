@@ -4,8 +4,8 @@ The terms are planned from public facts when the stream is opened, and read back
 weights and everything else on which a tick's noise and grid depend. A later version of the program therefore answers
 a tick of the stream in the same way.
 
-The version of a tick is the estimate from all kept answers, aligned with the previous version, as a private subspace.
-It is post-processing of answers that were released and kept; no row is read.
+The version of a tick is a private subspace: the estimate from all stored answers, aligned with the previous version.
+It is post-processing of released answers; no row is read.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ from storage.ledger.stream_rows import Answers, Stream, Tick
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
-"""Name format of the slots of each schedule, applied to the planned time."""
+"""The date format by which the planned time of a tick becomes the name of its slot, for each schedule."""
 
 _EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
 
@@ -90,13 +90,13 @@ class StreamTerms:
 
     @property
     def unit(self) -> PrivacyUnit:
-        """Privacy unit: the budget's unit where ids identify individuals across nights, else one row of one night."""
+        """Privacy unit: the unit of the budget if rows have ids, else one row of one night (tick)."""
         if self.facts["unit"] == "rows":
             return PrivacyUnit(name=NIGHT_ROW)
         return PrivacyUnit(name=self.facts["whose"], rows=self.facts["rows_per_unit"])
 
     def statement(self, epsilon: float) -> str:
-        """Return the guarantee of ticks with a joint epsilon, in one sentence."""
+        """Return the guarantee in one sentence, for ticks that cost ``epsilon`` together."""
         delta, relation = float(self.facts["delta"]), self.plan.problem.relation
         return privacy_statement(epsilon=epsilon, delta=delta, relation=relation, unit=self.unit)
 
@@ -434,7 +434,7 @@ def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
 
 
 def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
-    """Return the std of an estimate divided by the std of a single release with all of the stream's privacy.
+    """Return the std of an estimate, divided by the std of a single release with the guarantee of the whole stream.
 
     If records are replaced, the sensitivity of a single release grows by a factor of root two. The sensitivity of a
     stream whose weights have mixed signs grows by more.
@@ -507,7 +507,7 @@ def _mapped_drift(
     kept: Sequence[int],
     halfway: PrivateSubspace | None,
 ) -> dict[str, Any] | None:
-    """Test the same of a stream with maps, on the ticks that have the map of the last tick."""
+    """Run the test of `_drift` for a stream with maps, on the last ticks, which all have the same map."""
     before = max(kept[-1] // 2, estimated.first - 1)
     contrast = _contrast(terms, kept, estimated.records, before=before)
     if halfway is None or contrast is None:
@@ -542,7 +542,7 @@ def _shown_drift(found: Drift, kept: Sequence[int], *, before: int) -> dict[str,
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
-    """Return the energy that arrived at each tick: the energy of its answer minus the part of older arrivals."""
+    """Return the energy that arrived at each tick: the energy of its answer minus the share of older arrivals."""
     arrived, weights = np.zeros(kept[-1]), np.zeros(kept[-1] + 1)
     weights[: min(len(series), len(weights))] = series[: len(weights)]
     for tick, energy in zip(kept, energies, strict=True):
