@@ -23,7 +23,7 @@ def conjugate_gradients(
     enough: float,
     conditioned: Operator = lambda residual: residual,
 ) -> Matrix:
-    """Solve ``image(X) = wanted`` for X.
+    """Solve ``image(X) = wanted`` for the matrix X by preconditioned conjugate gradients.
 
     Parameters
     ----------

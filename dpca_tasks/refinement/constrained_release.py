@@ -87,8 +87,9 @@ def constrained(estimate: Estimate, first: Answer, constraints: Constraints) -> 
     Returns
     -------
     Estimate
-        An estimate around a mean satisfies only the equations ``S (1_g - 1_h) = 0``, not the zeros within groups. This
-        also holds around the mean of a noisy answer, because ``x^T (1_g - 1_h) = 0`` for all records x.
+        Without centring, the estimate satisfies all constraints. Around a mean, it satisfies only the equations
+        ``S (1_g - 1_h) = 0``, not the zeros within groups; 1_g is the indicator of a filled group g. The equations also
+        hold around the mean of a noisy answer, because ``x^T (1_g - 1_h) = 0`` for all records x.
     """
     rounds, found, centred = estimate.rounds, estimate.matrix, estimate.mean is not None
     project = constraints.project_centred if centred else constraints.project
@@ -106,7 +107,8 @@ def constrained(estimate: Estimate, first: Answer, constraints: Constraints) -> 
 def _nearest(rounds: Sequence[Round], best: Matrix, project: Operator, *, start: Matrix) -> Matrix:
     """Return the matrix in L that minimises the objective of `combined`.
 
-    ``best`` is the minimum over all symmetric matrices. The conjugate gradients begin at ``start``.
+    L is the space of matrices that satisfy the constraints, and ``project`` projects onto L. ``best`` is the minimum
+    over all symmetric matrices. The conjugate gradients begin at ``start``.
     """
     weights, conditioned = weights_of(rounds), _preconditioner(rounds)
 
@@ -127,9 +129,10 @@ def _nearest(rounds: Sequence[Round], best: Matrix, project: Operator, *, start:
 
 
 def _preconditioner(rounds: Sequence[Round]) -> Operator:
-    """Return an approximate inverse of the operator ``S -> sum_j H_j S H_j / s_j^2``.
+    """Return an approximate inverse of the operator ``S -> sum_j H_j S H_j / s_j^2`` over the rounds j.
 
-    The inverse is exact if only the last round has a map, as in a release of two rounds.
+    Here ``H_j = T_j^T T_j`` for the map T_j of a round, and s_j is the std of its noise. The inverse is exact if only
+    the last round has a map, as in a release of two rounds.
     """
     *others, weight = weights_of(rounds)
     rest, last = sum(others), rounds[-1].map

@@ -117,7 +117,7 @@ def shortened(matrix: Matrix, count: int) -> Products:
 
 
 def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Matrix]:
-    """Return leading Ritz values, descending, and orthonormal Ritz vectors as rows, with fixed signs.
+    """Approximate the leading eigenpairs by block Krylov iteration.
 
     Parameters
     ----------
@@ -129,7 +129,9 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
     Returns
     -------
     values : float64 array of shape (count,)
+        Ritz values, descending.
     rows : float64 array of shape (count, d)
+        Orthonormal Ritz vectors with fixed signs.
 
     Notes
     -----
@@ -194,7 +196,7 @@ class Score:
 
 
 def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components: int) -> Score | None:
-    """Score the k leading eigenvectors from all d eigenvalues, given in descending order.
+    """Estimate ``tr(V^T S V)`` for the k leading eigenvectors V, from all d eigenvalues in descending order.
 
     The result is None if the k-th eigenvalue equals a later one.
 
@@ -229,7 +231,8 @@ def score_by_fission(
     subspaces : mapping of method to float64 array of shape (d, k)
         Orthonormal columns that each method computed from the release.
     share : float
-        The factor h of the public noise; the noise of a probe is ``sqrt(1 + h^2)`` times as large as the release's.
+        The number h. Each method is applied to the release plus h times public noise Z, and its result is scored on
+        the release minus ``Z / h``. So the score is for noise ``sqrt(1 + h^2)`` times as large.
     stream : int
         The stream of public random numbers to use.
 
@@ -262,7 +265,7 @@ def score_by_fission(
         return gains.reshape(len(methods), n_components), columns
 
     def probed(probe: int) -> tuple[Matrix, Matrix]:
-        """Return the mean scores over both signs of a public matrix, and the `_summary` argument ``turns``."""
+        """Return the mean scores over both signs of a public matrix, and ``turns`` as in `_summary`."""
         noise = standard.projected(public_noise(len(standard.released), stream=stream, probe=probe))
         noise *= standard.isotropic_std
         work = np.empty_like(noise)
@@ -289,7 +292,7 @@ def probes(order: int) -> int:
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
-    """Return a public matrix drawn from isometric normal noise of std 1 on the diagonal.
+    """Return a public random matrix of isometric normal noise, with std 1 on the diagonal.
 
     The matrix is the same in every call with the same arguments, and independent of every release.
     """
@@ -325,10 +328,10 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:
     """Return the score of one method: the mean of ``parts`` over probes, and its standard deviation.
 
-    The standard deviation combines the noise on a fixed U, the variation of U, and the spread over probes. Each entry
-    of ``turns`` is ``|P(hZ) - P(-hZ)|^2 / 4``, where P(hZ) projects onto the subspace computed from ``A + hZ``. The
-    mean of ``turns``, divided by the variance of ``hZ``, is at least the squared derivative of the mean of P over Z.
-    This derivative is the part of P of degree one in Z. Parts of even degree cancel.
+    Let U be ``subspace``. The standard deviation combines the noise on a fixed U, the variation of U, and the spread
+    over probes. Each entry of ``turns`` is ``|P(hZ) - P(-hZ)|^2 / 4``, where P(hZ) projects onto the subspace computed
+    from ``A + hZ``. The mean of ``turns``, divided by the variance of ``hZ``, is at least the squared derivative of the
+    mean of P over Z. This derivative is the part of P of degree one in Z. Parts of even degree cancel.
     """
     around = subspace if standard.least is None else np.vstack([subspace, -standard.mean @ subspace])
     free = standard.source.constraints is None

@@ -5,10 +5,10 @@ which never takes rows, keys or noise streams of a release. So everything comput
 release that is already charged.
 
 *Coordinates.* Computations use units of the noise and standard coordinates (`standardised`): columns are sorted by
-their diagonal entries, and their signs make the entries of the last row nonnegative. So a permutation
-of the columns, other signs or another unit of measurement give the same numbers. Public random matrices are
-added to the released matrix. The order and the signs depend on the release, but the law of the random matrices is the
-same in all coordinates. So they stay independent of the release.
+their diagonal entries, and their signs make the entries of the last row nonnegative. So a permutation of the columns,
+other signs or another unit of measurement give the same numbers. Public random matrices are added to the released
+matrix. The order and the signs depend on the release, but the law of the random matrices is the same in all
+coordinates. So they stay independent of the release.
 
 *Denoising* of leading eigenvectors uses empirical Bayes, and two steps of message passing. All matrices are in units of
 the noise: E has standard deviation 1 off its diagonal. Let v_j be the leading eigenvectors of ``A = S + E``, and
@@ -139,13 +139,13 @@ class NoisyMoment:
         return standardised(self)
 
     def centred(self) -> Matrix:
-        """Return the second moment in the units and coordinates of the release, centred if rows were extended."""
+        """Return the second moment as released; if a constant was appended to the rows, centre it first."""
         return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardised:
-    """A noisy moment in units of its noise, with columns in standard order and with standard signs.
+    """A noisy moment in units of its noise and in standard coordinates (see the notes of this module).
 
     ``source`` is the moment as released. Arrays are computed on first use.
     """

@@ -125,7 +125,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     -------
     Assessment
         Ratios are None if the denominator cannot be distinguished from noise: shares if the trace is at most 1.645
-        standard deviations, captured variances if no component is above the noise.
+        standard deviations of its noise, captured variances if no component is above the noise.
 
     Guarantees
     ----------
@@ -376,7 +376,8 @@ def refine_release(
 def check_refinement(method: str, *, n_components: int | str, law: str | None, formed: bool) -> None:
     """Refuse a refinement that a release does not allow.
 
-    ``law`` is the law of the release's noise, None if the release has no matrix.
+    ``law`` is the law of the noise of the released matrix, or None if no matrix is released. ``formed`` is false if the
+    matrix is used only through products.
 
     Raises
     ------

@@ -2,8 +2,8 @@
 
 >>> known = {"noised_records": 1e5, "energy": [None, 2.1e4], "clip_norm": [1.0, 0.5], "kept": [1.0, 0.934]}
 >>> rounds_in_words({"shares": [0.2, 0.8], "directions": [0, 7], **known})
-'2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean square of 0.21, \
-of which clipping at 0.5 keeps 93 %'
+'2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean squared norm \
+of 0.21, of which clipping at 0.5 keeps 93 %'
 """
 
 import dataclasses
@@ -126,5 +126,5 @@ def _later(facts: Mapping[str, Any]) -> list[str]:
             else (f"round {at} has no map, and records around the mean have")
         )
         left = f"{energy / facts['noised_records']:.2g}"
-        text.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
+        text.append(f"{shrunk} a mean squared norm of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
     return text

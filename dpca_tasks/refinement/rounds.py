@@ -2,7 +2,7 @@
 
 Round 1 releases a rough second moment. Each further round subtracts a released mean m from the records, multiplies them
 by a public map T, and clips the result at a norm c below 1. T shrinks the directions that earlier rounds have found, so
-that c, and the noise with it, is small. In later rounds T, m and c depend on data only through released answers.
+that c and the noise are small. In later rounds T, m and c depend on data only through released answers.
 
 All functions are post-processing of released answers. Lengths are in units of the clip norm of the release, so records
 have norm 1 at most. The noise of an answer has the same distribution in every orthonormal basis. Its standard deviation
@@ -69,7 +69,8 @@ class Answer:
     clip_norm : float
         The clip norm c of this round; 1 in round 1.
     constant : float
-        The constant ``a c`` that is appended to a record, or 0. A record of p rows gets ``a c / sqrt(p)`` in each row.
+        The constant ``a c`` that is appended to a record, for a public number a; 0 if none is appended. A record of p
+        rows gets ``a c / sqrt(p)`` in each row.
     energy : float, optional
         `Proposal.energy` of this round; None if no record could be clipped.
     step : float
@@ -89,8 +90,8 @@ class Answer:
 class Round:
     """The second moment of one round, after centring and a correction for clipping.
 
-    ``matrix`` is the answer of the round, around its own mean if the release is centred, divided by ``kept``. This is
-    the estimated share of the energy that clipping kept. ``noise_std`` and ``step`` are divided by ``kept`` too.
+    ``kept`` is the estimated share of the energy that clipping kept. ``matrix`` is the answer of the round, around its
+    own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by ``kept`` too.
     """
 
     map: PublicMap
@@ -109,7 +110,7 @@ class Estimate:
     matrix : float64 array of shape (d, d)
         The estimate of S, without a map.
     noise_std : float
-        The standard deviation of the noise of ``T S T^T`` off the diagonal, for T of the last round.
+        The standard deviation of the off-diagonal noise in ``T S T^T``, where T is the map of the last round.
     rounds : tuple of Round
         All rounds so far.
     n_records : float
@@ -134,7 +135,7 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The energy ``sum |x - mean|^2`` of all records, at least half a standard deviation of its noise."""
+        """The energy ``sum |x - mean|^2`` of all records, but at least half a standard deviation of its noise."""
         added = self.extra if len(self.rounds) == 1 else 0.0
         return max(float(np.trace(self.matrix)) + added, _least_energy(self))
 
@@ -181,7 +182,7 @@ class Proposal:
 
 
 def best_rounds(n_components: int, *, epsilon: float, centred: bool) -> int:
-    """Return the number of rounds that captures most, from public facts alone: 2 or 3.
+    """Return the number of rounds, 2 or 3, that captures most variance, from public facts alone.
 
     Notes
     -----
@@ -230,7 +231,7 @@ def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Prop
         The number k of components.
     noise_std : float
         The planned std of the off-diagonal noise in the next round, if its clip norm is 1:
-        ``(1 + a^2) sensitivity noise_multiplier / sqrt 2``.
+        ``(1 + a^2) sensitivity noise_multiplier / sqrt 2``, with a as in `Answer`.
 
     Notes
     -----
@@ -287,7 +288,7 @@ def around_own_mean(answer: Answer) -> Matrix:
 
 
 def design(estimate: Estimate, *, n_components: int) -> Design:
-    """Return the map of the next round; the identity if no direction is above the noise.
+    """Return the map of the next round with its forecast; the map is the identity if no direction is above the noise.
 
     Notes
     -----

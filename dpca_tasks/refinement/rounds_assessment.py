@@ -135,7 +135,7 @@ def _rule(early: Sequence[Answer], *, centred: bool, constraints: Constraints | 
 
 
 def _scored(follow: Callable[[Answer], Estimate], last: Answer, refinement: Refinement, *, centred: bool) -> Score:
-    """Score the computation of the components, in the units of the answers."""
+    """Estimate ``tr(U^T S_w U)`` for the components U by fission, in the units of the answers."""
     count, share = len(refinement.components), CHOICE_SHARE
     noise_std = math.sqrt(2.0) * last.noise_std
 

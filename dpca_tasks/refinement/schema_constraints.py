@@ -102,10 +102,10 @@ class Constraints:
 
         Notes
         -----
-        Let there be g filled groups, of sizes n. The entries of S between two filled groups are a table of
-        counts. Its margins are the diagonal entries of both groups, so the diagonals of all groups have equal sums.
-        This gives ``sum n - (g - 1)`` free diagonal entries, and ``(n - 1) (n' - 1)`` further free entries for two
-        groups of sizes n and n'. Each other feature has ``sum n - (g - 1)`` free entries with the filled groups.
+        Let there be g filled groups, of sizes n. The entries of S between two filled groups are a table of counts. Its
+        margins are the diagonal entries of both groups, so the diagonals of all groups have equal sums. This gives
+        ``sum n - (g - 1)`` free diagonal entries, and ``(n - 1) (n' - 1)`` further free entries for two groups of sizes
+        n and n'. Each other feature has ``sum n - (g - 1)`` free entries with the filled groups.
         """
         sizes = self.sizes
         diagonal = sum(sizes) - max(len(sizes) - 1, 0)
@@ -166,7 +166,10 @@ class Constraints:
             block[...] = np.diag(np.diag(block))
 
     def _multipliers(self, sums: Matrix, members: Matrix) -> Matrix:
-        """Return Y with ``Z(G Y^T + Y G^T) G C = A G C``, given ``A G``, where C subtracts the mean of each row."""
+        """Return Y of the notes above: ``Z(G Y^T + Y G^T) G C = A G C``, where C subtracts the mean of each row.
+
+        ``sums`` is ``A G``, and ``members`` is G.
+        """
         sizes, full = np.array(self.sizes, float), members.any(axis=1)
         own = members.astype(bool)
         at = own.argmax(axis=1)
