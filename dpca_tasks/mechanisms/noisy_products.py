@@ -171,12 +171,12 @@ def mean_of(requested: RowSum | Eigensolver) -> NDArray[np.float64] | None:
 
 
 def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:
-    """Return the query for the sum and the count of the rows, on a grid that is fine enough for the noise.
+    """Return the query for the sum and the count of the rows, on the finest grid that the noise permits.
 
     Raises
     ------
     InvalidInput
-        When no grid fits the noise. Plans call this function to detect the error before anything is charged.
+        When the noise is too large for any grid. Plans call this function to find this error before any charge.
     """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
     spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the std of the noise divided by its scale parameter

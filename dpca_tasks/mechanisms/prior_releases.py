@@ -61,7 +61,7 @@ class QuantileClip:
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise = _noise(target)
-        query = _query(problem, scale=noise.noise_multiplier)  # raises if no grid fits the noise
+        query = _query(problem, scale=noise.noise_multiplier)  # raises if the noise is too large for any grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))

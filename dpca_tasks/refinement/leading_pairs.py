@@ -191,14 +191,14 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The estimate of ``tr(U^T S U)``."""
+        """The estimate of ``tr(U^T S U)``, the variance of the exact matrix S that the subspace U captures."""
         return float(self.parts.sum())
 
 
 def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components: int) -> Score | None:
     """Estimate ``tr(V^T S V)`` for the k leading eigenvectors V, from all d eigenvalues in descending order.
 
-    The result is None if the k-th eigenvalue equals a later one.
+    S is the exact matrix. The result is None if the k-th eigenvalue equals a later one.
 
     Raises
     ------
@@ -328,10 +328,11 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:
     """Return the score of one method: the mean of ``parts`` over probes, and its standard deviation.
 
-    Let U be ``subspace``. The standard deviation combines the noise on a fixed U, the variation of U, and the spread
-    over probes. Each entry of ``turns`` is ``|P(hZ) - P(-hZ)|^2 / 4``, where P(hZ) projects onto the subspace computed
-    from ``A + hZ``. The mean of ``turns``, divided by the variance of ``hZ``, is at least the squared derivative of the
-    mean of P over Z. This derivative is the part of P of degree one in Z. Parts of even degree cancel.
+    Let U be ``subspace``, and hZ the public noise of a probe. The standard deviation combines the noise on a fixed U,
+    the variation of U, and the spread over probes. Each entry of ``turns`` is ``|P(hZ) - P(-hZ)|^2 / 4``, where P(hZ)
+    projects onto the subspace computed from ``A + hZ``. The mean of ``turns``, divided by the variance of ``hZ``, is at
+    least the squared derivative of the mean of P over Z. This derivative is the part of P of degree one in Z. Parts of
+    even degree cancel.
     """
     around = subspace if standard.least is None else np.vstack([subspace, -standard.mean @ subspace])
     free = standard.source.constraints is None

@@ -170,7 +170,7 @@ class Standardised:
         return 1.0 if constraints is None else 1.0 / constraints.ratio(constant=self.least is not None)
 
     def projected(self, matrix: Matrix) -> Matrix:
-        """Project a matrix onto the constraints, if there are any; its rows and columns are those of `released`."""
+        """Project a matrix in standard coordinates, with the shape of `released`, onto the constraints, if any."""
         constraints = self.source.constraints
         if constraints is None:
             return matrix
@@ -239,7 +239,7 @@ class Standardised:
         return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to its diagonal
 
     def centred(self, released: Matrix) -> Matrix:
-        """Centre a matrix with the rows and columns of `released`, if these include an appended constant."""
+        """Centre a matrix of the shape of `released`, if this shape includes an appended constant; else return it."""
         return released if self.least is None else _centred(released, least=self.least)
 
     @cached_property
@@ -347,7 +347,7 @@ def frames(
     Returns
     -------
     dict
-        For each method the orthonormal directions u, as columns of shape (d, k), preceded by their values ``u^T A u``.
+        For each method its k orthonormal directions u, as columns, preceded by the values ``u^T A u`` for the matrix A.
 
     Guarantees
     ----------

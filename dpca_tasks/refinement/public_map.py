@@ -61,46 +61,46 @@ class PublicMap:
 
     @property
     def basis(self) -> Matrix:
-        """U as floats."""
+        """The matrix U of directions, as floats."""
         return np.asarray(self.directions * 2.0**-MAP_BITS)
 
     def forward(self, columns: Matrix) -> Matrix:
-        """Return ``T B`` for columns B of shape (d, p)."""
+        """Apply the map T to columns B of shape (d, p): return ``T B``."""
         return np.asarray(columns - self.reduced @ (self.basis.T @ columns))
 
     def inverse(self, columns: Matrix) -> Matrix:
-        """Return ``T^-1 B``."""
+        """Apply the inverse of the map T to columns B: return ``T^-1 B``."""
         return np.asarray(columns + self._restored @ (self.basis.T @ columns))
 
     def inverse_transposed(self, columns: Matrix) -> Matrix:
-        """Return ``T^-T B``."""
+        """Apply the transposed inverse of the map T to columns B: return ``T^-T B``."""
         return np.asarray(columns + self.basis @ (self._restored.T @ columns))
 
     def around(self, matrix: Matrix) -> Matrix:
-        """Return ``T A T^T`` for a symmetric A of shape (d, d)."""
+        """Return ``T A T^T`` for the map T and a symmetric matrix A of shape (d, d)."""
         return _both_sides(matrix, -self.reduced, self.basis)
 
     def transposed_around(self, matrix: Matrix) -> Matrix:
-        """Return ``T^T A T``."""
+        """Return ``T^T A T`` for the map T and a symmetric matrix A."""
         return _both_sides(matrix, -self.basis, self.reduced)
 
     def inverse_around(self, matrix: Matrix) -> Matrix:
-        """Return ``T^-1 A T^-T``."""
+        """Return ``T^-1 A T^-T`` for the map T and a symmetric matrix A."""
         return _both_sides(matrix, self._restored, self.basis)
 
     def gram(self, basis: Matrix) -> Matrix:
-        """Return ``Q^T T^T T Q`` for columns Q."""
+        """Return ``Q^T T^T T Q`` for the map T and the columns Q of ``basis``."""
         mapped = self.forward(basis)
         return np.asarray(mapped.T @ mapped)
 
     @property
     def reduced(self) -> Matrix:
-        """W as floats."""
+        """The matrix ``W = U diag(1 - t)`` of reductions, as floats."""
         return np.asarray(self.reductions * 2.0**-MAP_BITS)
 
     @property
     def _restored(self) -> Matrix:
-        """R of ``T^-1 = I + R U^T``."""
+        """The matrix R with which the inverse map is ``I + R U^T``."""
         reduced = self.reduced
         core = np.eye(self.width) - self.basis.T @ reduced
         return np.asarray(np.linalg.solve(core.T, reduced.T).T)

@@ -187,7 +187,7 @@ def with_shares(shown: Assessment, score: Score, *, low: float, trace: float, sp
 
 
 def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slack: float) -> float:
-    """Estimate the sum of the k largest eigenvalues of S.
+    """Estimate the sum of the k largest eigenvalues of the exact matrix S.
 
     The result is the least of three estimates:
 

@@ -329,7 +329,7 @@ def design(estimate: Estimate, *, n_components: int) -> Design:
 
 
 def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_std: float) -> float:
-    """Return kappa: ``c^2`` divided by the expected squared norm of a mapped record.
+    """Return kappa: the squared clip norm ``c^2`` divided by the expected squared norm of a mapped record.
 
     ``noise_std`` is the std of the off-diagonal noise in a round with a kappa of 1.
 
@@ -420,7 +420,7 @@ def _least_energy(estimate: Estimate) -> float:
 
 
 def weights_of(rounds: Sequence[Round]) -> list[float]:
-    """Return the weight ``1 / s_j^2`` of each round j in `combined`."""
+    """Return the weight ``1 / s_j^2`` of each round j in `combined`, where s_j is the std of its noise."""
     return [1.0 / each.noise_std**2 for each in rounds]
 
 
@@ -436,8 +436,8 @@ def _visible(matrix: Matrix, noise_std: float) -> Matrix:
 def _without_weak(estimate: Estimate) -> Matrix:
     """Return the matrix of an estimate; in a warm start, project out the map's directions that are below the noise.
 
-    Only noise along the directions of the map matters, and these directions do not depend on it. So the edge is that of
-    a noise matrix whose order is the number of directions.
+    Only noise along the directions of the map matters, and these directions do not depend on it. So a noise matrix
+    whose order is the number of directions has the same edge.
     """
     if len(estimate.rounds) > 1 or not estimate.map.width:
         return estimate.matrix
@@ -469,7 +469,10 @@ def factors_of(energies: Matrix, outside: float, *, n_components: int, order: in
 
 
 def _solved(grams: Sequence[Matrix], weights: Sequence[float], wanted: Matrix, start: Matrix) -> Matrix:
-    """Solve ``sum_j w_j H_j X H_j = B`` for X by at most `STEPS` preconditioned conjugate gradient steps."""
+    """Solve ``sum_j w_j H_j X H_j = B`` for X by at most `STEPS` preconditioned conjugate gradient steps.
+
+    H_j are the ``grams``, w_j the ``weights``, and B is ``wanted``.
+    """
 
     def image(found: Matrix) -> Matrix:
         return np.asarray(sum(weight * gram @ found @ gram for weight, gram in zip(weights, grams, strict=True)))

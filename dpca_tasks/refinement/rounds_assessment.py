@@ -105,7 +105,7 @@ def assessed(
 
 
 def _unmapped(answer: Answer, *, centred: bool) -> Matrix:
-    """Return an unbiased estimate of S_w, around its mean if records are centred."""
+    """Return an unbiased estimate of the weighted moment S_w of records, around their mean if they are centred."""
     return answer.map.inverse_around(_moment(answer, centred=centred))
 
 
@@ -135,7 +135,7 @@ def _rule(early: Sequence[Answer], *, centred: bool, constraints: Constraints | 
 
 
 def _scored(follow: Callable[[Answer], Estimate], last: Answer, refinement: Refinement, *, centred: bool) -> Score:
-    """Estimate ``tr(U^T S_w U)`` for the components U by fission, in the units of the answers."""
+    """Estimate the variance ``tr(U^T S_w U)`` of the weighted moment that the components U capture, by fission."""
     count, share = len(refinement.components), CHOICE_SHARE
     noise_std = math.sqrt(2.0) * last.noise_std
 
@@ -173,7 +173,10 @@ def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
 
 
 def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float | None) -> Assessment:
-    """Add the fields that follow from a score to an assessment; ``moment`` is an unbiased estimate of S_w."""
+    """Add the fields that follow from a score to an assessment.
+
+    ``moment`` is an unbiased estimate of the weighted moment S_w of records.
+    """
     noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
     low = max(score.total - BELOW * score.std, 0.0)
     values, vectors = (found[..., ::-1] for found in eigh(moment))
@@ -205,7 +208,7 @@ def _raised(values: Matrix, mapped: Matrix, gram: Matrix, noise_std: float) -> f
 
 
 def _trace_spread(last: PublicMap) -> float:
-    """Return the standard deviation of ``tr(T^-1 E T^-T)``, divided by that of a diagonal entry of E."""
+    """Return the std of ``tr(T^-1 E T^-T)`` for the map T and isometric noise E whose diagonal has std 1."""
     return float(np.linalg.norm(last.inverse_around(np.eye(len(last.directions)))))
 
 

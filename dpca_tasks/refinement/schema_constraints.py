@@ -80,7 +80,7 @@ class Constraints:
 
     @property
     def excludes(self) -> bool:
-        """Whether any symmetric matrix violates the constraints."""
+        """True if some symmetric matrix violates the constraints."""
         return len(self.sizes) > 1 or any(stop - start > 1 for start, stop in self.groups)
 
     @property
@@ -90,7 +90,7 @@ class Constraints:
 
     @cached_property
     def members(self) -> Matrix:
-        """The indicators of the filled groups as columns, shape (d, g)."""
+        """The indicator vectors of the g filled groups, as columns of a matrix of shape (d, g)."""
         found = np.zeros((self.n_features, len(self.sizes)))
         full = (ends for ends, full in zip(self.groups, self.filled, strict=True) if full)
         for column, (start, stop) in enumerate(full):
@@ -98,7 +98,9 @@ class Constraints:
         return found
 
     def dimension(self, *, constant: bool = False) -> int:
-        """Return the dimension of L; if ``constant`` is true, for rows to which a constant was appended.
+        """Return the dimension of the space L of matrices that satisfy the constraints.
+
+        If ``constant`` is true, a constant was appended to the rows.
 
         Notes
         -----
@@ -125,7 +127,7 @@ class Constraints:
         return math.sqrt(left / math.comb(self.n_features + constant + 1, 2))
 
     def project(self, matrix: Matrix) -> Matrix:
-        """Return the nearest matrix of L, in the Frobenius norm.
+        """Return the nearest matrix that satisfies the constraints, in the Frobenius norm.
 
         Parameters
         ----------

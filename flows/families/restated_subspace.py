@@ -180,7 +180,10 @@ type _Matrix = NDArray[np.float64]
 
 
 def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows with an appended constant, and K, from a moment around the mean of the first round."""
+    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
+
+    Both are computed from a moment around the mean of the first round.
+    """
     count, constant = estimate.n_records, first.constant
     last = (first.noise_std / estimate.noise_std) ** 2
     across = mean[:, None] / constant * last
@@ -197,10 +200,11 @@ def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights:
 
 
 def _extended_by_map(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows with an appended constant, and K, from the only answer of a warm start.
+    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
 
-    A mapped row y belongs to the row ``x = T^-1 y + m``. So a matrix L converts mapped rows with their constant to
-    original rows with the constant. The answer B becomes ``L B L^T``, and its noise gets ``K = L L^T``.
+    Both are computed from the only answer of a warm start. A mapped row y belongs to the row ``x = T^-1 y + m``. So a
+    matrix L converts mapped rows with their constant to original rows with the constant. The answer B becomes
+    ``L B L^T``, and its noise gets ``K = L L^T``.
     """
     assert estimate.mean is not None
     order = len(weights)

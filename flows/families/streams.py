@@ -107,7 +107,7 @@ class StreamTerms:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether ticks multiply records by public maps."""
+        """True if ticks multiply records by public maps."""
         return self.facts["like"] is not None or self.facts["maps"] == DOUBLING
 
     def mapped(self, answers: Answers) -> MappedStream:

@@ -53,7 +53,7 @@ class TickMap:
     shift : int64 array of shape (d,), optional
         The mean in steps of ``2^-16`` clip norms, if the problem is centred.
     energy : float, squared clip norms, optional
-        The expected mean of ``|T (x - m)|^2``; None if no record can be clipped.
+        The expected mean squared norm of mapped records; None if no record can be clipped.
     """
 
     map: PublicMap
@@ -172,8 +172,9 @@ def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last:
     the energy in each tick. So an earlier answer is multiplied by the share of the last tick, divided by the share of
     its own tick.
 
-    After conversion by L, the noise of an answer with an earlier map is not isotropic. Its variance is taken as the
-    mean over all entries: the old variance times ``((tr K)^2 + |K|^2) / (d (d + 1))``, where ``K = L L^T``.
+    After conversion by L (`TickMap.converted_to`), the noise of an answer with an earlier map is not isotropic. Its
+    variance is taken as the mean over all entries: the old variance times ``((tr K)^2 + |K|^2) / (d (d + 1))``, where
+    ``K = L L^T``.
     """
     order, kept = len(last.tick.map.directions), last.kept
     total, variance = np.zeros((order + 1, order + 1)), 0.0

@@ -428,7 +428,7 @@ class TensorReleases:
         return SecondMoment(**self._requested(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
-        """Return the bits of the second moment's finest grid that is safe for the noise.
+        """Return the bits of the finest grid that the noise permits for the second moment.
 
         The std of the noise is ``noise_multiplier`` times the sensitivity.
         """
@@ -441,7 +441,7 @@ class TensorReleases:
         return noise_multiplier * query.sensitivity("l2") * query.unit
 
     def core_bits(self, *, noise_multiplier: float) -> int:
-        """Return the bits of the core's finest grid that is safe for the noise, for any directions."""
+        """Return the bits of the finest grid that the noise permits for the core, for any directions."""
         return grid_bits(noise_std=noise_multiplier * CORE_SENSITIVITY, degree=1)
 
     def space(self, matrix: Array, *, std: float) -> Eigenspace:
