@@ -202,7 +202,10 @@ BASIS_BLOCKS = 8
 KEPT_BLOCKS = 3
 """The number of blocks of Ritz vectors that remain after compression of the basis."""
 SETTLED = 1e-4
-"""A Ritz value has converged if its relative change in a pass is at most `SETTLED`; its error is below ten times it."""
+"""A Ritz value has converged if its relative change in a pass is at most `SETTLED`.
+
+Its relative error is then below ten times `SETTLED`.
+"""
 
 _CANCELLED = 1e-5
 

@@ -71,7 +71,7 @@ class Centre:
     def shifted(
         self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
     ) -> NDArray[np.float64]:
-        """Return the noisy product ``X^T X V`` of a share ``part`` of the records, centred at the released mean."""
+        """Centre a noisy product ``X^T X V`` at the released mean; ``part`` is the share of records in the product."""
         return product - part * np.outer(self._total, self.mean @ directions)
 
 
@@ -94,7 +94,7 @@ def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFirst:
-    """A privacy target, divided by basic composition: the noise of the mean, and the target of the later steps."""
+    """The division of a privacy target by basic composition: noise for the mean, and a target for the later steps."""
 
     noise: MeanNoise | None
     rest: PrivacyTarget
@@ -374,7 +374,7 @@ def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArr
 def ranked(
     basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the first k columns of a basis as rows with fixed signs, and their ``values``, both by falling value."""
+    """Return the first k columns of a basis as rows with fixed signs, and their ``values``, sorted by falling value."""
     order = np.argsort(-values[:n_components], kind="stable")
     return signed(basis.T[:n_components][order]), values[:n_components][order]
 

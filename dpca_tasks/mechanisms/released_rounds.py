@@ -59,7 +59,10 @@ CLIPPED, BLURRED = 0.7, 3.0
 """Assumptions of forecasts: the least share of the sum of squared norms that remains after clipping, and the factor by
 which the error of a released mean increases the noise of round 1."""
 LARGEST = 1 << 46
-"""The largest ``n d^2`` for which sparse rows are made dense: n bounds the number of records, d is that of columns."""
+"""The largest ``n d^2`` for which sparse rows are made dense.
+
+Here n is the public bound on the number of records, and d the number of columns.
+"""
 
 
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
@@ -222,7 +225,7 @@ def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
 
 
 def noise_std(query: MappedMoment, noise: Symmetric) -> float:
-    """Return the std of the noise of a round's answer off the diagonal, in squared clip norms."""
+    """Return the std of the off-diagonal noise in the answer of a round, in squared clip norms."""
     unit = query.unit / query.clip_norm**2
     return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.off_diagonal
 

@@ -102,14 +102,14 @@ class Family[R: Request, T](ABC):
 
     @abstractmethod
     def state(self, planned: PlannedRelease[R], result: T, *, release_id: str, columns: Columns) -> Artifact:
-        """Build the artifact of a result from public facts only; ``columns`` are as the dataset's owner declared."""
+        """Build the artifact of a result from public facts only; ``columns`` are the dataset's declared columns."""
 
     def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return the facts of the request that an artifact contains in addition to the facts of its noise."""
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return why each record must have one row, and the ingest option for it; None without this rule."""
+        """Return a message if each record must have one row, with the ingest option for it; None if not."""
         return None
 
     def pinned(self, request: R) -> R:

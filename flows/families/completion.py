@@ -145,7 +145,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     )
 
     def one_row_rule(self, request: CompletionRequest) -> str | None:
-        """Return the rule that ratings have one row per user."""
+        """Return the message that ratings need one row for each user."""
         return one_row_a_user(request)
 
     def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:

@@ -144,7 +144,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
     )
 
     def one_row_rule(self, request: CompletionEvaluationRequest) -> str | None:
-        """Return the rule that ratings have one row per user."""
+        """Return the message that ratings need one row for each user."""
         return one_row_a_user(request)
 
     def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:

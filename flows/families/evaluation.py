@@ -61,7 +61,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def diagnosis(
         self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows of a snapshot in the form that the evaluated release used, and its diagnosis on them.
+        """Return the rows in the form that the evaluated release used, and a function that diagnoses it on them.
 
         Raises
         ------
@@ -230,7 +230,7 @@ def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate
 
 
 class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
-    """Family of private estimates of what subspaces capture."""
+    """Family of private estimates of the variance that subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest

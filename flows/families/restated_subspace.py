@@ -396,7 +396,7 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
 
 
 def _unrefined(artifact: PrivateSubspace) -> PrivateSubspace:
-    """Return the same release unrefined, with all its kept directions."""
+    """Return the release before its refinement, with all stored directions."""
     if artifact.leading is None:
         return artifact
     outcome = {**artifact.outcome, "refined_by": "none"}

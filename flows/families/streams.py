@@ -70,7 +70,7 @@ _SEPARATE = ("event", "target", "problem", "mechanism")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTerms:
-    """Terms of a stream.
+    """The terms of a stream, which were planned when the stream was opened.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ class StreamTerms:
         return self.facts["like"] is not None or self.facts["maps"] == DOUBLING
 
     def mapped(self, answers: Answers) -> MappedStream:
-        """Return the maps and estimates of a stream with these answers."""
+        """Return an object that computes maps and estimates of the stream from these answers."""
         like = self.facts["like"]
         return MappedStream(
             plan=self.plan,
@@ -149,7 +149,7 @@ class StreamTerms:
         )
 
     def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of the stream at its delta."""
+        """Return the epsilon of an event of the stream, at the delta of the stream."""
         if event == self.plan.event:
             return float(self.facts["epsilon"])
         return smallest_epsilon(units_of(float(event["noise_multiplier"])), float(self.facts["delta"]))
@@ -205,8 +205,8 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
     horizon = max(request.ticks or LONGEST, LONGEST) if weights.endless else int(request.ticks or 1)
     if request.instalment is not None and (weights.endless or request.instalment > horizon):
         raise InvalidInput(
-            f"instalment={request.instalment} must be part of a number of ticks, and requires the "
-            "strategy sqrt, whose charge depends on them; leave it out."
+            f"instalment={request.instalment} must be at most the number of ticks, and requires "
+            "strategy=sqrt, whose charge depends on the number of ticks; leave it out."
         )
     problem = Problem(
         n_features=snapshot.n_features,
@@ -425,7 +425,7 @@ def state_tick(
 
 
 def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
-    """Return the facts of stream and tick in a version, from which a restored ledger recovers the tick."""
+    """Return the facts about stream and tick that a version states, so that a restored ledger can recover the tick."""
     return {
         **{"id": stream.id, "fingerprint": stream.fingerprint, "strategy": terms.weights.strategy},
         **{"tick": tick.tick, "ticks": stream.ticks, "slot": tick.slot, "snapshot_id": tick.snapshot_id},

@@ -90,7 +90,7 @@ def _clip_facts(planned: Planned) -> Mapping[str, Any]:
 
 
 def expected_noise(planned: Planned) -> str | None:
-    """Return a sentence if all components will be noise, with the way to change that; None otherwise."""
+    """Return a sentence with advice if all components are expected to be noise; None otherwise."""
     found = _forecast(planned)
     if found is None or not _is_noise(planned, found):
         return None
@@ -234,7 +234,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         raise Refused("mechanism=auto found no mechanism that accepts this request; name one to see what to change.")
 
     def pinned(self, request: SubspaceRequest) -> SubspaceRequest:
-        """Return a request in which the version of the earlier release has replaced its alias."""
+        """Return the request with the earlier release pinned to its version, and public rows to their content."""
         request, reference = pinned_rows(request), parent_of(request)
         if reference is None:
             return request
@@ -330,7 +330,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return requested
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the main mechanism, without the releases before it."""
+        """Return the parameters of the main mechanism, without those of small releases before it."""
         found = super().parameters(main_mechanism(mechanism))
         return {name: value for name, value in found.items() if name not in ("start", "warm")}
 
@@ -365,7 +365,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         refuse_noise(planned)
 
     def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return the treatment of the rows, with the epsilons spent on a private clip norm and rejected count."""
+        """Return how rows are treated, the rounds, the warm start, and the epsilons of small releases before."""
         requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}

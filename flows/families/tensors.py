@@ -163,7 +163,7 @@ def audited_problem(relation: Relation) -> TensorProblem:
 
 
 def neighbours_of(_name: str, problem: TensorProblem) -> tuple[Neighbours, ...]:
-    """Return a pair of datasets whose differing document repeats one word more often than the limit counts."""
+    """Return a pair of datasets; their differing document repeats one word more than ``words_at_most`` times."""
     bystander, mine = [[0.0, 3.0]], [[9.0, 0.0]]
     there = {"add_remove": [], "zero_out": [[0.0, 0.0]], "replace_one": [[0.0, 9.0]]}[problem.relation]
 
@@ -187,7 +187,7 @@ def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components],
 
 
 class TensorFamily(Family[TensorRequest, Components]):
-    """Family of components of topics and of mixtures."""
+    """Family of the components of topic models and of mixtures."""
 
     name = TensorRequest.family
     request = TensorRequest
@@ -204,7 +204,7 @@ class TensorFamily(Family[TensorRequest, Components]):
     )
 
     def one_row_rule(self, request: TensorRequest) -> str | None:
-        """Return the rule that a mixture needs one row per point; None for topics, where a document sums its rows."""
+        """Return the message that a mixture needs one row for each point; None for topics, which sum rows."""
         if request.model == "topics":
             return None
         return "a mixture needs one row for each point; ingest without --units and --unit-column."

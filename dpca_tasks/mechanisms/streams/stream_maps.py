@@ -63,7 +63,7 @@ class TickMap:
 
     @classmethod
     def none(cls, problem: Problem) -> "TickMap":
-        """Return the inputs of a tick without a map; a mean that is subtracted is zero."""
+        """Return the inputs of a tick without a map; if a mean is subtracted, it is zero."""
         shift = np.zeros(problem.n_features, np.int64) if problem.center == "private" else None
         return cls(map=PublicMap.identity(problem.n_features), shift=shift)
 

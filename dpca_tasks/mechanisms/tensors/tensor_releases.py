@@ -506,8 +506,8 @@ class TensorReleases:
             if query.largest_loss <= _GRID_LOSS:
                 return ()
             return (
-                f"the grid loses up to {query.largest_loss:.2g} of the pairs of a document of {query.words_at_most} "
-                "words; count fewer words per document, or use a larger epsilon for a finer grid.",
+                f"rounding to the grid loses up to {query.largest_loss:.2g} of the word pairs of a document of "
+                f"{query.words_at_most} words; count fewer words per document, or use a larger epsilon.",
             )
         if problem.noise_variance is not None or (problem.relation != "add_remove" and problem.records_declared):
             return ()
@@ -567,7 +567,7 @@ def run_releases(
 
 
 def product_along(query: RowSum, space: Eigenspace) -> Eigenspace:
-    """Return an eigenspace with the directions and the noise variance of the core's query.
+    """Return ``space`` with its directions and noise variance replaced by those in the core's query.
 
     In a resumed release, these are the stored public inputs of the query.
     """
