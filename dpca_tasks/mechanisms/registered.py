@@ -24,7 +24,7 @@ from typing import Any, get_type_hints
 NAMED_ELSEWHERE = ("n_components", "rank", "components")
 """Fields of mechanisms that are not settings, because a request has separate options for them."""
 SEPARATE = {"separate": True}
-"""Metadata of any other field that is not a setting, because a request has a separate option for it."""
+"""Metadata of any other field that is not a setting, because separate options of a request determine it."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
 

@@ -351,9 +351,9 @@ BASE: Method = "spikes"
 CHOICE_SHARE = 0.5
 """The factor h (`score_by_fission`) for the choice of a method."""
 ALIKE = 5e-4
-"""``auto`` does not score methods whose subspaces are so close to the eigenvectors that no choice could gain much.
+"""``auto`` scores no method if all subspaces are this close to that of the eigenvectors: no choice could gain much.
 
-The limit is for the mean squared sine of the angles between the subspaces.
+The limit is for the mean squared sine of the angles between two subspaces.
 """
 
 _SAME = 1e-6

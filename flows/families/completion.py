@@ -75,7 +75,7 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
     reason = f"with {users}, it is expected to find {best.captured:.0%} of the signal of factors"
     if best.mechanism == "item_means":
         most = max((each.captured for each in others), default=0.0)
-        reason = f"with {users}, factors would find {most:.0%} of their signal, and their noise would cost more"
+        reason = f"with {users}, factors would find only {most:.0%} of their signal, less than their noise costs"
     rest = "".join(f", {each.mechanism} {each.error:.3g}" for each in others)
     taken, part = "declared" if signal is not None else "assumed", SIGNAL if signal is None else signal
     return (

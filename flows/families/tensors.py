@@ -204,7 +204,7 @@ class TensorFamily(Family[TensorRequest, Components]):
     )
 
     def one_row_rule(self, request: TensorRequest) -> str | None:
-        """Return the message that a mixture needs one row for each point; None for topics, which sum rows."""
+        """Return the message that a mixture needs one row for each point; None for topics, whose rows are summed."""
         if request.model == "topics":
             return None
         return "a mixture needs one row for each point; ingest without --units and --unit-column."
