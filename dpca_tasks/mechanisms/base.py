@@ -3,7 +3,8 @@
 This module defines the public facts of a request, the privacy target, the plan of a release, and the results.
 
 A mechanism is one frozen class, whose fields are its parameters. Its `plan` turns public facts into noise scales and a
-privacy event. Its `run` calls the curator for the planned steps and post-processes the answers.
+privacy event. Its `run` requests the planned noisy answers from the curator, which alone reads rows, and post-processes
+the answers.
 """
 
 import math
@@ -32,9 +33,10 @@ class Terms:
     relation : {"add_remove", "zero_out", "replace_one"}
         The neighboring relation of the privacy guarantee.
     records_at_most : int
-        Public bound on the number of records. It only scales public choices, and delta must be below its reciprocal.
+        Public bound n on the number of records. Delta must be below ``1 / n``. Mechanisms also use n for public
+        choices, such as the number of rounds, and for forecasts.
     records_declared : bool
-        Whether the user declared ``records_at_most``; a default value may be wrong.
+        Whether the user declared ``records_at_most``. If not, it is a default value, which may be wrong.
     """
 
     relation: Relation = "add_remove"
@@ -51,7 +53,7 @@ class Problem(Terms):
     n_features : int
         The declared number d of columns.
     clip_norm : float, data units
-        The bound on the norm of each record.
+        The bound on the norm of each record; larger records are scaled down to this norm.
     center : {"none", "private"}
         With "private", the mean of the rows is released too, and components are computed around the mean.
     spectrum : str
@@ -95,27 +97,29 @@ NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_pri
 class Plan:
     """The public plan of a release, computed before any row is read.
 
-    ``problem`` holds the public facts of the request, as the subclass of `Terms` for the family. ``noise_multiplier``
-    is the scale of the noise divided by the sensitivity, in each main step. ``bits`` sets the grid to which records are
-    rounded: with one more bit, the grid step is half as large. ``notes`` are warnings about limits of the utility, from
-    public facts.
+    ``problem`` holds the public facts of the request, as the subclass of `Terms` for the family of mechanisms.
+    ``noise_multiplier`` is the scale of the noise divided by the sensitivity, for each main noisy answer. ``bits`` sets
+    the grid to which records are rounded: with one more bit, the grid step is half as large. ``notes`` are warnings
+    about limited utility, computed from public facts.
 
-    ``event`` is the DP event of all steps, including steps that a wrapper of the mechanism adds. The charge of a
-    release and every stated epsilon are computed from this event. ``printed`` is true if the noise follows a published
-    formula and is not calibrated to the target. ``uncertified`` is true if the event has no proof.
+    ``event`` is the DP event of all noisy answers, including those that a wrapper of the mechanism adds. The charge of
+    a release and every reported epsilon are computed from this event. ``printed`` is true if the noise follows a
+    published formula and is not calibrated to the target. ``uncertified`` is true if no proof shows that the mechanism
+    satisfies ``event``.
 
     ``noise_edge`` is the bound that eigenvalues of noise alone do not exceed, in squared clip norms
     (`dpca_tasks.mechanisms.noise_level`). It is None if no eigenvalues are released. If one noisy symmetric matrix is
-    released, ``moment_noise`` names the law of its noise, and ``moment_std`` is the std of its entries off the
-    diagonal, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
+    released, ``moment_noise`` names the law of its noise, and ``moment_std`` is the std of the off-diagonal noise
+    entries, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
     computed entry by entry.
 
-    ``start`` states the earlier release from which a warm start takes its map: its ``artifact`` as name and version,
+    ``start`` describes the earlier release from which a warm start takes its map: its ``artifact`` (name and version),
     its ``digest``, and the ``mean_square`` of its records, in data units squared. It is None without a warm start.
 
-    ``level`` is the least strength of a component that can be distinguished from the noise, in records at the clip
-    norm. It is None in plans of non-private references. ``together`` is true if all k components are found or none is.
-    Then ``level`` is compared with the difference between the strengths of components k and k + 1.
+    The strength of a component is its eigenvalue of X^T X, in squared clip norms. ``level`` is the least strength that
+    can be distinguished from the noise; it is None in plans of non-private references. ``together`` is true if the
+    mechanism finds either all k components or none. Then ``level`` is compared with the difference between the
+    strengths of components k and k + 1.
     """
 
     mechanism: str
@@ -138,7 +142,7 @@ class Plan:
 
     @property
     def epsilon_at_most(self) -> float:
-        """An upper bound on the epsilon of the plan's whole event at the target's delta; 0 if delta alone suffices."""
+        """An upper bound on the epsilon of ``event`` at the target's delta; 0 if the event is (0, delta)-DP."""
         found = epsilon_of_event(self.event, delta=self.target.delta, relation=self.problem.relation)
         return found if self.printed or self.uncertified else min(found, self.target.epsilon)
 
@@ -190,11 +194,11 @@ class Mechanism[T](Protocol):
         """
 
     def run(self, curator: Curator, plan: Plan) -> T:
-        """Release the planned steps, then post-process the answers."""
+        """Release the planned noisy answers, then post-process them."""
 
 
 def check_request(problem: Problem, target: PrivacyTarget, *, n_components: int, pure: bool = False) -> None:
-    """Refuse an invalid request for a subspace, by `check_shape` and `check_target`."""
+    """Raise an error if a request for a subspace is invalid; see `check_shape` and `check_target`."""
     check_shape(problem, n_components=n_components)
     check_target(problem, target, pure=pure)
 
@@ -250,12 +254,15 @@ def check_shape(problem: Problem, *, n_components: int) -> None:
 
 
 def grid_warnings(problem: Problem, *, bits: int) -> tuple[str, ...]:
-    """Return a warning if rounding to a grid of ``bits`` may set small entries of records to zero, else no warning."""
+    """Return a warning if rounding of records to a grid may set small entries to zero, else an empty tuple.
+
+    The grid has ``2^bits`` steps per clip norm.
+    """
     if 2**bits >= 8 * math.sqrt(problem.n_features):
         return ()
     return (
-        f"the grid has 2^{bits} steps in a record's norm, fewer than 8 sqrt(n_features): small entries may "
-        "vanish; a larger epsilon gives a finer grid.",
+        f"records are rounded to a grid of 2^{bits} steps per clip norm, fewer than 8 sqrt(n_features), so small "
+        "entries may become 0; a larger epsilon gives a finer grid.",
     )
 
 
@@ -331,12 +338,12 @@ class ItemFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Components:
-    """The result of a tensor mechanism: the components of a topic model or of a mixture, by falling weight.
+    """The result of a tensor mechanism: the components of a topic model or of a mixture, in order of falling weight.
 
     ``components`` has shape (K, D). For ``topics``, each row holds the probabilities of words, which sum to 1. For a
-    ``mixture``, each row is the mean of one part, in data units. ``weights`` (K,) are the estimated shares of records
-    that belong to each component; they are positive and sum to 1. There may be fewer components than requested, or
-    none. ``outcome`` states how many were requested and how many were found, as plain JSON values.
+    ``mixture``, each row is the mean of one part of the mixture, in data units. ``weights`` (K,) are the estimated
+    shares of records that belong to each component; they are positive and sum to 1. There may be fewer components than
+    requested, or none. ``outcome`` states how many were requested and how many were found, as plain JSON values.
 
     ``noise_variance`` exists for a mixture: the variance of a record around the mean of its part, in each coordinate.
     It was declared by the user or estimated from the release. ``eigenvalues`` (K',) are the leading eigenvalues of the

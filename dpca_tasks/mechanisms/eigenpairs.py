@@ -7,10 +7,10 @@ depend on earlier products. M may have negative eigenvalues; the algebraically l
 
 *Number of products.* The eigenvalues of E fill the interval from -R to R, where R is the noise edge. Eigenvalues of S
 above R are found in fewer than ten products (passes). If there are none, the leading eigenvalues of M are close
-together: the j-th is about ``(j / 0.6 d)^(2/3) R`` below R, for order d. Block Lanczos must separate the k-th
-eigenvalue from the eigenvalue just beyond the number of the block's columns, whose relative distance is ``gap``. A
+together: the j-th is about ``(j / 0.6 d)^(2/3) R`` below R, for order d. Block Lanczos with
+p columns must separate the k-th eigenvalue from the (p + 1)-th. Let ``gap`` be the relative distance of these two. A
 polynomial of degree t separates them by the factor ``exp(t sqrt(8 gap))``. So the required t grows like the cube root
-of d divided by the number of columns. `most_passes` is this number with a margin, which was measured on the semicircle
+of ``d / p``. `most_passes` is this number with a margin, which was measured on the semicircle
 distribution for d up to 20,000. The iteration stops as soon as no leading Ritz value changes.
 
 If an eigenvalue is at least 1e5 times the noise edge, eigenvalues near the edge are accurate only to about 1e-3. The
@@ -202,7 +202,10 @@ BASIS_BLOCKS = 8
 KEPT_BLOCKS = 3
 """The number of blocks of Ritz vectors that remain after compression of the basis."""
 SETTLED = 1e-4
-"""A Ritz value has converged if it changes by at most this part in one pass; its error is below ten times this part."""
+"""A Ritz value has converged if its relative change in a pass is at most `SETTLED`.
+
+Its relative error is then below ten times `SETTLED`.
+"""
 
 _CANCELLED = 1e-5
 
@@ -235,8 +238,8 @@ def leading_eigenpairs_of(
     -------
     values : float64 array of shape (p,)
         Ritz values, descending, never above the exact eigenvalues. The first k have a relative error below 1e-3 if
-        `most_passes` products suffice. The others have no stated accuracy, because the iteration does not wait for
-        their convergence.
+        `most_passes` products suffice. The others may be inaccurate, because the iteration does not wait for their
+        convergence.
     rows : float64 array of shape (p, order)
         The Ritz vectors with fixed signs.
 
@@ -315,7 +318,7 @@ def _last(size: int, count: int) -> tuple[int, int]:
 
 
 def _bordered(corner: Matrix, border: Matrix) -> Matrix:
-    """Extend the symmetric matrix ``corner`` by the last columns ``border`` of the extended symmetric matrix."""
+    """Return the symmetric matrix with leading block ``corner`` and last columns ``border``."""
     old = len(corner)
     square = (border[old:] + border[old:].T) / 2
     return np.block([[corner, border[:old]], [border[:old].T, square]])

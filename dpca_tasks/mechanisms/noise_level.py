@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from dpca_tasks.mechanisms.base import Plan, Subspace
 
 FAILED = (
-    "FAILED: the eigengap did not pass its test: noise outweighs the components, which may be random; do not use them; "
-    "the budget is spent."
+    "FAILED: the bound on the eigengap is too small, so the components may be random; do not use them. The budget is "
+    "spent."
 )
 _WISHART_EDGE = 3.330
 _WISHART_VISIBLE = math.sqrt(2.0 + math.sqrt(5.0))  # the square root of the larger solution of (x - 1)^2 = 2 (x + 1)
@@ -49,7 +49,7 @@ def semicircle_edge(order: int, *, std: float) -> float:
 
 
 def wishart_edge(order: int) -> float:
-    """Return the largest eigenvalue of Wishart noise ``A^T A - B^T B``.
+    """Return the edge of Wishart noise ``A^T A - B^T B``: noise alone rarely has a larger eigenvalue.
 
     A and B are independent standard normal matrices of ``order + 1`` rows and ``order`` columns.
     """
@@ -59,7 +59,7 @@ def wishart_edge(order: int) -> float:
 def wishart_visible(order: int) -> float:
     """Return the least strength of a signal whose eigenvalue exceeds all eigenvalues of Wishart noise.
 
-    The noise is the difference of two Wishart matrices in `wishart_edge`. A signal of strength theta appears as the
+    The noise is ``A^T A - B^T B``, as in `wishart_edge`. A signal of strength theta appears as the
     eigenvalue ``theta + 2 b^2 theta / (theta^2 - b^2)`` of the noisy matrix, where b is ``order + 1``. This eigenvalue
     is least for theta = 2.06 b. There the eigenvector is orthogonal to the signal's direction.
     """
@@ -74,8 +74,9 @@ def product_edge(order: int, width: int, *, std: float) -> float:
 def release_warnings(plan: Plan, subspace: Subspace, *, above_noise: int | None = None) -> tuple[str, ...]:
     """Return the plan's utility warnings, and a further warning if the released subspace looks like noise.
 
-    The function uses released numbers only, so it is post-processing. For a release in rounds, ``above_noise`` is the
-    number of components above the noise of the last round, which decides. The edge of all rounds is only a bound.
+    The function uses released numbers only, so it is post-processing. For a release in rounds, the further warning
+    depends on ``above_noise``, the number of components above the noise of the last round. The reason is that
+    ``plan.noise_edge`` is only an upper bound for such a release.
     """
     outcome = subspace.outcome or {}
     if outcome.get("failed"):
@@ -102,7 +103,7 @@ def release_warnings(plan: Plan, subspace: Subspace, *, above_noise: int | None 
 type Matrix = NDArray[np.float64]
 
 _ONE_IN_100 = 2.33  # the 99 % quantile of a standard normal variable
-_CRITICAL = 2.5  # `widened_edge` for a shift of 1 minus `edge_quantile`, multiplied by d^(1/6)
+_CRITICAL = 2.5  # d^(1/6) (widened_edge(d, shift=1) - edge_quantile(d))
 
 
 def edge_quantile(order: int) -> float:
@@ -136,20 +137,20 @@ def least_visible(order: int) -> float:
 
 
 def widened_edge(order: int, *, shift: float) -> float:
-    """Return the quantile of `edge_quantile` for a noisy second moment that was centred at a released mean.
+    """Return a high quantile of the largest noise eigenvalue, for a second moment centred at a released mean.
 
-    Centring multiplies the noise by the square root of ``I + m m^T`` on both sides. Here m is the released mean divided
-    by the constant that was appended to the rows. Let ``w = 1 + |m|^2``. If w is above 2, the largest eigenvalue of
-    noise alone is separate from the others: its mean is ``w sqrt(d / (w - 1))``, its variance
-    ``w^2 (w - 2) / (2 w - 2)``. If w is near 2, the largest eigenvalue varies more than without centring. In
-    simulations with d from 30 to 200, at most 2 % of draws exceed the returned quantile.
+    Without centring, this is `edge_quantile`. Centring multiplies the noise by the square root of ``I + m m^T`` on both
+    sides. Here m is the released mean divided by the constant that was appended to the rows. Let ``w = 1 + |m|^2``. If
+    w is above 2, the largest eigenvalue of noise alone is separate from the others: its mean is
+    ``w sqrt(d / (w - 1))``, its variance ``w^2 (w - 2) / (2 w - 2)``. If w is near 2, the largest eigenvalue varies
+    more than without centring. In simulations with d from 30 to 200, at most 2 % of draws exceed the returned quantile.
 
     Parameters
     ----------
     order : int
         The order d of the matrix.
     shift : float
-        ``|m|^2``.
+        The squared norm ``|m|^2``, for m as above.
     """
     widened = 1.0 + shift
     spread = edge_quantile(order) + _CRITICAL * min(shift, 1.0) * math.pow(order, -1 / 6)

@@ -71,7 +71,7 @@ class Centre:
     def shifted(
         self, product: NDArray[np.float64], directions: NDArray[np.float64], *, part: float = 1.0
     ) -> NDArray[np.float64]:
-        """Return the noisy product ``X^T X V`` of a share ``part`` of the records, centred at the released mean."""
+        """Centre a noisy product ``X^T X V`` at the released mean; ``part`` is the share of records in the product."""
         return product - part * np.outer(self._total, self.mean @ directions)
 
 
@@ -94,7 +94,7 @@ def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanFirst:
-    """A privacy target, divided by basic composition: the noise of the mean, and the target of the later steps."""
+    """The division of a privacy target by basic composition: noise for the mean, and a target for the later steps."""
 
     noise: MeanNoise | None
     rest: PrivacyTarget
@@ -143,9 +143,9 @@ def mean_first(problem: Problem, target: PrivacyTarget, *, pure: bool = False) -
 def release_centre(
     curator: Curator, problem: Problem, noise: MeanNoise | None, *, halved: bool = False
 ) -> Centre | None:
-    """Release the sum and the count of the rows in one step; if ``noise`` is None, take no step and return None.
+    """Release the sum and the count of the rows in one noisy answer; if ``noise`` is None, return None.
 
-    With ``halved``, the noise is calibrated for an emptied record, because replacing a record is accounted as two
+    If ``halved`` is true, the noise is calibrated for an emptied record, because replacing a record is accounted as two
     changes (see `inner_target`).
     """
     if noise is None:
@@ -156,9 +156,9 @@ def release_centre(
 
 
 def release_shift(curator: Curator, problem: Problem, noise: MeanNoise | None) -> NDArray[np.int64] | None:
-    """Release the mean, clip it to one clip norm, and round it to the public grid for subtraction from records.
+    """Release the mean, scale it to at most the clip norm, and round it to a public grid.
 
-    If ``noise`` is None, take no step and return None.
+    The result can be subtracted from records. If ``noise`` is None, nothing is released, and the result is None.
     """
     centre = release_centre(curator, problem, noise)
     return None if centre is None else on_shift_grid(centre.mean / problem.clip_norm)
@@ -171,12 +171,12 @@ def mean_of(requested: RowSum | Eigensolver) -> NDArray[np.float64] | None:
 
 
 def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> RowSum:
-    """Return the query for the sum and the count of the rows, on a grid that is fine enough for the noise.
+    """Return the query for the sum and the count of the rows, on the finest grid that the noise permits.
 
     Raises
     ------
     InvalidInput
-        When no grid fits the noise. Plans call this function to detect the error before anything is charged.
+        When the noise is too large for any grid. Plans call this function to find this error before any charge.
     """
     coarse = RecordMean(n_features=problem.n_features, clip_norm=problem.clip_norm, relation=problem.relation, bits=1)
     spread = math.sqrt(2.0) if noise.norm == "l1" else 1.0  # the std of the noise divided by its scale parameter
@@ -187,7 +187,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
 
 START_SEED = 20140109  # seed of the public start directions; no guarantee depends on it
 AVERAGED = 64  # largest number of averaged iterates: more do not improve the average, and all are held in memory
-_UP = 1.0 + 2.0**-48  # multiplies the noise scale in grid steps, so that its rounding error cannot reduce it
+_UP = 1.0 + 2.0**-48  # a factor of the noise scale that exceeds the rounding error of the scale
 FINEST = 14  # the largest number of bits of the grid: exact products on a finer grid would overflow int64
 
 
@@ -225,9 +225,9 @@ def plan_products(
         The event of all products.
     n_components : int
         The number k of components.
-    level : float, records at the clip norm
+    level : float, squared clip norms
         The strength up to which a component cannot be distinguished from noise.
-    edge : float, records at the clip norm, optional
+    edge : float, squared clip norms, optional
         The largest eigenvalue that noise alone produces; None if the mechanism releases no eigenvalues.
     message_clip : float
         The bound on the norm of a record's contribution to a product; 1 for no bound.
@@ -279,7 +279,7 @@ def product_noise(
     halved: bool = False,
     message_clip: float = 1.0,
 ) -> float:
-    """Return the std of the noise in each entry of a product ``X^T X V``, in records at the clip norm.
+    """Return the std of the noise in each entry of a product ``X^T X V``, in squared clip norms.
 
     For a product over a sample of the records, the std is divided by the sampling rate.
     """
@@ -313,7 +313,8 @@ def is_halved(problem: Problem, *, rate: float) -> bool:
 def event_of_all(noise: Gaussian, *, halved: bool) -> Event:
     """Return the event of Gaussian noise on a sum over all records.
 
-    With ``halved``, for a release calibrated to an emptied record by `inner_target`, it is a Poisson sample of rate 1.
+    If ``halved`` is true, the noise is calibrated to an emptied record (`inner_target`). The event is then stated as a
+    Poisson sample of rate 1.
     """
     return poisson_sampled(noise.event, 1.0) if halved else noise.event
 
@@ -328,7 +329,7 @@ def product_query(
 ) -> MomentProduct:
     """Return the query for the product ``X^T (X V)`` of the second moment with directions V, rounded to a public grid.
 
-    With ``halved``, the release is calibrated to an emptied record (`inner_target`), so the special rounding for
+    If ``halved`` is true, the release is calibrated to an emptied record (`inner_target`), so the special rounding for
     replaced records is not needed. A ``message_clip`` below 1 bounds the norm of each record's contribution.
     """
     facts: dict[str, Any] = {
@@ -373,7 +374,7 @@ def leading_of_projectors(bases: list[NDArray[np.float64]], width: int) -> NDArr
 def ranked(
     basis: NDArray[np.float64], values: NDArray[np.float64], n_components: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the first k columns of a basis as rows with fixed signs, and their ``values``, both by falling value."""
+    """Return the first k columns of a basis as rows with fixed signs, and their ``values``, sorted by falling value."""
     order = np.argsort(-values[:n_components], kind="stable")
     return signed(basis.T[:n_components][order]), values[:n_components][order]
 

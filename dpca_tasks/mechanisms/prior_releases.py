@@ -1,8 +1,9 @@
 """Small private releases before a mechanism: the choice of a clip norm, and the share of rejected records.
 
-*Clip norm*: `QuantileClip` first releases a noisy histogram of the record norms, on a public geometric grid. Then it
-runs any subspace mechanism with a quantile of the norms as the clip norm, which is a public input of the mechanism. By
-basic composition, the epsilons of the two parts add up to the target's epsilon.
+*Clip norm*: `QuantileClip` first releases a noisy histogram of the record norms, whose public bin edges are in
+geometric progression. It computes a quantile of the norms from the histogram. Then it runs any subspace mechanism, for
+which this quantile is a public clip norm. By basic composition, the epsilons of the two parts add up to the target's
+epsilon.
 
 *Rejected share*: `RejectedShare` first releases noisy counts of the records that an ingest rejected and accepted. Then
 it runs any subspace mechanism. By basic composition, the epsilons of the two parts add up to the target's epsilon.
@@ -25,7 +26,7 @@ from dpca_tasks.privacy.curator import Curator
 from dpca_tasks.queries.counts import NormHistogram, RejectedRecords, norm_grid
 
 SHARE, MOST = 1 / 32, 1 / 16
-"""The share of epsilon that a step before a mechanism takes, and the largest epsilon that it takes."""
+"""A small release before a mechanism takes the share ``SHARE`` of epsilon, but at most the epsilon ``MOST``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class QuantileClip:
         The subspace mechanism to run.
     quantile : float
         The share of the non-empty records that is not clipped, in (0, 1). It is accurate up to noise and to the
-        interpolation inside a bin of the histogram, which is a fourth of an octave wide.
+        interpolation inside a bin of the histogram. The upper edge of a bin is ``2^(1/4)`` times the lower edge.
 
     Notes
     -----
@@ -60,7 +61,7 @@ class QuantileClip:
         if not 0 < self.quantile < 1:
             raise InvalidInput(f"quantile={self.quantile} must be in (0, 1); 0.9 clips one record in ten.")
         noise = _noise(target)
-        query = _query(problem, scale=noise.noise_multiplier)  # raises if no grid fits the noise
+        query = _query(problem, scale=noise.noise_multiplier)  # raises if the noise is too large for any grid
         check_tail(noise, draws=query.layout.size, delta=target.delta)
         inner = self.mechanism.plan(problem, rest_of(target))
         return dataclasses.replace(inner, target=target, event=events.composed(noise.event, inner.event))
@@ -85,7 +86,7 @@ def main_mechanism(mechanism: Any) -> Any:
 
 
 def first_epsilon(target: PrivacyTarget) -> float:
-    """Return the epsilon of a step that is released before a mechanism, such as a histogram of record norms."""
+    """Return the epsilon of a small release before a mechanism, such as a histogram of record norms."""
     return min(target.epsilon * SHARE, MOST)
 
 
@@ -130,7 +131,7 @@ def norm_quantile(
 
 
 def rest_of(target: PrivacyTarget) -> PrivacyTarget:
-    """Return the privacy target for a mechanism after a first step has taken `first_epsilon` of epsilon."""
+    """Return the privacy target that is left for a mechanism after a first release with epsilon `first_epsilon`."""
     return dataclasses.replace(target, epsilon=math.nextafter(target.epsilon - first_epsilon(target), 0.0))
 
 

@@ -24,7 +24,7 @@ from typing import Any, get_type_hints
 NAMED_ELSEWHERE = ("n_components", "rank", "components")
 """Fields of mechanisms that are not settings, because a request has separate options for them."""
 SEPARATE = {"separate": True}
-"""Metadata that marks any other field of this kind."""
+"""Metadata of any other field that is not a setting, because separate options of a request determine it."""
 _PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?:\n\n\w[\w ]*\n-+\n|\Z)", re.MULTILINE | re.DOTALL)
 _AS_OF = re.compile(r"As (?:of|for) `([\w.]+)`")
 
@@ -111,7 +111,7 @@ class Setting:
 
 
 def settings_of(kind: type[Any]) -> list[Setting]:
-    """Return the settings of a mechanism, except those that are separate options of a request.
+    """Return the settings of a mechanism, without fields for which a request has separate options.
 
     Raises
     ------

@@ -32,7 +32,7 @@ from dpca_tasks.queries.second_moment import CONSTANT, CentredMoment, SecondMome
 
 UNSEEN = 2.0**-8
 """The tolerated numerical error of eigenvalues and of eigenvector residuals, relative to the noise's std."""
-KEPT = 64  # the number of leading eigenpairs in a result: public, and enough for plots and for another k
+KEPT = 64  # the number of leading eigenpairs in a result: enough for plots, and for later results with another k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -147,9 +147,9 @@ def off_diagonal(law: NoiseDistribution, order: int) -> float:
 
 
 def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[str, Any] | None = None) -> Moment:
-    """Convert a released answer to `moment_query` to a `Moment`, around the mean if the problem is centred.
+    """Convert the released answer of `moment_query` into a `Moment`, around the mean if the problem is centred.
 
-    The moment contains the uncentred answer and the ``noise`` facts, which a refinement needs, only if ``noise`` is
+    A refinement needs the uncentred answer and the facts about its noise. The moment contains both only if ``noise`` is
     given.
     """
     constant = None if problem.center == "none" else CONSTANT * problem.clip_norm
@@ -157,7 +157,10 @@ def moment_from(answer: NDArray[np.float64], problem: Problem, *, noise: dict[st
 
 
 def around_mean(answer: NDArray[np.float64], *, constant: float | None, noise: dict[str, Any] | None = None) -> Moment:
-    """Convert a released answer to a `Moment`, around the mean if rows end in a constant (data units)."""
+    """Convert a released second moment into a `Moment`, around the mean if ``constant`` was appended to the rows.
+
+    The constant is in data units.
+    """
     released = None if noise is None else answer
     if constant is None:
         return Moment(matrix=answer, released=released, noise=noise)
@@ -168,7 +171,8 @@ def around_mean(answer: NDArray[np.float64], *, constant: float | None, noise: d
 def decompose(moment: Moment, *, n_components: int) -> Subspace:
     """Return the subspace of the ``n_components`` leading eigenvectors of a released second moment.
 
-    At least `KEPT` eigenpairs are computed, if the matrix has as many. The further ones are in ``further``.
+    At least `KEPT` eigenpairs are computed, if the matrix has as many. Eigenvectors after the first ``n_components``
+    are in ``further``.
     """
     count = min(moment.matrix.shape[0], max(n_components, KEPT))
     harmless = 0.0 if moment.noise is None else UNSEEN * moment.noise["std"]

@@ -1,6 +1,7 @@
 """Plan and release of a second moment in rounds, where each round uses earlier answers to need less noise.
 
-Round 1 takes a small share of the target's mu^2. It releases a rough second moment and the number of records, and also
+For the target's (epsilon, delta), let mu be the parameter of the equivalent Gaussian DP. Round 1 takes a small share of
+mu^2. It releases a rough second moment and the number of records, and also
 their mean if the problem is centred. Each further round subtracts the mean from the records, multiplies them by a
 public map that shrinks the directions found so far, and clips them at a smaller norm (`dpca_tasks.refinement.rounds`).
 The smaller norm reduces the noise. The map, the mean and the norm are computed from earlier answers. They are public
@@ -55,10 +56,13 @@ SHARES = {
 STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
 """The attributes of each `Answer` that a release publishes as lists, so that the post-processing can be repeated."""
 CLIPPED, BLURRED = 0.7, 3.0
-"""For forecasts: the least assumed part of the records' energy after clipping, and the assumed factor by which the
-error of a released mean increases the noise of round 1."""
+"""Assumptions of forecasts: the least share of the sum of squared norms that remains after clipping, and the factor by
+which the error of a released mean increases the noise of round 1."""
 LARGEST = 1 << 46
-"""The largest ``n d^2`` for which sparse rows are made dense, with n the public bound on the number of records."""
+"""The largest ``n d^2`` for which sparse rows are made dense.
+
+Here n is the public bound on the number of records, and d the number of columns.
+"""
 
 type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
 """A function that releases the answer of the next round, from its query, its noise, and `Proposal.energy`."""
@@ -67,7 +71,7 @@ type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
     """Return the best number of rounds for ``n_components`` components, from public facts alone.
 
-    It is 1 if the rows are too large to be made dense.
+    The number is 1 if the rows are too many and too wide to be made dense, which rounds require.
     """
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         return 1
@@ -142,10 +146,10 @@ def last_rounds(
 ) -> list[LastRound]:
     """Forecast the last round of a release for components of given strengths, under two or three assumptions.
 
-    The strengths do not determine how much energy clipping removes. One forecast assumes that clipping keeps all
-    energy, and another that it keeps the part `CLIPPED`. If the problem is centred, a third forecast also assumes
-    `BLURRED` times the noise in round 1. The reason is the error of the released mean, which is not isotropic: rounds
-    with a small budget mistake it for components.
+    The strengths do not determine how much clipping reduces the energy, the sum of squared norms. One forecast assumes
+    that clipping keeps all energy, and another that it keeps the share `CLIPPED`. If the problem is centred, a third
+    forecast also assumes `BLURRED` times the noise in round 1. The reason is the error of the released mean. This error
+    is not isotropic, so a round with a small budget mistakes it for components.
     """
     centred = problem.center == "private"
     stds = [noise_std(unmapped(problem, noise, first=at == 0), noise) for at, noise in enumerate(noises)]
@@ -219,8 +223,8 @@ def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
 
     Notes
     -----
-    The bound is the noise edge of an estimate from the rounds without a map alone, whose noise is isotropic. Rounds
-    with a map only reduce the variance of the estimate's entries. Subtraction of a noisy mean widens the spectrum of
+    The bound is the noise edge of an estimate that uses only the rounds without a map, whose noise is isotropic. The
+    other rounds only reduce the variance of the estimate's entries. Subtraction of a noisy mean widens the spectrum of
     the noise (`dpca_tasks.mechanisms.noise_level.widened_edge`).
     """
     order, even = len(estimate.matrix), [at for at, answer in enumerate(answers) if not answer.map.width]
@@ -235,7 +239,7 @@ def noise_edge(estimate: Estimate, answers: Sequence[Answer]) -> float:
 
 
 def noise_std(query: MappedMoment, noise: Symmetric) -> float:
-    """Return the std of the noise of a round's answer off the diagonal, in squared clip norms."""
+    """Return the std of the off-diagonal noise in the answer of a round, in squared clip norms."""
     unit = query.unit / query.clip_norm**2
     return noise.noise_multiplier * query.sensitivity(noise.norm) * unit * noise.off_diagonal
 
@@ -246,9 +250,10 @@ def noises_of(event: Event) -> list[Symmetric]:
 
 
 def unmapped(problem: Problem, noise: Symmetric, *, first: bool) -> MappedMoment:
-    """Return the query of a round without a map, where ``first`` is the first of several rounds.
+    """Return the query of a round without a map; ``first`` is true for the first of several rounds.
 
-    If the problem is centred, zeros replace the mean in other rounds: the mean is not known when a release is planned.
+    If the problem is centred, later rounds subtract a mean that is not known when a release is planned. Their queries
+    contain zeros in place of this mean.
     """
     centred, none = problem.center == "private", np.zeros((problem.n_features, 0), np.int64)
     coarse = MappedMoment(
@@ -290,7 +295,7 @@ def ask_curator(curator: Curator) -> Ask:
 def as_answer(
     released: NDArray[np.float64], query: MappedMoment, noise: Symmetric, *, energy: float | None = None
 ) -> Answer:
-    """Return the answer of a round, in squared clip norms, from the released sum in data units squared."""
+    """Return a released sum, in data units squared, as the answer of a round, in squared clip norms."""
     unit = query.clip_norm**2
     return Answer(
         released=released / unit,

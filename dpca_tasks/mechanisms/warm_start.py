@@ -1,13 +1,13 @@
 """Plan and release of a second moment in one round, with a map from an earlier release.
 
 An earlier release of the same columns gives a public estimate of the second moment. The map, mean and clip norm of the
-round are computed from it, as for the last round of `dpca_tasks.mechanisms.released_rounds`. So the whole budget goes
-into one accurate round, and the rows are read once.
+round are computed from this estimate, as for the last round of `dpca_tasks.mechanisms.released_rounds`. So the whole
+budget goes into one accurate round, and the rows are read once.
 
 *Privacy.* The earlier release is public, and so are the map, the mean and the clip norm. The round is one Gaussian
-answer of `dpca_tasks.queries.mapped_moment`, whose sensitivity is proved for any public map. Its event is that of one
-release of the second moment with the same guarantee. Accuracy needs similar rows in both releases, but privacy does
-not: other rows are only clipped more.
+answer of `dpca_tasks.queries.mapped_moment`, whose sensitivity is proved for any public map. Its event equals the
+event of an ordinary release of the second moment with the same guarantee. Privacy holds for any rows. Accuracy requires
+similar rows in both releases, because dissimilar rows are clipped more.
 
 >>> from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 >>> problem, target = Problem(n_features=123, clip_norm=1.0), PrivacyTarget(epsilon=1.0, delta=1e-6)
@@ -57,11 +57,11 @@ class Start:
     matrix : float64 array of shape (d, d), data units squared
         The estimated second moment, around ``mean`` if given.
     noise_std : float, data units squared
-        The standard deviation of the noise off the diagonal, after the map.
+        The standard deviation of off-diagonal noise entries in ``T matrix T^T``, where T is ``map``.
     n_records : float
         The released number of records, or a public bound on it; never the exact number.
     map : PublicMap
-        The map after which the noise is even.
+        The map T for which the noise of ``T matrix T^T`` is approximately isotropic.
     mean : float64 array of shape (d,), data units, optional
     """
 
@@ -80,18 +80,20 @@ class Start:
         return max(energy, np.finfo(float).tiny)
 
     def estimate(self, *, clip_norm: float, centred: bool) -> Estimate:
-        """Return the estimate in units of a clip norm, around the mean or, if not ``centred``, around the origin.
+        """Convert the start to an `Estimate` in units of ``clip_norm``.
+
+        The estimate is around the mean if ``centred`` is true, and else around the origin.
 
         Raises
         ------
         Refused
-            If the mean is needed, but the earlier release has none.
+            If ``centred`` is true, but the earlier release has no mean.
         """
         matrix, mean = self.matrix, self.mean
         if centred and mean is None:
             raise Refused(
-                "a release around a mean starts from a release around a mean, but the one named by like has none; "
-                "name a release with center=private, or leave out like."
+                "center=private can start only from a release with center=private, but the release named by like has "
+                "no mean; name another release, or leave out like."
             )
         if not centred and mean is not None:
             matrix, mean = matrix + self.n_records * np.outer(mean, mean), None
@@ -110,23 +112,23 @@ class Start:
 
 
 def gives_start(released: Subspace) -> bool:
-    """Return whether a release contains a second moment with isometric noise, from which a release can start."""
+    """Return whether a warm start can use a release: whether it contains a second moment with isometric noise."""
     is_single = released.released is not None and released.noise is not None
     return released.rounds is not None or (is_single and (released.noise or {})["law"] == "isometric")
 
 
 def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | None) -> Start | None:
-    """Return the start that a released second moment gives; None if the release contains no such moment.
+    """Return the facts of an earlier release that a warm start uses; None if `gives_start` is false.
 
     Parameters
     ----------
     released : Subspace
         A result with ``rounds``, or with ``released`` and ``noise`` of one isometric answer.
     clip_norm : float, data units
-        The clip norm of that release.
+        The clip norm of the earlier release.
     records_at_most : int, optional
-        The declared bound on the number of records. It is used if the number itself was not released. Without it, every
-        record counts as one at the clip norm.
+        The declared bound on the number of records. It is used if the number itself was not released. Without this
+        bound, the number is estimated as if the norm of each record were the clip norm.
     """
     if released.rounds is not None:
         rounds: Rounds = released.rounds
@@ -204,8 +206,8 @@ def started(query: MappedMoment, start: Start, noise: Symmetric, *, served: int)
 def warm_subspace(answer: Answer, query: MappedMoment, plan: Plan, *, n_components: int) -> Subspace:
     """Return the leading eigenpairs of the second moment that the answer of the round estimates.
 
-    Records that are not centred are not counted. Then their number is estimated from their energy, as if records of
-    both releases had the same mean square.
+    Without centring, the number of records is not released. It is estimated from the trace of the moment, as if the
+    records of both releases had the same mean squared norm.
     """
     problem = plan.problem
     assert plan.start is not None

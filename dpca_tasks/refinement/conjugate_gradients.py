@@ -1,4 +1,4 @@
-"""Preconditioned conjugate gradients for symmetric linear equations between matrices.
+"""Preconditioned conjugate gradients for symmetric linear equations whose unknown is a matrix.
 
 >>> scaled = conjugate_gradients(lambda found: 2.0 * found, np.eye(2), start=np.zeros((2, 2)), steps=3, enough=1e-20)
 >>> scaled.tolist()
@@ -23,19 +23,20 @@ def conjugate_gradients(
     enough: float,
     conditioned: Operator = lambda residual: residual,
 ) -> Matrix:
-    """Solve ``image(X) = wanted`` for X.
+    """Solve ``image(X) = wanted`` for the matrix X by preconditioned conjugate gradients.
 
     Parameters
     ----------
     image : callable
         A linear operator, symmetric and positive semi-definite in the Frobenius inner product.
     wanted, start : float64 arrays of one shape
+        The right side, and the matrix X with which the iteration starts.
     steps : int
         The largest number of steps.
     enough : float
-        The sum of squares of the residual at which the steps stop.
+        The iteration stops when the sum of the squared entries of the residual is at most this number.
     conditioned : callable
-        An approximate inverse of the operator; without one, the residual itself.
+        The preconditioner: an approximate inverse of ``image``, by default the identity.
     """
     found, residual = start, wanted - image(start)
     direction, size = np.zeros_like(wanted), 1.0

@@ -1,11 +1,12 @@
-"""Releases whose second moment satisfies the constraints of a schema, which removes noise and no signal.
+"""Projection of released second moments onto the constraints of a schema.
 
-A single answer is projected (`dpca_tasks.refinement.schema_constraints`). Rounds are combined among the moments that
-the schema allows.
+The exact second moment satisfies the constraints, so the projection removes noise and no signal. A single answer is
+projected by `dpca_tasks.refinement.schema_constraints`. For several rounds, the estimate is computed as follows.
 
-`dpca_tasks.refinement.rounds.combined` minimises a quadratic function of S, whose minimum S_0 need not be in the linear
-space L of `dpca_tasks.refinement.schema_constraints`. With P the projection onto L, the minimum in L satisfies
-``P(sum_j H_j S H_j / s_j^2) = P(sum_j H_j S_0 H_j / s_j^2)``, for ``H = T^T T``. Conjugate gradients solve this in L.
+`dpca_tasks.refinement.rounds.combined` minimises a quadratic function of S over all symmetric matrices. The minimum S_0
+need not be in the linear space L of matrices that satisfy the constraints. Let P be the orthogonal projection onto L,
+T_j the map of round j, s_j the std of its noise, and ``H_j = T_j^T T_j``. Then the minimum over L satisfies
+``P(sum_j H_j S H_j / s_j^2) = P(sum_j H_j S_0 H_j / s_j^2)``. Conjugate gradients solve this equation in L.
 """
 
 import dataclasses
@@ -23,11 +24,11 @@ from dpca_tasks.refinement.schema_constraints import Constraints
 type Matrix = NDArray[np.float64]
 
 STEPS, NEGLIGIBLE = 40, 1e-12
-"""Conjugate gradient steps, and the squared residual, relative to the right side, at which they stop."""
+"""The largest number of conjugate gradient steps, and the relative squared residual norm at which the steps stop."""
 
 
 def constrained_release(released: Subspace, constraints: Constraints | None) -> Subspace:
-    """Return a release whose second moment satisfies the constraints of a schema.
+    """Return a release whose second moment is projected onto the constraints of a schema.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ def constrained_release(released: Subspace, constraints: Constraints | None) -> 
 
     Notes
     -----
-    The noise facts of the result keep the standard deviation before the projection, and state the constraints.
+    The ``noise`` of the result still holds the standard deviation before the projection, and also the constraints.
     """
     count = len(released.components)
     if constraints is None:
@@ -63,7 +64,7 @@ def constrained_release(released: Subspace, constraints: Constraints | None) -> 
 
 
 def constrained_moment(moment: Moment, constraints: Constraints | None) -> Moment:
-    """Return a released second moment that satisfies constraints, if its noise is isometric; else the moment itself."""
+    """Project a released second moment onto constraints if its noise is isometric; else return the moment unchanged."""
     noise = moment.noise
     if constraints is None or moment.released is None or not noise or noise["law"] != "isometric":
         return moment
@@ -72,20 +73,23 @@ def constrained_moment(moment: Moment, constraints: Constraints | None) -> Momen
 
 
 def constrained(estimate: Estimate, first: Answer, constraints: Constraints) -> Estimate:
-    """Return an estimate that satisfies the constraints of a schema, and has less noise.
+    """Return the estimate under the constraints of a schema; it has less noise than the given estimate.
 
     Parameters
     ----------
     estimate : Estimate
         The estimate from all rounds.
     first : Answer
-        The answer of the first round. If it is centred and has no map, all constraints hold before centring.
+        The answer of the first round. In a centred release without a map in round 1, this answer is projected onto all
+        constraints before it is centred.
     constraints : Constraints
 
     Returns
     -------
     Estimate
-        Around a mean only the null vectors hold, also for the mean of a noisy answer: all records have them.
+        Without centring, the estimate satisfies all constraints. Around a mean, it satisfies only the equations
+        ``S (1_g - 1_h) = 0``, not the zeros within groups; 1_g is the indicator of a filled group g. The equations also
+        hold around the mean of a noisy answer, because ``x^T (1_g - 1_h) = 0`` for all records x.
     """
     rounds, found, centred = estimate.rounds, estimate.matrix, estimate.mean is not None
     project = constraints.project_centred if centred else constraints.project
@@ -101,7 +105,11 @@ def constrained(estimate: Estimate, first: Answer, constraints: Constraints) -> 
 
 
 def _nearest(rounds: Sequence[Round], best: Matrix, project: Operator, *, start: Matrix) -> Matrix:
-    """Return the matrix of L that is nearest to the best one without constraints, in the norm of the rounds."""
+    """Return the matrix in L that minimises the objective of `combined`.
+
+    L is the space of matrices that satisfy the constraints, and ``project`` projects onto L. ``best`` is the minimum
+    over all symmetric matrices. The conjugate gradients begin at ``start``.
+    """
     weights, conditioned = weights_of(rounds), _preconditioner(rounds)
 
     def image(moment: Matrix) -> Matrix:
@@ -121,7 +129,11 @@ def _nearest(rounds: Sequence[Round], best: Matrix, project: Operator, *, start:
 
 
 def _preconditioner(rounds: Sequence[Round]) -> Operator:
-    """Return the inverse of the left side if only the last round has a map, which is exact for two rounds."""
+    """Return an approximate inverse of the operator ``S -> sum_j H_j S H_j / s_j^2`` over the rounds j.
+
+    Here ``H_j = T_j^T T_j`` for the map T_j of a round, and s_j is the std of its noise. The inverse is exact if only
+    the last round has a map, as in a release of two rounds.
+    """
     *others, weight = weights_of(rounds)
     rest, last = sum(others), rounds[-1].map
     whole = rest + weight

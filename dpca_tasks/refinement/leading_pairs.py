@@ -1,32 +1,39 @@
-"""Refined leading pairs of a release, and unbiased estimates of the signal that they capture.
+"""Refined leading eigenpairs of a released matrix, and unbiased estimates of the signal that they capture.
 
-A refinement captures more signal for the same privacy. It is computed from the released matrix, or from stored pairs.
-No function reads records, keys or a release's noise: the inputs are a `NoisyMoment` and k.
+A refinement captures more signal for the same privacy. It is computed from the released matrix, or from stored
+eigenpairs. No function reads records, keys or the noise of a release: the inputs are a `NoisyMoment` and the number k
+of components.
 
-*Nearly leading eigenpairs* are the approximations that a fixed number of products with the matrix gives. A probe needs
-a rule that only depends on the probe's matrix, and is close to the scored rule; the rule need not converge. Block
-Krylov from a public start is such a rule. Components well above the noise are found to rounding. Of the others, the
+Notation: the released matrix is ``A = S + E``, with the exact matrix S and the noise E, in units of the noise. A *rule*
+computes k components from a matrix, for example its leading eigenvectors. A *probe* is A with added public noise; a
+rule is scored by its results on probes.
+
+*Nearly leading eigenpairs* come from block Krylov iteration, with a public start and a fixed number of products with
+the matrix. On a probe, they replace the eigenpairs with which the rules begin. They depend only on the matrix of the
+probe, and need not converge. Components well above the noise are found up to rounding. For the others, the Krylov
 subspace captures nearly as much as the eigenvectors do.
 
 >>> values, rows = nearly_leading_eigenpairs(np.diag(np.r_[60.0, np.linspace(20.0, -20.0, 599)]), 2)
 >>> values.round(3).tolist(), int(np.abs(rows[0]).argmax())
 ([60.0, 19.927], 0)
 
-*Score from eigenvalues* (only for the leading eigenvectors): ``E tr(V^T S V) = E [sum lambda_i - 2 sum 1 / (lambda_i -
-lambda_j)]``, with i among the k leading and j beyond, in units of the noise. The identity is exact for every S and d.
-Proof: Stein's identity for normal E, ``E <E, V V^T> = 2 E div(V V^T)``, and the derivative of a spectral projector.
+*Score from eigenvalues* (only for the leading eigenvectors V of A): the mean of ``tr(V^T S V)`` is the mean of
+``sum_i lambda_i - 2 sum_ij 1 / (lambda_i - lambda_j)``. Here lambda are the eigenvalues of A, i runs from 1 to k, and j
+from k + 1 to d. The identity is exact for every S and d. Proof: by Stein's identity for normal E, the mean of
+``<E, V V^T>`` is twice the mean of ``div(V V^T)``; the divergence follows from the derivative of a spectral projector.
 
-*Score by fission* (for any rule): with Z a public copy of the noise, ``A + h Z`` and ``A - Z / h`` are independent
-given S. So a subspace found in the first matrix is scored on the second without bias. The score applies to the same
-rule at noise ``sqrt(1 + h^2)`` times as large. It requires no smoothness, and none of the rule's steps has to converge.
-Since -Z has the same law as Z, both signs are scored. In their mean all terms of odd order in h cancel, including
-``<Z, V V^T> / h`` of the subspace without a probe. The score is the mean over a few such pairs.
+*Score by fission* (for any rule): let Z be a public random matrix with the law of the noise. Then the probe ``A + h Z``
+and the matrix ``A - Z / h`` are independent, given S. So a subspace that is computed from the probe is scored on the
+second matrix without bias. The score is for the same rule at noise ``sqrt(1 + h^2)`` times as large. It requires no
+smoothness, and no step of the rule has to converge. Since -Z has the same law as Z, both signs are scored. In their
+mean, all terms of odd order in h cancel. One of these terms is ``<Z, V V^T> / h``, for the subspace V that the rule
+computes from A. The score is the mean over a few matrices Z, each with both signs.
 
-Such a rule starts only from the result of `nearly_leading_eigenpairs` on ``A + h Z``. It must not start from
+On a probe, a rule starts only from the result of `nearly_leading_eigenpairs` on ``A + h Z``. It must not start from
 eigenvectors of A, since these depend on the noise of ``A - Z / h``.
 
-*Refinement* can also be harmful: weak components on features that the strong ones avoid lose up to .3 of captured
-variance. ``auto`` therefore scores every method, including plain eigenvectors, and takes the best.
+*Refinement* can also be harmful: if weak components involve other features than the strong components, up to .3 of the
+captured variance is lost. ``auto`` therefore scores every method, including plain eigenvectors, and takes the best.
 
 >>> import numpy as np
 >>> noise = public_noise(40, stream=9, probe=0)
@@ -35,9 +42,10 @@ variance. ``auto`` therefore scores every method, including plain eigenvectors, 
 >>> found.components.shape, found.values.shape
 ((1, 40), (1,))
 
-*Kept pairs*: if leading pairs were stored without the matrix, posterior means need only the pairs. Ordering the means
-would need the matrix, so the strengths of the pairs replace it. This loses a part of the gain. Nothing can be scored,
-so nothing guards against harm; this refinement is only used on request.
+*Stored pairs*: if leading eigenpairs were stored without the matrix, their posterior means can still be computed. The
+matrix would determine the order of these means. Without it, the strengths of the pairs are used instead, which loses a
+part of the gain. Without the matrix, no method can be scored, so a harmful refinement is not noticed. Therefore this
+refinement is only used on request.
 
 >>> rows = np.eye(40)[:20]
 >>> found = refine_kept_pairs(np.linspace(90.0, 12.0, 20), rows, noise_std=1.0, n_components=3)
@@ -82,28 +90,34 @@ type Matrix = NDArray[np.float64]
 type Products = NDArray[np.float64 | np.float32]
 
 DEEPER = 3.0
-"""Products over the cube root of ``order / width``, the rate at which gaps at the edge of the noise close."""
-SHORT = 2.0**16
-"""Entries over the noise up to which single precision suffices: it rounds by less than a hundredth of the noise."""
+"""The number of Krylov products, divided by the cube root of ``order / count``.
 
-_SMALL = 2  # orders below this multiple of the tried directions are decomposed as a whole
-_LOST = 1e-3  # loss of orthogonality beyond which the whole matrix is decomposed
+The reason for the cube root: as this ratio grows, the gaps between eigenvalues at the edge of the noise become smaller.
+"""
+SHORT = 2.0**16
+"""The largest entry, in stds of the noise, for which single precision suffices.
+
+Its rounding error is then below a hundredth of the noise.
+"""
+
+_SMALL = 2  # eigenpairs are computed exactly if the order is below this multiple of the Krylov space's dimension
+_LOST = 1e-3  # eigenpairs are computed exactly if the loss of orthogonality is larger
 
 
 def depth(order: int, count: int) -> int:
-    """Return the number of products, which is public; 0 if the whole matrix is decomposed instead."""
+    """Return the public number of Krylov products for ``count`` pairs; 0 if exact eigenpairs are computed instead."""
     products = math.ceil(DEEPER * math.cbrt(order / count))
     return 0 if _SMALL * products * count > order else products
 
 
 def shortened(matrix: Matrix, count: int) -> Products:
-    """Convert a matrix to single precision if `nearly_leading_eigenpairs` multiplies it and noise exceeds rounding."""
+    """Convert a matrix to single precision if it is used in Krylov products and its noise exceeds the rounding."""
     fits = depth(len(matrix), count) and max(float(matrix.max()), -float(matrix.min())) <= SHORT
     return matrix.astype(np.float32) if fits else matrix
 
 
 def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Matrix]:
-    """Return leading Ritz values, descending, and orthonormal Ritz vectors as rows, with their signs fixed.
+    """Approximate the leading eigenpairs by block Krylov iteration.
 
     Parameters
     ----------
@@ -115,14 +129,16 @@ def nearly_leading_eigenpairs(matrix: Products, count: int) -> tuple[Matrix, Mat
     Returns
     -------
     values : float64 array of shape (count,)
+        Ritz values, descending.
     rows : float64 array of shape (count, d)
+        Orthonormal Ritz vectors with fixed signs.
 
     Notes
     -----
-    A small matrix is decomposed by `leading_eigenpairs`, and so is a matrix whose Krylov space is too small. Subspaces
-    refined from these pairs capture less variance than subspaces refined from exact pairs. On MNIST the loss is .001 at
-    an epsilon of 1 and .003 at .3; on synthetic data of 1,000 columns it is at most .009. These are means of three or
-    four draws, relative to the variance that the best directions capture.
+    For a small matrix, or one whose Krylov space is too small, exact eigenpairs are returned (`leading_eigenpairs`).
+    Subspaces refined from these pairs capture less variance than subspaces refined from exact pairs. On MNIST the loss
+    is .001 at an epsilon of 1 and .003 at .3; on synthetic data of 1,000 columns it is at most .009. These are means of
+    three or four draws, relative to the variance that the best directions capture.
     """
     products = depth(len(matrix), count)
     if products:
@@ -152,29 +168,37 @@ def _krylov(matrix: Products, count: int, products: int) -> tuple[Matrix, Matrix
 
 
 PROBES, FEW = 4, 2
-"""The number of public random matrices, each with both signs, below `WIDE` columns, and from `WIDE` columns on."""
+"""The number of public random matrices for a score: for fewer than `WIDE` columns, and for at least `WIDE` columns.
+
+Each matrix is used with both signs.
+"""
 WIDE = 500
 
 _STRIP = 64  # rows of a public matrix that are drawn at a time
 _DIAGONAL = math.sqrt(2.0)
-"""The std s of the noise on the diagonal, if the std off the diagonal is 1."""
+"""The std of the noise on the diagonal, if the std off the diagonal is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Score:
-    """An estimate of ``u_i^T S u_i`` for each column of a subspace, and the standard deviation of their sum."""
+    """Estimates ``parts`` of ``u_i^T S u_i`` for the columns u_i of a subspace U, and the std of their sum.
+
+    S is the exact matrix.
+    """
 
     parts: Matrix
     std: float
 
     @property
     def total(self) -> float:
-        """The estimate of ``tr(U^T S U)``."""
+        """The estimate of ``tr(U^T S U)``, the variance of the exact matrix S that the subspace U captures."""
         return float(self.parts.sum())
 
 
 def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components: int) -> Score | None:
-    """Score the leading eigenvectors by all d eigenvalues, descending; None if the k-th and a later one are equal.
+    """Estimate ``tr(V^T S V)`` for the k leading eigenvectors V, from all d eigenvalues in descending order.
+
+    S is the exact matrix. The result is None if the k-th eigenvalue equals a later one.
 
     Raises
     ------
@@ -183,8 +207,8 @@ def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components
     """
     if standard.least is not None or standard.noise in ("wishart", "laplace"):
         raise Refused(
-            "noise that differs by direction breaks the identity behind this score; score by fission before centring, "
-            "or not at all."
+            "a score from eigenvalues needs isotropic normal noise and no centring; use score_by_fission for a centred "
+            "release with normal noise, and no score for other noise."
         )
     gaps = values[:n_components, None] - values[n_components:]
     if not (gaps > 0.0).all():
@@ -198,16 +222,17 @@ def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components
 def score_by_fission(
     standard: Standardised, subspaces: Mapping[Method, Matrix], *, share: float, stream: int
 ) -> dict[Method, Score]:
-    """Score the rules that found subspaces, all with the same public probes.
+    """Score several refinement methods by fission, all with the same public random matrices.
 
     Parameters
     ----------
     standard : Standardised
         The release.
     subspaces : mapping of method to float64 array of shape (d, k)
-        Orthonormal columns that each method found in the release.
+        Orthonormal columns that each method computed from the release.
     share : float
-        h: a probe has noise ``sqrt(1 + h^2)`` times as large.
+        The number h. Each method is applied to the release plus h times public noise Z, and its result is scored on
+        the release minus ``Z / h``. So the score is for noise ``sqrt(1 + h^2)`` times as large.
     stream : int
         The stream of public random numbers to use.
 
@@ -218,14 +243,16 @@ def score_by_fission(
     """
     if standard.noise in ("wishart", "laplace"):
         raise Refused(
-            f"noise={standard.noise} is not normal, and a release does not split into independent parts; score normal "
-            "noise only."
+            f"a score by fission needs normal noise, and this release has noise={standard.noise}; use no score."
         )
     scale = share * _DIAGONAL
     methods, n_components = tuple(subspaces), next(iter(subspaces.values())).shape[1]
 
     def seen_from(noise: Matrix, work: Matrix, sign: float) -> tuple[Matrix, list[Matrix]]:
-        """Return the scores of each method's columns for signed noise, and the subspaces."""
+        """Apply all methods to the release plus ``sign`` times public noise; return the scores, and the columns.
+
+        The array ``work`` is overwritten.
+        """
         louder = standard.centred(_added(standard.released, sign * scale, noise, out=work))
         louder /= math.hypot(1.0, share)
         count = width(standard.source.order, n_components)
@@ -238,7 +265,7 @@ def score_by_fission(
         return gains.reshape(len(methods), n_components), columns
 
     def probed(probe: int) -> tuple[Matrix, Matrix]:
-        """Return the mean scores over both signs of a public matrix, and the rotation of each subspace between them."""
+        """Return the mean scores over both signs of a public matrix, and ``turns`` as in `_summary`."""
         noise = standard.projected(public_noise(len(standard.released), stream=stream, probe=probe))
         noise *= standard.isotropic_std
         work = np.empty_like(noise)
@@ -257,15 +284,18 @@ def score_by_fission(
 def probes(order: int) -> int:
     """Return the number of public random matrices that score a release of ``order`` columns.
 
-    In all measurements, four matrices with both signs spread less than eight with one sign. Two matrices have the
-    variance of those eight, or up to twice as much. On MNIST and Reuters, methods chosen by two matrices capture as
-    much.
+    In all measurements, the mean over four matrices with both signs varies less than over eight matrices with one sign.
+    The variance for two matrices with both signs is one to two times the variance for these eight. On MNIST and
+    Reuters, a method that is chosen by two matrices captures as much variance as one that is chosen by four.
     """
     return PROBES if order < WIDE else FEW
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
-    """Return a public isometric matrix with std 1 on its diagonal: a constant, independent of every release."""
+    """Return a public random matrix of isometric normal noise, with std 1 on the diagonal.
+
+    The matrix is the same in every call with the same arguments, and independent of every release.
+    """
     rng = np.random.default_rng((PUBLIC_SEED, stream, probe))
     noise = np.empty((order, order))
     for start in range(0, order, _STRIP):
@@ -288,7 +318,7 @@ def _quadratic(matrix: Matrix, columns: Matrix) -> Matrix:
 
 
 def _bias_of_centring(standard: Standardised, share: float) -> float:
-    """Return the bias of each component's score: the variance that centring at a noisy mean removes in expectation."""
+    """Return the variance along a component that centring at a noisy mean removes on average; a score adds it back."""
     if standard.least is None:
         return 0.0
     variance = standard.isotropic_std**2 * (1.0 + 1.0 / (share * share))
@@ -296,11 +326,13 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
 
 
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:
-    """Return the mean over probes and its standard deviation.
+    """Return the score of one method: the mean of ``parts`` over probes, and its standard deviation.
 
-    The standard deviation combines the noise on U, the variation of U, and the spread over probes. ``turns`` are
-    ``|P(hZ) - P(-hZ)|^2 / 4``, P the projector. Their mean, over the variance of ``hZ``, is at least the squared
-    derivative of the mean of P over Z, which is the part of degree one. Parts of even degree cancel.
+    Let U be ``subspace``, and hZ the public noise of a probe. The standard deviation combines the noise on a fixed U,
+    the variation of U, and the spread over probes. Each entry of ``turns`` is ``|P(hZ) - P(-hZ)|^2 / 4``, where P(hZ)
+    projects onto the subspace computed from ``A + hZ``. The mean of ``turns``, divided by the variance of ``hZ``, is at
+    least the squared derivative of the mean of P over Z. This derivative is the part of P of degree one in Z. Parts of
+    even degree cancel.
     """
     around = subspace if standard.least is None else np.vstack([subspace, -standard.mean @ subspace])
     free = standard.source.constraints is None
@@ -315,11 +347,14 @@ type Request = Literal["none", "eb", "spikes", "all", "auto"]
 
 REQUESTS: tuple[Request, ...] = (*METHODS, "auto")
 BASE: Method = "spikes"
-"""The method that is chosen if no other scores higher."""
+"""The method that ``auto`` chooses unless another method has a higher score."""
 CHOICE_SHARE = 0.5
-"""h of the probes that choose the method."""
+"""The factor h (`score_by_fission`) for the choice of a method."""
 ALIKE = 5e-4
-"""Mean squared sine of the angles to the eigenvectors up to which nothing is scored, since no more can be gained."""
+"""``auto`` scores no method if all subspaces are this close to that of the eigenvectors: no choice could gain much.
+
+The limit is for the mean squared sine of the angles between two subspaces.
+"""
 
 _SAME = 1e-6
 
@@ -333,11 +368,11 @@ class Refinement:
     components : float64 array of shape (k, d)
         Orthonormal rows, each with its entry of largest magnitude positive.
     values : float64 array of shape (k,)
-        ``u^T A u`` of each, descending. Like eigenvalues of A, they include the noise.
+        ``u^T A u`` for each component u, descending. Like eigenvalues of A, they include the noise.
     refined_by : {"none", "eb", "spikes", "all"}
         The method that computed the pairs; ``none``: the eigenvectors, up to rounding.
     scores : mapping of method to float
-        The scores that ``auto`` compared, units of the matrix; empty if there was nothing to choose.
+        The scores that ``auto`` compared, in units of the matrix; empty if it compared none.
     """
 
     components: Matrix
@@ -356,18 +391,19 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
     n_components : int
         k, from 1 to d.
     method : {"none", "eb", "spikes", "all", "auto"}
-        ``none``: the eigenpairs. ``eb``: posterior means of the eigenvectors. ``spikes``, ``all``: message passing on
-        the pairs above the noise, or on all pairs. ``auto``: the one of these four with the highest score. It is
-        ``none`` if the noise is not normal or the grid is coarse, since there is no score. It is also ``none`` if no
-        eigenvalue, less the mean of all, exceeds the edge of the noise: the rules then have no direction to start
-        from. On MNIST and a9a at such noise they capture within .02 of what the eigenvectors capture. If all four are
-        `ALIKE`, nothing is scored and ``none`` is taken.
+        ``none``: the eigenpairs. ``eb``: posterior means of the eigenvectors (empirical Bayes). ``spikes``, ``all``:
+        approximate message passing from the eigenpairs above the noise, or from the k + 10 leading eigenpairs.
+        ``auto``: the method with the highest score of these four. In three cases, ``auto`` uses ``none`` without a
+        score. First, if the noise is not normal, or the grid is coarse, so that no score is valid. Second, if no
+        eigenvalue minus the mean eigenvalue exceeds the edge of the noise, so that no direction to start from is known.
+        On MNIST and a9a with so much noise, the methods capture within .02 of what the eigenvectors capture. Third, if
+        all four subspaces nearly agree (`ALIKE`).
 
     Returns
     -------
     Refinement
-        The eigenpairs if there is nothing to refine: no noise, noise below the double precision of the entries, or at
-        most 10 columns beyond k.
+        The eigenpairs, if refinement is impossible: without noise, with noise below the rounding errors of the entries,
+        or if d is at most k + 10.
 
     Raises
     ------
@@ -378,14 +414,14 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
 
     Guarantees
     ----------
-    The same input gives the same bits on one machine, for any number of threads. Permuting or flipping columns only
-    permutes or flips the result's columns; another unit only changes rounding. Components are orthonormal up to
-    rounding and never NaN.
+    The same input gives the same bits on one machine, for any number of threads. If columns of the data are permuted,
+    or change their sign, so do the columns of the components, and nothing else changes. Another unit of measurement
+    changes only rounding errors. Components are orthonormal up to rounding, and never NaN.
     """
     if method not in REQUESTS:
         raise InvalidInput(f"method={method!r} must be one of {', '.join(REQUESTS)}; pass one of them")
     if not 1 <= n_components <= moment.order:
-        raise InvalidInput(f"n_components={n_components} must be from 1 to {moment.order}, the features; pass such a k")
+        raise InvalidInput(f"n_components={n_components} must be from 1 to n_features={moment.order}; correct it")
     if method in ("spikes", "all") and not moment.isometric:
         raise Refused(
             f"method={method} needs normal noise, and this release has noise={moment.noise}; use method eb or none."
@@ -405,7 +441,7 @@ def refine(moment: NoisyMoment, *, n_components: int, method: Request = "auto") 
 
 
 def _candidates(moment: NoisyMoment, n_components: int, method: Request) -> tuple[Method, ...]:
-    """Return the methods to choose from."""
+    """Return the methods that `refine` compares; a single method needs no score."""
     if width(moment.order, n_components) == moment.order:
         return ("none",)
     if method != "auto":
@@ -431,10 +467,10 @@ def _refined(
 
 
 def _stands_out(standard: Standardised) -> bool:
-    """Return whether a direction may be above the noise.
+    """Return whether the largest eigenvalue, minus the mean eigenvalue, exceeds the edge of the noise.
 
-    An isotropic signal only shifts all eigenvalues, so their mean is subtracted. Centring adds noise that this edge
-    does not include, so the test then passes more often.
+    The mean is subtracted because an isotropic signal shifts all eigenvalues alike. Centring adds noise that the edge
+    does not include, so the test passes more often for a centred release.
     """
     return bool(standard.eigenvalues[0] - standard.eigenvalues.mean() > edge_quantile(standard.source.order))
 
@@ -442,7 +478,7 @@ def _stands_out(standard: Standardised) -> bool:
 def _alike(subspaces: Mapping[Method, Matrix]) -> bool:
     """Return whether all subspaces nearly equal the eigenvectors' subspace.
 
-    This happens if all features are alike, or far above the noise.
+    This happens if all features have similar sizes, or are far above the noise.
     """
     plain = subspaces["none"]
     cosines = [float(np.linalg.norm(plain.T @ each) ** 2) / plain.shape[1] for each in subspaces.values()]
@@ -458,7 +494,7 @@ def _best(scores: Mapping[Method, float]) -> Method:
 
 
 def refine_kept_pairs(values: Matrix, rows: Matrix, *, noise_std: float, n_components: int) -> Refinement:
-    """Refine the leading k pairs by posterior means, from the pairs that were kept.
+    """Refine the k leading eigenpairs by posterior means, from stored eigenpairs without the matrix.
 
     Parameters
     ----------
@@ -480,19 +516,20 @@ def refine_kept_pairs(values: Matrix, rows: Matrix, *, noise_std: float, n_compo
     Raises
     ------
     InvalidInput
-        If fewer pairs were kept than requested, or if shapes or noise are invalid.
+        If fewer pairs were stored than requested, or if shapes or noise are invalid.
     """
     kept, order = rows.shape
     if values.shape != (kept,) or not (np.isfinite(values).all() and np.isfinite(rows).all()):
         raise InvalidInput(
-            f"{values.shape} values and {rows.shape} rows must be pairs of finite numbers; pass such pairs"
+            f"values of shape {values.shape} and rows of shape {rows.shape} must be finite and have the same length; "
+            "pass eigenvalues with their eigenvectors"
         )
     if not 1 <= n_components <= kept:
         raise InvalidInput(
-            f"n_components={n_components} must be from 1 to {kept}, the pairs that were kept; pass such a k"
+            f"n_components={n_components} must be from 1 to the number {kept} of stored pairs; correct it"
         )
     if not noise_std >= 0.0:
-        raise InvalidInput(f"noise_std={noise_std} must not be negative; pass the planned one")
+        raise InvalidInput(f"noise_std={noise_std} must not be negative; pass the planned std of the noise")
     count = min(width(order, n_components), kept)
     if count == order or not np.abs(values[:1]).max() <= RESOLVED * noise_std:
         return Refinement(

@@ -4,22 +4,25 @@
 which never takes rows, keys or noise streams of a release. So everything computed from it is post-processing of a
 release that is already charged.
 
-*Coordinates.* Computations use units of the noise and standard coordinates (`standardised`): columns in the order of
-the diagonal, and signs chosen by the last column. So permuting or flipping columns, or another unit of measurement,
-gives the same numbers. Public random matrices are added to the released matrix. Their law is the same in all
-coordinates, and order and signs follow from the release, so these matrices stay independent of it.
+*Coordinates.* Computations use units of the noise and standard coordinates (`standardised`): columns are sorted by
+their diagonal entries, and their signs make the entries of the last row nonnegative. So a permutation of the columns,
+other signs or another unit of measurement give the same numbers. Public random matrices are added to the released
+matrix. The order and the signs depend on the release, but the law of the random matrices is the same in all
+coordinates. So they stay independent of the release.
 
 *Denoising* of leading eigenvectors uses empirical Bayes, and two steps of message passing. All matrices are in units of
-the noise: E has standard deviation 1 off its diagonal. Leading eigenvectors v of A with strengths theta give rows
-``theta v``, which are the signal's rows plus noise of standard deviation 1 in every entry. The rows of the signal
-(features) differ in size, and the prior states only this: row i is normal with variances ``g_i s_j^2``, where s is
-estimated from the data and g_i comes from a fixed grid with fitted weights. The posterior mean shrinks rows that
-contain noise alone, which rotates the columns towards the signal. If all rows have the same size, nothing changes.
+the noise: E has standard deviation 1 off its diagonal. Let v_j be the leading eigenvectors of ``A = S + E``, and
+theta_j their strengths. The matrix with columns ``theta_j v_j`` is a signal plus noise of standard deviation 1 in every
+entry. Its rows belong to features, and the signal differs in size between rows. The prior states only this: entry j of
+row i is normal with variance ``g_i s_j^2``. Here s_j is estimated from the data, and g_i comes from a fixed grid with
+fitted weights. The posterior mean shrinks rows that contain noise alone, which rotates the columns towards the signal.
+If all rows have the same size, nothing changes.
 
-*Approximate message passing* continues from there: multiply by A, subtract the correlation of the noise with the last
-step (the Onsager term), and take posterior means again.
+*Approximate message passing* continues from the posterior means. Each step multiplies them by A, subtracts the
+correlation of the noise with the previous step (the Onsager term), and takes posterior means again.
 
-All counts and grids are fixed and there is no stopping rule, so the same matrix gives the same bits.
+The numbers of steps and the grid of g_i are fixed, and no step depends on a stopping rule. So the same matrix gives the
+same bits.
 
 References
 ----------
@@ -47,10 +50,13 @@ type NoiseKind = Literal["isometric", "upper_triangle", "wishart", "laplace"]
 PUBLIC_SEED = 20_261_122
 """The seed of every public random number of a refinement: a constant, so that results are reproducible."""
 TOP_UP, CHOICE, REPORT, START = 0, 1, 2, 3
-"""Streams of `PUBLIC_SEED`."""
+"""Numbers of the random streams of `PUBLIC_SEED`, one for each use.
+
+The uses are noise on a diagonal, the choice of a method, the score of that method, and the start of Krylov iterations.
+"""
 
 RESOLVED = 2.0**50
-"""The size of an entry, in stds of the noise, beyond which its rounding is as large as its noise."""
+"""The size of a matrix entry, in stds of the noise, beyond which rounding errors are as large as the noise."""
 
 _ASYMMETRY = 1e-9  # tolerance for rounding in the given matrix, relative to the largest entry
 _STRIP = 64  # rows that are compared, or averaged, at a time
@@ -64,24 +70,24 @@ class NoisyMoment:
     Parameters
     ----------
     matrix : float64 array of shape (d, d)
-        The release. If rows were extended by a constant for centring, the matrix of order d + 1 as released.
+        The released matrix. If a constant was appended to the rows for centring, its order is d + 1.
     noise_std : float, units of the matrix
         The planned standard deviation of the noise off the diagonal, not a fitted one.
     noise : {"isometric", "upper_triangle", "wishart", "laplace"}
         The law of the noise. ``isometric``: normal, sqrt 2 times as large on the diagonal. ``upper_triangle``: normal,
         with one std for all entries.
     constant : float, data units, optional
-        The constant that extends the rows, if the moment is to be centred.
+        The constant that was appended to the rows, if the moment is to be centred.
     step : float, units of the matrix
-        The step of the grid of the release.
+        The grid step of the released entries.
     eigenvalues : float64 array of shape (d,), units of the matrix, optional
-        All eigenvalues of the matrix, after centring if it is to be centred, descending, if they are known. They are
-        then not computed again.
+        All eigenvalues of the matrix, descending, after centring if the moment is to be centred. If given, they are not
+        computed again.
     vectors : float64 array of shape (m, d), optional
         The eigenvectors of the leading ``eigenvalues``, as rows.
     constraints : Constraints, optional
-        The public constraints that the matrix satisfies, because it was projected onto them. ``noise_std`` is
-        then that of the noise that the projection left.
+        The public constraints that the matrix satisfies, because it was projected onto them. ``noise_std`` is then the
+        std of the noise after the projection.
     """
 
     matrix: Matrix
@@ -110,17 +116,17 @@ class NoisyMoment:
 
     @property
     def isometric(self) -> bool:
-        """True if the noise is normal and isotropic, if necessary after adding noise to its diagonal."""
+        """True if the noise is normal, and isotropic as released or after public noise is added to the diagonal."""
         return self.noise in ("isometric", "upper_triangle")
 
     @property
     def guarded(self) -> bool:
-        """True if a refinement of this moment can be scored."""
+        """True if a refinement can be scored: the noise is normal, and large compared with rounding and grid."""
         return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
 
     @property
     def resolved(self) -> bool:
-        """True if there is noise, and double precision resolves it next to the entries."""
+        """True if the noise is positive, and larger than the rounding errors of the largest entry."""
         return self.noise_std > 0.0 and self._largest <= RESOLVED * self.noise_std
 
     @cached_property
@@ -133,13 +139,13 @@ class NoisyMoment:
         return standardised(self)
 
     def centred(self) -> Matrix:
-        """Return the second moment in the units and coordinates of the release, centred if rows were extended."""
+        """Return the second moment as released; if a constant was appended to the rows, centre it first."""
         return self.matrix if self.constant is None else _centred(self.matrix, least=self.constant**2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Standardised:
-    """A noisy moment in units of its noise, with columns in standard order and with standard signs.
+    """A noisy moment in units of its noise and in standard coordinates (see the notes of this module).
 
     ``source`` is the moment as released. Arrays are computed on first use.
     """
@@ -153,7 +159,7 @@ class Standardised:
 
     @property
     def least(self) -> float | None:
-        """The least count of rows, for centring; None if the moment is not centred."""
+        """The least divisor for centring, the squared constant in units of the noise; None without centring."""
         constant = self.source.constant
         return None if constant is None else constant**2 / self.source.noise_std
 
@@ -164,7 +170,7 @@ class Standardised:
         return 1.0 if constraints is None else 1.0 / constraints.ratio(constant=self.least is not None)
 
     def projected(self, matrix: Matrix) -> Matrix:
-        """Project a matrix in the form of the released one onto the constraints, if there are any."""
+        """Project a matrix in standard coordinates, with the shape of `released`, onto the constraints, if any."""
         constraints = self.source.constraints
         if constraints is None:
             return matrix
@@ -176,17 +182,17 @@ class Standardised:
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
-        """The index of each of the d columns in the release."""
+        """For each of the d columns in standard order, the index of the column in the release."""
         return np.argsort(np.diag(self.source.matrix)[: self.source.order], kind="stable")
 
     @property
     def signs(self) -> Matrix:
-        """The sign of each of the d columns."""
+        """The factor, 1 or -1, by which each of the d columns was multiplied."""
         return self._placed[1][: self.source.order]
 
     @property
     def released(self) -> Matrix:
-        """The whole released matrix, including the row and column of the constant."""
+        """The released matrix in standard coordinates, including the row and column of an appended constant."""
         return self._placed[0]
 
     @cached_property
@@ -211,7 +217,7 @@ class Standardised:
 
     @cached_property
     def moment(self) -> Matrix:
-        """The moment to decompose, centred if rows were extended."""
+        """The second moment of order d, centred if a constant was appended to the rows."""
         return self.centred(self.released)
 
     @cached_property
@@ -233,12 +239,12 @@ class Standardised:
         return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to its diagonal
 
     def centred(self, released: Matrix) -> Matrix:
-        """Centre a matrix in the form of the released one, if rows were extended."""
+        """Centre a matrix of the shape of `released`, if this shape includes an appended constant; else return it."""
         return released if self.least is None else _centred(released, least=self.least)
 
     @cached_property
     def mean(self) -> Matrix:
-        """The factor of centring: the mean over the constant; zeros if the moment is not centred."""
+        """The released mean divided by the appended constant; zeros if the moment is not centred."""
         if self.least is None:
             return np.zeros(self.source.order)
         return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
@@ -255,7 +261,7 @@ class Standardised:
         return self.isotropic_std * (edge_quantile(order) if self.least is None else widened_edge(order, shift=shift))
 
     def own_rows(self, columns: Matrix) -> Matrix:
-        """Convert columns of shape (d, k) to rows in the order and with the signs of the release."""
+        """Convert columns of shape (d, k) in standard coordinates to rows in the coordinates of the release."""
         rows = np.empty_like(columns.T)
         rows[:, self.order] = columns.T * self.signs
         return rows
@@ -266,7 +272,7 @@ class Standardised:
 
 
 def standardised(moment: NoisyMoment) -> Standardised:
-    """Return a moment in units of its noise, in coordinates that do not depend on order or signs of columns."""
+    """Return a moment in units of its noise, and in coordinates that ignore the order and signs of its columns."""
     return Standardised(source=moment)
 
 
@@ -284,9 +290,9 @@ def _symmetrise(matrix: Matrix) -> None:
 
 
 def _centred(extended: Matrix, *, least: float) -> Matrix:
-    """Subtract ``n mean mean^T`` from an extended second moment; a noisy count below 1 is replaced by 1.
+    """Subtract ``n mean mean^T`` from a second moment whose rows end in a constant.
 
-    ``least`` is the square of the constant, in units of the matrix.
+    A noisy number n of rows below 1 is replaced by 1. ``least`` is the square of the constant, in units of the matrix.
     """
     total = extended[:-1, -1]
     return extended[:-1, :-1] - np.outer(total, total / max(float(extended[-1, -1]), least))
@@ -297,11 +303,14 @@ type Method = Literal["none", "eb", "spikes", "all"]
 
 METHODS: tuple[Method, ...] = ("none", "eb", "spikes", "all")
 BEYOND = 10
-"""The number of pairs that are denoised in addition to the requested k. They help; more hurt if the matrix is small."""
+"""The number of pairs that are denoised in addition to the requested k.
+
+They improve the result. More pairs would make it worse if the matrix is small.
+"""
 STEPS = 2
 EM_STEPS = 60
 SCALES = np.concatenate([[0.0], 4.0 ** np.arange(-3, 7)])
-"""The grid of a row's energy, relative to the mean energy of rows."""
+"""The possible values of g_i: the energy of a row, relative to the mean energy of all rows."""
 
 _LEAST_ENERGY = 0.02
 _LEAST_WEIGHT = 1e-9
@@ -309,7 +318,7 @@ _LOST = 1e-6
 
 
 def width(order: int, n_components: int) -> int:
-    """Return the number of pairs that are denoised together."""
+    """Return the number of pairs that are denoised together: ``k + 10``, at most ``order``."""
     return min(order, n_components + BEYOND)
 
 
@@ -320,29 +329,29 @@ def frames(
     methods: tuple[Method, ...],
     pairs: tuple[Matrix, Matrix] | None = None,
 ) -> dict[Method, tuple[Matrix, Matrix]]:
-    """Estimate the leading k directions of the signal in a matrix with noise of unit size, by several methods.
+    """Estimate the k leading directions of the signal in a noisy matrix, by several methods.
 
     Parameters
     ----------
     matrix : float64 or float32 array of shape (d, d)
         Symmetric, in units of its noise; products use the precision of the matrix.
     n_components : int
-        k.
+        The number k of directions.
     methods : tuple of str
         ``none``: the leading eigenvectors. ``eb``: their posterior means. ``spikes`` and ``all``: posterior means after
-        two steps of message passing on the pairs above the noise, or on all pairs.
+        two steps of message passing, from the pairs above the noise or from all K pairs.
     pairs : pair of float64 arrays of shapes (K,) and (K, d), optional
-        The K leading eigenvalues of the matrix, descending, and eigenvectors as rows, where K is `width`. Pass them if
-        they are known or computed otherwise.
+        The K leading eigenvalues of the matrix, descending, and eigenvectors as rows, where K is `width`. By default,
+        they are computed.
 
     Returns
     -------
     dict
-        For each method the values ``u^T A u``, shape (k,), and orthonormal columns, shape (d, k).
+        For each method its k orthonormal directions u, as columns, preceded by the values ``u^T A u`` for the matrix A.
 
     Guarantees
     ----------
-    If there are at most k + 10 pairs, every method returns the eigenvectors, since its columns span the whole space.
+    If d is at most k + 10, every method returns the eigenvectors, since the K pairs span the whole space.
     """
     order = len(matrix)
     count = width(order, n_components)
@@ -378,11 +387,15 @@ def frames(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """The posterior of rows of signal: weights of each row's scale, and the shrinkage of entries under each scale."""
+    """The posterior of the signal, given the noisy rows.
+
+    ``scale_weights`` are the posterior probabilities of the 11 scales for each row. ``kept`` is the factor by which the
+    posterior mean multiplies an entry, for each scale and column.
+    """
 
     noisy: Matrix  # (d, K)
-    scale_weights: Matrix  # (d, 11): P
-    kept: Matrix  # (11, K): a = 1 - h
+    scale_weights: Matrix  # (d, 11)
+    kept: Matrix  # (11, K)
 
     @property
     def shrinkage(self) -> Matrix:
@@ -393,7 +406,7 @@ class _Rows:
         return self.noisy * self.shrinkage
 
     def jacobian(self) -> Matrix:
-        """Return the sum over rows of the K x K derivative of the posterior mean (first index) in the noisy row."""
+        """Return the sum over rows of the K x K matrices ``d mean_i / d noisy_j``, for entries i and j of a row."""
         noisy, removed = self.noisy, 1.0 - self.kept
         shrinkage = self.shrinkage
         total = np.diag(shrinkage.sum(axis=0)) + (noisy * shrinkage).T @ (noisy * (self.scale_weights @ removed))
@@ -403,7 +416,7 @@ class _Rows:
 
 
 def _fitted(noisy: Matrix) -> _Rows:
-    """Fit the prior to rows of signal plus unit noise, by maximum likelihood over the weights of the scales."""
+    """Fit the prior to noisy rows, with maximum likelihood weights of the scales, and return the posterior."""
     squares = noisy * noisy
     energies = np.maximum(squares.mean(axis=0) - 1.0, _LEAST_ENERGY)
     variances = 1.0 + SCALES[:, None] * energies
@@ -419,7 +432,7 @@ def _fitted(noisy: Matrix) -> _Rows:
 
 
 def posterior_mean(noisy: Matrix) -> Matrix:
-    """Return the posterior mean of rows of signal, shape (d, K), given the rows plus noise of unit size."""
+    """Return the posterior mean of the signal, of shape (d, K), given the signal plus noise of std 1."""
     return _fitted(noisy).mean
 
 
@@ -436,7 +449,7 @@ def _passed_messages(matrix: Products, vectors: Matrix, strengths: Matrix) -> Ma
 def _step(matrix: Products, rows: _Rows, before: Matrix) -> tuple[Matrix, Matrix]:
     """Perform one step: multiply by the matrix and subtract the Onsager term of the previous directions.
 
-    Returns the state and the directions of this step.
+    The result is the new noisy rows, and the orthonormal directions of this step.
     """
     directions, mixture = np.linalg.qr(rows.mean)
     derivative = np.linalg.pinv(mixture, rcond=_LOST).T @ rows.jacobian()
@@ -469,7 +482,7 @@ def _orthonormal(columns: Matrix, spare: Matrix) -> Matrix:
 
 
 def _outside(column: Matrix, basis: Matrix) -> Matrix | None:
-    """Return the direction of a column's part outside a basis; None if that part nearly vanishes."""
+    """Return the part of a column orthogonal to a basis, scaled to length 1; None if this part nearly vanishes."""
     length = float(np.linalg.norm(column))
     if not length > 0.0:
         return None
@@ -481,7 +494,7 @@ def _outside(column: Matrix, basis: Matrix) -> Matrix | None:
 
 
 def _rayleigh_ritz(matrix: Products, basis: Matrix, count: int) -> tuple[Matrix, Matrix]:
-    """Return the leading Ritz values and vectors of a matrix on a basis."""
+    """Return the leading Ritz values, and Ritz vectors as columns, of a matrix on the span of a basis."""
     inner = basis.T @ _product(matrix, basis)
     values, mixtures = leading_eigenpairs((inner + inner.T) / 2.0, count)
     return values, basis @ mixtures.T

@@ -1,4 +1,4 @@
-"""A public linear map of records that shrinks a few known directions, on an integer grid.
+"""A public linear map of records, with entries on a grid, that shrinks a few known directions.
 
 A release in rounds (`dpca_tasks.refinement.rounds`) multiplies records by such a map before it clips them.
 
@@ -28,7 +28,8 @@ class PublicMap:
     Parameters
     ----------
     directions, reductions : int64 arrays of shape (d, r)
-        U, and ``W = U diag(1 - t)``, both in steps of ``2^-12``. With r = 0 the map is the identity.
+        U and ``W = U diag(1 - t)``, both in steps of ``2^-12``. The map multiplies direction i by t_i. With r = 0 the
+        map is the identity.
 
     Notes
     -----
@@ -41,13 +42,13 @@ class PublicMap:
 
     @classmethod
     def identity(cls, n_features: int) -> "PublicMap":
-        """Return the map that changes nothing."""
+        """Return the identity map."""
         none = np.zeros((n_features, 0), np.int64)
         return cls(directions=none, reductions=none)
 
     @classmethod
     def on_grid(cls, directions: Matrix, factors: Matrix) -> "PublicMap":
-        """Round a map to its grid, given orthonormal columns (d, r) and the factors t (r,), from 0 to 1."""
+        """Return a map, rounded to the grid, that multiplies r orthonormal columns by factors t from 0 to 1."""
         steps = directions * 2.0**MAP_BITS
         return cls(
             directions=np.rint(steps).astype(np.int64), reductions=np.rint(steps * (1.0 - factors)).astype(np.int64)
@@ -60,53 +61,53 @@ class PublicMap:
 
     @property
     def basis(self) -> Matrix:
-        """U as floats."""
+        """The matrix U of directions, as floats."""
         return np.asarray(self.directions * 2.0**-MAP_BITS)
 
     def forward(self, columns: Matrix) -> Matrix:
-        """Return ``T B`` for columns B of shape (d, p)."""
+        """Apply the map T to columns B of shape (d, p): return ``T B``."""
         return np.asarray(columns - self.reduced @ (self.basis.T @ columns))
 
     def inverse(self, columns: Matrix) -> Matrix:
-        """Return ``T^-1 B``."""
+        """Apply the inverse of the map T to columns B: return ``T^-1 B``."""
         return np.asarray(columns + self._restored @ (self.basis.T @ columns))
 
     def inverse_transposed(self, columns: Matrix) -> Matrix:
-        """Return ``T^-T B``."""
+        """Apply the transposed inverse of the map T to columns B: return ``T^-T B``."""
         return np.asarray(columns + self.basis @ (self._restored.T @ columns))
 
     def around(self, matrix: Matrix) -> Matrix:
-        """Return ``T A T^T`` for a symmetric A of shape (d, d)."""
+        """Return ``T A T^T`` for the map T and a symmetric matrix A of shape (d, d)."""
         return _both_sides(matrix, -self.reduced, self.basis)
 
     def transposed_around(self, matrix: Matrix) -> Matrix:
-        """Return ``T^T A T``."""
+        """Return ``T^T A T`` for the map T and a symmetric matrix A."""
         return _both_sides(matrix, -self.basis, self.reduced)
 
     def inverse_around(self, matrix: Matrix) -> Matrix:
-        """Return ``T^-1 A T^-T``."""
+        """Return ``T^-1 A T^-T`` for the map T and a symmetric matrix A."""
         return _both_sides(matrix, self._restored, self.basis)
 
     def gram(self, basis: Matrix) -> Matrix:
-        """Return ``Q^T T^T T Q`` for columns Q."""
+        """Return ``Q^T T^T T Q`` for the map T and the columns Q of ``basis``."""
         mapped = self.forward(basis)
         return np.asarray(mapped.T @ mapped)
 
     @property
     def reduced(self) -> Matrix:
-        """W as floats."""
+        """The matrix ``W = U diag(1 - t)`` of reductions, as floats."""
         return np.asarray(self.reductions * 2.0**-MAP_BITS)
 
     @property
     def _restored(self) -> Matrix:
-        """R of ``T^-1 = I + R U^T``."""
+        """The matrix R with which the inverse map is ``I + R U^T``."""
         reduced = self.reduced
         core = np.eye(self.width) - self.basis.T @ reduced
         return np.asarray(np.linalg.solve(core.T, reduced.T).T)
 
 
 def _both_sides(matrix: Matrix, left: Matrix, right: Matrix) -> Matrix:
-    """Return ``(I + L R^T) A (I + L R^T)^T`` for symmetric A, to the bit symmetric."""
+    """Return ``(I + L R^T) A (I + L R^T)^T`` for symmetric A; the result is exactly symmetric."""
     inner = right.T @ matrix
     change = left @ (inner + (inner @ right) @ left.T / 2.0)
     return np.asarray(matrix + (change + change.T))

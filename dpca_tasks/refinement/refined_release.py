@@ -3,18 +3,18 @@
 The inputs are only released numbers and public facts: no rows, keys or noise streams. So every result has the guarantee
 of the release, however often it is computed.
 
-Eigenvalues of a noisy matrix are not variances, since they contain the noise, the leading ones most of it. The part of
-the signal S that components capture is estimated without bias (`dpca_tasks.refinement.leading_pairs`), and bounded from
-below.
+Eigenvalues of a noisy matrix A are not variances, since they contain noise; the leading eigenvalues contain most of
+it. Let S be the exact matrix, and let the columns of U be the components. The variance ``tr(U^T S U)`` that they
+capture is estimated without bias (`dpca_tasks.refinement.leading_pairs`), and bounded from below.
 
-- ``captured`` is C, an estimate of ``tr(U^T S U)``, and ``captured_low`` is C less two standard deviations: 95 of 100
-  releases capture more, and 96 to 99 in the measured cases.
+- ``captured`` is the estimate C of ``tr(U^T S U)``. ``captured_low`` is C minus two standard deviations: 95 of 100
+  releases capture more than this bound, and in the measured cases 96 to 99.
 - ``share`` is ``C / tr A``, the part of all variance.
-- ``captured_variance`` is C over an estimate of the variance that the best k directions capture. If few components are
-  above the noise, the estimate is unreliable; use its lower bound instead.
+- ``captured_variance`` is C divided by an estimate of the variance that the best k directions capture. If few
+  components are above the noise, the estimate is unreliable; use its lower bound instead.
 
-If the noise is not normal, or the grid is coarse, only lower bounds are known: in 99 of 100 cases no direction of noise
-is longer than the edge of the noise.
+If the noise is not normal, or the grid is coarse, only lower bounds are known. They follow from the edge of the noise,
+which no eigenvalue of the noise exceeds in 99 of 100 cases.
 
 References
 ----------
@@ -58,10 +58,13 @@ from dpca_tasks.threads import one_thread
 type Matrix = NDArray[np.float64]
 
 REPORT_SHARE = 0.2
-"""h of the probes that score the chosen method; small, as the score is for noise ``sqrt(1 + h^2)`` times as large."""
+"""The factor h of `score_by_fission` for the chosen method.
+
+It is small, because the score is for noise ``sqrt(1 + h^2)`` times as large.
+"""
 BELOW = 2.0
-"""Standard deviations from an estimate to its lower bound; not 1.645, since the error is skewed."""
-_ONE_SIDED, _ONE_IN_100 = 1.645, 2.33  # quantiles of a normal
+"""The number of standard deviations from an estimate to its lower bound; not 1.645, since the error is skewed."""
+_ONE_SIDED, _ONE_IN_100 = 1.645, 2.33  # the 95 % and 99 % quantiles of a standard normal variable
 _LAST_BITS = 1e-12
 
 
@@ -79,11 +82,11 @@ class Assessment:
     captured, captured_low : float, units of the matrix
         Variance in the subspace, not divided by the number of records, and its lower bound.
     share, share_low : float, from 0 to 1
-        ``captured`` and ``captured_low`` over all variance.
+        ``captured`` and ``captured_low``, divided by all variance.
     share_low_of_all : float, from 0 to 1
-        For a release in rounds, ``captured_low`` over an upper bound on the variance of records without weights.
+        For a release in rounds, ``captured_low`` divided by an upper bound on the variance of unweighted records.
     captured_variance, captured_variance_low : float, from 0 to 1
-        ``captured`` and ``captured_low`` over the variance that the best k directions capture.
+        ``captured`` and ``captured_low``, divided by the variance that the best k directions capture.
     explained_variance_ratio : tuple of float
         Each component's part of ``share``; none is negative, and their sum is at most 1.
     probes, seed : int
@@ -116,13 +119,13 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
     moment : NoisyMoment
         The release.
     refinement : Refinement
-        The refinement of this release; its rule is run again on copies with more noise.
+        The refinement of this release. Its method is applied again to copies of the release with more noise.
 
     Returns
     -------
     Assessment
         Ratios are None if the denominator cannot be distinguished from noise: shares if the trace is at most 1.645
-        standard deviations, captured variances if no component is above the noise.
+        standard deviations of its noise, captured variances if no component is above the noise.
 
     Guarantees
     ----------
@@ -149,7 +152,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
 
 
 def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Score) -> Assessment:
-    """Fill in the fields that follow from a score."""
+    """Add the fields that follow from a score to the assessment ``shown``."""
     count, low = len(score.parts), max(score.total - BELOW * score.std, 0.0)
     before = moment.standard.isotropic_std
     trace, spread = float(values.sum()), math.sqrt(2.0 * len(values)) * before
@@ -171,7 +174,7 @@ def _estimated(shown: Assessment, moment: NoisyMoment, values: Matrix, score: Sc
 
 
 def with_shares(shown: Assessment, score: Score, *, low: float, trace: float, spread: float) -> Assessment:
-    """Fill in the shares of the trace, unless noise of standard deviation ``spread`` hides the trace."""
+    """Add the shares of the trace to an assessment, unless the trace is hidden by its noise of std ``spread``."""
     if trace <= _ONE_SIDED * spread:
         return shown
     share = part(score.total, trace)
@@ -184,13 +187,13 @@ def with_shares(shown: Assessment, score: Score, *, low: float, trace: float, sp
 
 
 def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slack: float) -> float:
-    """Estimate the sum of the k largest eigenvalues of S.
+    """Estimate the sum of the k largest eigenvalues of the exact matrix S.
 
     The result is the least of three estimates:
 
     - second-order perturbation, which counts invisible components as if they were at the edge of the noise;
-    - the strengths of the visible components plus, by Cauchy-Schwarz, the most that the rest of ``||S||_F^2`` can add,
-      with ``slack`` standard deviations of slack;
+    - the strengths of the visible components plus, by Cauchy-Schwarz, the most that the rest of ``||S||_F^2`` can add;
+      ``slack`` is the number of standard deviations that are added to the estimate of this rest;
     - the trace.
     """
     order, seen = len(values), min(above, count)
@@ -206,7 +209,7 @@ def _best_possible(values: Matrix, *, count: int, above: int, trace: float, slac
 def _bounded(
     shown: Assessment, moment: NoisyMoment, standard: Standardised, values: Matrix, refinement: Refinement
 ) -> Assessment:
-    """Fill in lower bounds that only need the edge of the noise, not its law."""
+    """Add lower bounds to the assessment ``shown`` that depend only on the edge of the noise, not on its law."""
     edge, spread = standard.edge, math.sqrt(2.0 * len(values))
     if standard.least is not None:
         count = max(float(standard.released[-1, -1]), standard.least)
@@ -250,7 +253,7 @@ def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
 
 
 def part(amount: float, whole: float) -> float:
-    """Return a part of a whole, from 0 to 1."""
+    """Return ``amount / whole``, limited to [0, 1]; 0 if ``whole`` is not positive."""
     return min(max(amount / whole, 0.0), 1.0) if whole > 0.0 else 0.0
 
 
@@ -266,8 +269,8 @@ def divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
 AUTO = "auto"
 """Option for the number of components above the noise, and for the refinement with the highest score."""
 ENOUGH = 0.99
-"""The lower bound on the captured variance from which ``auto`` does not refine, since little is left to gain."""
-_RITZ_ERROR = 1.01  # margin: eigenvalues of a matrix that is not formed are accurate to about a thousandth
+"""``auto`` does not refine if the lower bound on the captured variance is at least this: little could be gained."""
+_RITZ_ERROR = 1.01  # a margin, since eigenvalues of a matrix that is not formed are accurate to about a thousandth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -279,7 +282,7 @@ class RefinedRelease:
     subspace : Subspace
         The subspace with the components to publish.
     refined_by : str
-        The method that computed them; ``none``: as the mechanism returned them.
+        The method that computed these components; ``none`` for the components of the mechanism.
     assessment : Assessment
     noise_edge : float, units of the matrix, optional
         The upper bound on eigenvalues of noise alone that holds in 99 of 100 cases.
@@ -321,9 +324,9 @@ def refine_release(
     Parameters
     ----------
     released : Subspace
-        The result of a mechanism. One in rounds is refined by `dpca_tasks.refinement.refined_rounds`.
+        The result of a mechanism. A release in rounds is refined by `dpca_tasks.refinement.refined_rounds`.
     n_components : int or "auto"
-        k. ``auto``: the number of components above the noise, at least one.
+        The number k of components. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
         As for `dpca_tasks.refinement.leading_pairs.refine`, except that ``auto`` is ``none`` if the eigenvectors
         already capture `ENOUGH`. If the matrix was not formed, ``eb`` uses the stored pairs.
@@ -337,8 +340,8 @@ def refine_release(
 
     Guarantees
     ----------
-    With method ``none``, components and eigenvalues equal the mechanism's to the bit. If the matrix was formed, so does
-    the spectrum. If it was not formed, only the requested pairs are kept, since others need not have converged.
+    With method ``none``, components and eigenvalues equal those of the mechanism bit for bit. If the matrix was formed,
+    the spectrum is equal too. If not, only the requested pairs are kept, since other pairs need not have converged.
     """
     if released.rounds is not None:
         made: RefinedRelease = released.rounds.refined(released, n_components=n_components, method=method)
@@ -373,7 +376,8 @@ def refine_release(
 def check_refinement(method: str, *, n_components: int | str, law: str | None, formed: bool) -> None:
     """Refuse a refinement that a release does not allow.
 
-    ``law`` is the law of the release's noise, None if the release has no matrix.
+    ``law`` is the law of the noise of the released matrix, or None if no matrix is released. ``formed`` is false if the
+    matrix is used only through products.
 
     Raises
     ------
@@ -382,8 +386,8 @@ def check_refinement(method: str, *, n_components: int | str, law: str | None, f
     """
     if n_components == AUTO and (law is None or not formed):
         raise Refused(
-            "components=auto counts the eigenvalues above the noise, and this mechanism releases no whole matrix; "
-            "state a number, or use analyze_gauss in its dense form."
+            "components=auto counts the eigenvalues above the noise, which this mechanism does not compute; state a "
+            "number, or use analyze_gauss in its dense form."
         )
     if method == "none":
         return
@@ -394,17 +398,17 @@ def check_refinement(method: str, *, n_components: int | str, law: str | None, f
         )
     if not formed and method != "eb":
         raise Refused(
-            f"refine={method} needs the released matrix, which the operator form does not compute, so harm would go "
-            "undetected; use refine=none or eb, or --settings form=dense."
+            f"refine={method} needs the released matrix, which the operator form does not compute; use refine=none or "
+            "eb, or --settings form=dense."
         )
     if method in ("spikes", "all") and law not in ("isometric", "upper_triangle"):
         raise Refused(
-            f"refine={method} needs normal noise, and this mechanism's is {law}; use refine=auto, eb or none."
+            f"refine={method} needs normal noise, and this mechanism has {law} noise; use refine=auto, eb or none."
         )
 
 
 def moment_of(released: Subspace) -> NoisyMoment:
-    """Return the released matrix with the public facts about its noise."""
+    """Return the released matrix, with the public facts about its noise, as input of a refinement."""
     assert released.released is not None
     assert released.noise is not None
     noise, constant = released.noise, released.noise["constant"]
@@ -425,7 +429,7 @@ def moment_of(released: Subspace) -> NoisyMoment:
 
 
 def leading(released: Subspace, moment: NoisyMoment, count: int) -> Subspace:
-    """Return the release with another number of its leading eigenpairs."""
+    """Return the release with ``count`` leading eigenpairs."""
     if count == len(released.components):
         return released
     assert released.spectrum is not None
@@ -442,7 +446,7 @@ def leading(released: Subspace, moment: NoisyMoment, count: int) -> Subspace:
 
 
 def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
-    """Summarize the facts of a release for its user in one sentence, the captured variance first."""
+    """Summarize the quality of a release in one sentence, from the ``outcome`` of its manifest."""
     if facts.get("failed"):
         return "FAILED: noise outweighs the components, which may be random."
     above, low = facts.get("above_noise"), facts.get("cv_low")
@@ -474,7 +478,7 @@ def percent_at_least(share: float) -> str:
 
 
 def _directions(released: Subspace) -> Matrix:
-    """Return all directions of a release, the leading ones first."""
+    """Return all released directions: the components, then the ``further`` eigenvectors."""
     return released.components if released.further is None else np.vstack([released.components, released.further])
 
 

@@ -2,8 +2,8 @@
 
 >>> known = {"noised_records": 1e5, "energy": [None, 2.1e4], "clip_norm": [1.0, 0.5], "kept": [1.0, 0.934]}
 >>> rounds_in_words({"shares": [0.2, 0.8], "directions": [0, 7], **known})
-'2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean square of 0.21, \
-of which clipping at 0.5 keeps 93 %'
+'2 rounds with 20 % and 80 % of the budget; the map of round 2 shrinks 7 directions and leaves a mean squared norm \
+of 0.21, of which clipping at 0.5 keeps 93 %'
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Rounds:
     Parameters
     ----------
     answers : tuple of `dpca_tasks.refinement.rounds.Answer`
-        In the unit in which clipped records have norm 1.
+        The answers, in squared clip norms.
     unit : float
         The squared clip norm in data units.
     centred : bool
@@ -67,9 +67,9 @@ def refine_rounds(released: Subspace, *, n_components: int | str, method: Reques
     released : Subspace
         The result of a mechanism, with ``rounds``.
     n_components : int or "auto"
-        k. ``auto``: the number of components above the noise, at least one.
+        The number k of components. ``auto``: the number of components above the noise, at least one.
     method : {"none", "eb", "spikes", "all", "auto"}
-        As for `dpca_tasks.refinement.leading_pairs.refine`. It is applied where the noise is even.
+        As for `dpca_tasks.refinement.leading_pairs.refine`. `dpca_tasks.refinement.rounds.components` applies it.
     """
     rounds: Rounds = released.rounds
     estimate = rounds.estimate
@@ -94,7 +94,7 @@ def _above(estimate: Estimate, constraints: Constraints | None) -> int:
 
 
 def rounds_in_words(facts: Mapping[str, Any]) -> str:
-    """Summarize the rounds of a release in one sentence, from the facts that its outcome states."""
+    """Summarize the rounds of a release in one sentence, from ``rounds`` in the outcome of the release."""
     *others, last = (f"{100 * share:.0f} %" for share in facts["shares"])
     if not others:
         return _warm(facts)
@@ -126,5 +126,5 @@ def _later(facts: Mapping[str, Any]) -> list[str]:
             else (f"round {at} has no map, and records around the mean have")
         )
         left = f"{energy / facts['noised_records']:.2g}"
-        text.append(f"{shrunk} a mean square of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
+        text.append(f"{shrunk} a mean squared norm of {left}, of which clipping at {norm:.2g} keeps {100 * kept:.0f} %")
     return text

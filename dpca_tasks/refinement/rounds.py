@@ -2,7 +2,7 @@
 
 Round 1 releases a rough second moment. Each further round subtracts a released mean m from the records, multiplies them
 by a public map T, and clips the result at a norm c below 1. T shrinks the directions that earlier rounds have found, so
-that c, and the noise with it, is small. In later rounds T, m and c depend on data only through released answers.
+that c and the noise are small. In later rounds T, m and c depend on data only through released answers.
 
 All functions are post-processing of released answers. Lengths are in units of the clip norm of the release, so records
 have norm 1 at most. The noise of an answer has the same distribution in every orthonormal basis. Its standard deviation
@@ -13,8 +13,8 @@ A release calls `begun` on the first answer. Before each further round it calls 
 
 Notes
 -----
-After its entries are rounded to a grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, and its moment
-``T x x^T T^T``.
+After its entries are rounded to a grid, T need not be symmetric. A record x becomes ``y = T (x - m)``, with the second
+moment ``y y^T``. The *energy* of records is the sum of their squared norms.
 """
 
 import math
@@ -35,21 +35,21 @@ from dpca_tasks.threads import one_thread
 type Matrix = NDArray[np.float64]
 
 WIDEST = 60
-"""The most directions of a map."""
+"""The largest number of directions that a map shrinks."""
 FEW, NOISY = 5, 0.1
-"""Centred releases of at most so many components at a smaller epsilon have two rounds (`best_rounds`)."""
+"""Centred releases of at most `FEW` components at an epsilon below `NOISY` have two rounds (`best_rounds`)."""
 LEAST_FACTOR_OF_MAP = 2.0**-6
-"""The least t."""
+"""The least factor t by which a map multiplies a direction."""
 LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
-"""The least and the largest kappa; the least one also applies without a map."""
+"""The least and the largest value of kappa (`clip_factor`). Without a map, kappa has the least value."""
 ACCEPTED_LOSS = 0.003
-"""The part of the leading energy whose loss to noise gives a kappa of 1."""
+"""The loss to noise, as a share of the energy of the k leading directions, for which kappa is 1."""
 USELESS = 0.85
-"""The part of a record's energy from which on a map is not used: what it leaves, times kappa if that is above 1."""
+"""A map is not used if the mean squared norm of mapped records, times the larger of kappa and 1, is at least this."""
 LEAST_KEPT = 0.3
-"""The least part of the energy that clipping is assumed to keep."""
+"""The least share of the energy that clipping is assumed to keep."""
 STEPS, NEGLIGIBLE = 20, 1e-12
-"""Conjugate gradient steps, and the squared residual, relative to the right side, at which they stop."""
+"""The largest number of conjugate gradient steps, and the relative squared residual norm at which the steps stop."""
 
 _NEVER_ZERO = 1e-12
 
@@ -61,16 +61,16 @@ class Answer:
     Parameters
     ----------
     released : float64 array of shape (d, d) or (d + 1, d + 1)
-        The noisy sum of the moments of mapped and clipped records, of order d + 1 if they end in a constant.
+        The noisy second moment of the mapped and clipped records. Its order is d + 1 if a constant is appended to them.
     noise_std : float
-        The standard deviation of its noise off the diagonal.
+        The standard deviation of the off-diagonal noise in ``released``.
     map : PublicMap
-        T of this round.
+        The map T of this round.
     clip_norm : float
-        c of this round; 1 in round 1.
+        The clip norm c of this round; 1 in round 1.
     constant : float
-        The constant ``a c`` at the end of a record, 0 if there is none. The constants of a record of p rows are each
-        divided by the root of p.
+        The constant ``a c`` that is appended to a record, for a public number a; 0 if none is appended. A record of p
+        rows gets ``a c / sqrt(p)`` in each row.
     energy : float, optional
         `Proposal.energy` of this round; None if no record could be clipped.
     step : float
@@ -88,9 +88,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Round:
-    """An answer around its own mean if the release is centred, divided by the part that clipping kept.
+    """The second moment of one round, after centring and a correction for clipping.
 
-    ``noise_std`` and ``step`` are divided by ``kept`` too.
+    ``kept`` is the estimated share of the energy that clipping kept. ``matrix`` is the answer of the round, around its
+    own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by ``kept`` too.
     """
 
     map: PublicMap
@@ -102,22 +103,22 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimate:
-    """The second moment S of the records, around their mean if ``mean`` is given, as all rounds so far estimate it.
+    """The second moment S of the records, estimated from all rounds so far; around their mean if ``mean`` is given.
 
     Parameters
     ----------
     matrix : float64 array of shape (d, d)
-        S, not mapped.
+        The estimate of S, without a map.
     noise_std : float
-        The standard deviation of the noise of ``T S T^T`` off the diagonal, for T of the last round.
+        The standard deviation of the off-diagonal noise in ``T S T^T``, where T is the map of the last round.
     rounds : tuple of Round
         All rounds so far.
     n_records : float
         The released number of records, at least 1.
     mean : float64 array of shape (d,), optional
-        The mean of round 1, scaled to norm 1 at most: m of all later rounds before it is rounded to its grid.
+        The mean released in round 1, scaled to norm 1 at most. Rounded to a grid, it is the m of all later rounds.
     extra : float
-        The energy that the noise of the mean adds to ``sum |x - m|^2``.
+        The energy that the noise of the mean adds to the sum of ``|x - m|^2`` over all records.
     """
 
     matrix: Matrix
@@ -129,27 +130,27 @@ class Estimate:
 
     @property
     def map(self) -> PublicMap:
-        """T of the last round."""
+        """The map T of the last round."""
         return self.rounds[-1].map
 
     @property
     def total(self) -> float:
-        """The energy ``sum |x - mean|^2`` of all records, at least half a standard deviation of its noise."""
+        """The energy ``sum |x - mean|^2`` of all records, but at least half a standard deviation of its noise."""
         added = self.extra if len(self.rounds) == 1 else 0.0
         return max(float(np.trace(self.matrix)) + added, _least_energy(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A map with its forecast.
+    """A map for the next round, and the energy that it is expected to leave.
 
     Parameters
     ----------
     map : PublicMap
     factors : float64 array of shape (r,)
-        t, before the map is rounded to its grid.
+        The factors t by which the map multiplies its directions, before they are rounded to a grid.
     energy : float
-        E, the energy of all records after the map.
+        The expected energy of all records after the map.
     """
 
     map: PublicMap
@@ -164,13 +165,14 @@ class Proposal:
     Parameters
     ----------
     map : PublicMap
-        T.
+        The map T.
     clip_norm : float
-        c. It is 1 for the identity around no mean: the round is then a plain second moment.
+        The clip norm c. It is 1 if T is the identity and no mean is subtracted: the round then releases a plain second
+        moment.
     energy : float, optional
-        The expected ``sum |T (x - m)|^2``; None if no record can be clipped.
+        The expected sum of ``|T (x - m)|^2`` over all records; None if no record can be clipped.
     factor : float
-        ``c^2`` over the expected ``|T (x - m)|^2`` of one record, before the bounds on c.
+        The number kappa (`clip_factor`), from which c follows unless c reaches its upper bound.
     """
 
     map: PublicMap
@@ -180,26 +182,27 @@ class Proposal:
 
 
 def best_rounds(n_components: int, *, epsilon: float, centred: bool) -> int:
-    """Return the number of rounds that captures most, from public facts alone: 2 or 3.
+    """Return the number of rounds, 2 or 3, that captures most variance, from public facts alone.
 
     Notes
     -----
-    Differences of captured variance, three rounds less two, are means over k = 2, 3, 5, five draws of a9a and three of
-    MNIST. At epsilon .03, .1, .3 and 1 they are .003, .002, .000, .000 without centring, and -.016, .035, .000, .000
-    with it. A centred release below an epsilon of .1 is better with two rounds in all of these cells. On a9a the means
-    of 20 draws with k = 3 and 5 are -.017 and .000 at .03, -.010 and -.001 at .05, and -.003 for both at .07. The
-    mean of a first round with a tenth of the budget is then too noisy. Elsewhere three rounds lose at most .006. Two
-    rounds lose up to .19, on MNIST with k = 2 at .1: no later round corrects weak directions that round 1 overrated.
+    The following numbers are the captured variance with three rounds, minus that with two rounds. They are means over
+    k = 2, 3, 5, five draws of a9a and three of MNIST. At epsilon .03, .1, .3 and 1 they are .003, .002, .000, .000
+    without centring, and -.016, .035, .000, .000 with centring. A centred release below an epsilon of .1 is better with
+    two rounds in all of these cases. On a9a the means of 20 draws with k = 3 and 5 are -.017 and .000 at .03, -.010 and
+    -.001 at .05, and -.003 for both at .07. In these cases, the mean that a first round releases with a tenth of the
+    budget is too noisy. In all other cases, three rounds lose at most .006. Two rounds lose up to .19, on MNIST with
+    k = 2 at .1: no later round corrects weak directions that round 1 overrated.
     """
     return 2 if centred and n_components <= FEW and epsilon < NOISY else 3
 
 
 def begun(answer: Answer, *, centred: bool) -> Estimate:
-    """Return the estimate of the first round; if ``centred``, around the mean of the answer.
+    """Return the estimate after the first round, around the mean of its answer if ``centred`` is true.
 
-    Records end in a constant if they are centred, or if later rounds need their number. A first round with a warm start
-    has a map. Its mean is then that of ``x - m``, for the public mean m of the round. Without constants the number of
-    records counts as 1.
+    A constant is appended to records if they are centred, or if later rounds need their number. Otherwise the number of
+    records is set to 1. In a warm start, the first round has a map. The mean of the estimate is then the mean of
+    ``x - m``, where m is the public mean that the round subtracts.
     """
     constant, order = answer.constant, len(answer.map.directions)
     matrix, mean, extra, count = answer.released[:order, :order], None, 0.0, 1.0
@@ -218,22 +221,22 @@ def begun(answer: Answer, *, centred: bool) -> Estimate:
 
 
 def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Proposal:
-    """Return map and clip norm of the next round.
+    """Return the map and the clip norm of the next round.
 
     Parameters
     ----------
     estimate : Estimate
         The estimate from all rounds so far.
     n_components : int
-        k.
+        The number k of components.
     noise_std : float
-        The planned standard deviation off the diagonal of the next round's noise if its clip norm is 1:
-        ``(1 + a^2) sensitivity noise_multiplier / sqrt 2``.
+        The planned std of the off-diagonal noise in the next round, if its clip norm is 1:
+        ``(1 + a^2) sensitivity noise_multiplier / sqrt 2``, with a as in `Answer`.
 
     Notes
     -----
-    Where the map leaves nearly all energy, it is not used (`USELESS`). The records of such a round are clipped at 1, or
-    at their expected norm around the mean.
+    A map that leaves nearly all energy is not used (`USELESS`). Without a map, records are clipped at 1, or at their
+    expected norm around the mean.
     """
     with one_thread():
         found = design(estimate, n_components=n_components)
@@ -255,7 +258,7 @@ def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Prop
 
 
 def continued(estimate: Estimate, answer: Answer) -> Estimate:
-    """Return the estimate from one more round; a mean that the records of this round have is removed."""
+    """Return the estimate after one more round; if the release is centred, the answer is centred at its own mean."""
     with one_thread():
         matrix = around_own_mean(answer) if estimate.mean is not None else answer.released
         kept = 1.0
@@ -278,25 +281,27 @@ def continued(estimate: Estimate, answer: Answer) -> Estimate:
 
 
 def around_own_mean(answer: Answer) -> Matrix:
-    """Return the moment of an answer around the mean of its records, which end in a constant."""
+    """Return the second moment of an answer around the mean of its records, to which a constant was appended."""
     total = answer.released[:-1, -1] / answer.constant
     count = max(float(answer.released[-1, -1]) / answer.constant**2, 1.0)
     return np.asarray(answer.released[:-1, :-1] - np.outer(total, total) / count)
 
 
 def design(estimate: Estimate, *, n_components: int) -> Design:
-    """Return the map of the next round; the identity if no direction is above the noise.
+    """Return the map of the next round with its forecast; the map is the identity if no direction is above the noise.
 
     Notes
     -----
-    Directions are leading eigenvectors where the noise is even, that is after the last map, shrunk by their posterior
-    means. With the directions of the last map they span the basis of a Rayleigh-Ritz step before the map.
+    The leading eigenvectors of ``T S T^T`` are replaced by their posterior means, where T is the last map, after which
+    the noise is isotropic. These vectors, multiplied by ``T^-1``, and the directions of T span a subspace. The
+    directions of the next map are the Ritz vectors of S in this subspace.
 
-    To second order, the noise of a round with clip norm c costs ``sum_i d c^4 / (t_i^2 l_i)``, for energies l_i of the
-    k leading directions. c^2 is proportional to the energy after the map, ``D + sum_i a_i`` for ``a_i = t_i^2 l_i`` and
-    D outside the map. All a_i are then equal to D / k at the optimum: the k directions together keep as much energy as
-    all others. Only the noise of further directions against these k matters. With the energy per other direction D / d,
-    their optimum is ``t^4 = D / (d l)``.
+    To second order, the noise of a round with clip norm c costs ``sum_i d c^4 / (t_i^2 l_i)``, where l_i are the
+    energies of the k leading directions, which the map multiplies by t_i. c^2 is proportional to the energy after the
+    map. This energy is ``D + sum_i a_i``, where ``a_i = t_i^2 l_i``, and D is the energy outside the directions of the
+    map. At the optimum, all a_i equal D / k: the k directions together keep as much energy as all others. For further
+    directions, only their noise against these k matters. If each other direction has the energy D / d, the optimum is
+    ``t^4 = D / (d l)``.
     """
     order, noise_std = len(estimate.matrix), estimate.noise_std
     none = Design(map=PublicMap.identity(order), factors=np.zeros(0), energy=estimate.total)
@@ -324,14 +329,14 @@ def design(estimate: Estimate, *, n_components: int) -> Design:
 
 
 def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_std: float) -> float:
-    """Return kappa: ``c^2`` over the expected squared norm of a mapped record.
+    """Return kappa: the squared clip norm ``c^2`` divided by the expected squared norm of a mapped record.
 
-    ``noise_std`` is the noise off the diagonal of a round with factor 1.
+    ``noise_std`` is the std of the off-diagonal noise in a round with a kappa of 1.
 
     Notes
     -----
     The loss by noise grows with the square of kappa. The bias of clipping falls about as ``exp(-4 kappa)``. So the
-    minimum of their sum moves by the logarithm of the loss over four.
+    kappa with the least sum of both changes by a fourth of the logarithm of the loss.
     """
     basis, factors = found.map.basis[:, :n_components], found.factors[:n_components]
     energies = np.maximum(np.einsum("ij,ij->j", basis, estimate.matrix @ basis), _NEVER_ZERO)
@@ -339,7 +344,7 @@ def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_s
 
 
 def factor_for(energies: Matrix, factors: Matrix, *, order: int, noise_std: float) -> float:
-    """Return kappa for leading directions with these energies, which a map shrinks by these factors."""
+    """Return kappa (`clip_factor`) for leading directions with ``energies``, which a map multiplies by ``factors``."""
     if not len(energies):
         return LEAST_FACTOR
     loss = order * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
@@ -349,13 +354,15 @@ def factor_for(energies: Matrix, factors: Matrix, *, order: int, noise_std: floa
 def combined(rounds: Sequence[Round], start: Matrix) -> Matrix:
     """Return the S that minimises ``sum_j |A_j - T_j S T_j^T|^2 / s_j^2`` over the rounds j.
 
+    Round j has the map T_j, the second moment A_j, and noise of std s_j.
+
     Notes
     -----
-    The normal equations are ``sum_j H_j S H_j / s_j^2 = sum_j T_j^T A_j T_j / s_j^2 = B``, for ``H = T^T T``. Let Q be
-    an orthonormal basis of all columns of U and W. Every H is the identity orthogonal to Q. So B over the sum of
-    weights is S there, and a system of the order of Q gives ``Q^T S`` orthogonal to Q. Only ``Q^T S Q`` requires
-    conjugate gradients, for a matrix of the order of Q. Their preconditioner is exact for one map among the rounds,
-    hence for two rounds.
+    The normal equations are ``sum_j H_j S H_j / s_j^2 = sum_j T_j^T A_j T_j / s_j^2 = B``, for ``H_j = T_j^T T_j``. Let
+    the q columns of Q be an orthonormal basis of all columns of U and W. Every H_j is the identity orthogonal to Q.
+    There S is B divided by the sum of the weights ``1 / s_j^2``. A linear system of order q gives the part of ``Q^T S``
+    that is orthogonal to Q. Only ``Q^T S Q`` requires conjugate gradients, for a q x q matrix. Their preconditioner is
+    exact if only one round has a map, hence for two rounds.
     """
     weights = weights_of(rounds)
     whole = sum(weights)
@@ -375,15 +382,17 @@ def combined(rounds: Sequence[Round], start: Matrix) -> Matrix:
 
 
 def components(estimate: Estimate, *, n_components: int, method: Request = "auto") -> Refinement:
-    """Return the leading k pairs of the estimate, refined where the noise of most of them is even.
+    """Return the k leading eigenpairs of the estimate S, refined in coordinates with nearly isotropic noise.
 
     Notes
     -----
-    With a map of at least k directions this is after the map. There k + 10 pairs are refined, as their order differs
-    from the order before the map. With a narrower map most of the k directions are outside it.
+    If the last map T has at least k directions, the leading pairs of ``T S T^T`` are refined. These are k + 10 pairs,
+    because their order differs from the order without the map. If T has fewer directions, the leading pairs of S are
+    refined, because most of the k directions are outside the map.
 
-    In a warm start, the map's directions come from other records. If these records lack some of them, the inverse map
-    turns the noise along them into large values. So directions that are below the noise are projected away first.
+    In a warm start, the directions of the map come from other records. If the new records have no energy along some of
+    these directions, the inverse map makes the noise along them large. So directions below the noise are projected out
+    first.
     """
     order, last = len(estimate.matrix), estimate.rounds[-1]
     mapped = last.map.width >= n_components
@@ -406,12 +415,12 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
 
 
 def _least_energy(estimate: Estimate) -> float:
-    """Return half a standard deviation of the noise of a trace."""
+    """Return the least energy assumed for an estimate: half the standard deviation of the noise in its trace."""
     return math.sqrt(2.0 * len(estimate.matrix)) * estimate.noise_std / 2.0
 
 
 def weights_of(rounds: Sequence[Round]) -> list[float]:
-    """Return the weight of each round in `combined`, which is 1 over its variance."""
+    """Return the weight ``1 / s_j^2`` of each round j in `combined`, where s_j is the std of its noise."""
     return [1.0 / each.noise_std**2 for each in rounds]
 
 
@@ -425,10 +434,10 @@ def _visible(matrix: Matrix, noise_std: float) -> Matrix:
 
 
 def _without_weak(estimate: Estimate) -> Matrix:
-    """Return the matrix of an estimate; in a warm start, without the map's directions that are below the noise.
+    """Return the matrix of an estimate; in a warm start, project out the map's directions that are below the noise.
 
-    Their number is that of the map's directions, which do not depend on this noise. So the edge is that of so small a
-    noise matrix.
+    Only noise along the directions of the map matters, and these directions do not depend on it. So a noise matrix
+    whose order is the number of directions has the same edge.
     """
     if len(estimate.rounds) > 1 or not estimate.map.width:
         return estimate.matrix
@@ -442,7 +451,7 @@ def _without_weak(estimate: Estimate) -> Matrix:
 
 
 def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the Ritz values of a matrix, descending, and its Ritz vectors as columns."""
+    """Return the Ritz values of a matrix on the span of ``spanning``, descending, and the Ritz vectors as columns."""
     basis = np.linalg.qr(spanning)[0]
     inner = basis.T @ matrix @ basis
     values, mixtures = np.linalg.eigh((inner + inner.T) / 2.0)
@@ -450,7 +459,7 @@ def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def factors_of(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
-    """Return t for directions with energies in descending order, given the energy outside all of them."""
+    """Return the factors t of a map (`design`), for directions with descending energies and the energy ``outside``."""
     width = len(energies)
     count = min(n_components, width)
     factors = np.minimum(1.0, (outside / max(order - width, 1) / energies) ** 0.25)
@@ -460,7 +469,10 @@ def factors_of(energies: Matrix, outside: float, *, n_components: int, order: in
 
 
 def _solved(grams: Sequence[Matrix], weights: Sequence[float], wanted: Matrix, start: Matrix) -> Matrix:
-    """Solve ``sum_j w_j H_j X H_j = B`` for X by `STEPS` preconditioned conjugate gradient steps."""
+    """Solve ``sum_j w_j H_j X H_j = B`` for X by at most `STEPS` preconditioned conjugate gradient steps.
+
+    H_j are the ``grams``, w_j the ``weights``, and B is ``wanted``.
+    """
 
     def image(found: Matrix) -> Matrix:
         return np.asarray(sum(weight * gram @ found @ gram for weight, gram in zip(weights, grams, strict=True)))

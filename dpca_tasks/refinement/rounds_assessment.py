@@ -1,17 +1,18 @@
 """Quality of a release in rounds, estimated from its last answer given all earlier ones.
 
-In the last round a record x counts with weight ``w = min(1, c^2 / |T (x - m)|^2)``, so that long records count less.
-The weighted moment is ``S_w = T^-1 M T^-T``, for the exact answer M. Without centring it is at most the moment S of all
-records, since no weight exceeds 1: a lower bound on the variance that components capture of S_w is also one for S.
+In the last round a record x has the weight ``w = min(1, c^2 / |T (x - m)|^2)``, so that long records count less. The
+weighted moment is ``S_w = T^-1 M T^-T``, for the exact answer M. No weight exceeds 1, so without centring S_w is at
+most the moment S of all records. Hence a lower bound on ``tr(U^T S_w U)`` is also a lower bound on ``tr(U^T S U)``.
 
 *Fission.* Given the earlier answers, T, m and c are constants, and the last answer is ``A = M + E`` with isometric E.
-With a public copy Z of this noise, ``A + h Z`` and ``A - Z / h`` are independent. The whole rule (part kept, combined
-rounds, components) computes U from ``A + h Z``, and ``V = T^-T U`` is scored by ``tr(V^T (A - Z / h) V)``. This is
-without bias for ``tr(U^T S_w U)`` at noise ``sqrt(1 + h^2)`` times as large. Both signs of Z are scored, and h is
-`CHOICE_SHARE`. A centred score adds the variance that the noise of the mean removes.
+Let Z be a public random matrix with the law of this noise. Then ``A + h Z`` and ``A - Z / h`` are independent. The
+whole computation (correction for clipping, combination of rounds, components) gives U from ``A + h Z``. With
+``V = T^-T U``, the score ``tr(V^T (A - Z / h) V)`` is an unbiased estimate of ``tr(U^T S_w U)``, at noise
+``sqrt(1 + h^2)`` times as large. Both signs of Z are scored, and h is `CHOICE_SHARE`. For a centred release, the score
+adds the variance that the noise of the mean removes.
 
-*Bounds.* The sum of the k largest eigenvalues is convex. So its mean on an unbiased estimate of S_w is at least its
-value at S_w, by Jensen's inequality, and two standard deviations cover its spread.
+*Bounds.* The sum of the k largest eigenvalues is convex. So, by Jensen's inequality, its mean over unbiased estimates
+of S_w is at least its value for S_w. Two standard deviations cover its spread.
 
 References
 ----------
@@ -42,7 +43,7 @@ type Matrix = NDArray[np.float64]
 
 
 def estimated(answers: Sequence[Answer], *, centred: bool, constraints: Constraints | None = None) -> Estimate:
-    """Return the estimate from the answers of all rounds so far, among the moments that constraints allow."""
+    """Return the estimate from the answers of all rounds so far, under constraints if they are given."""
     found = functools.reduce(continued, answers[1:], begun(answers[0], centred=centred))
     return found if constraints is None else constrained(found, answers[0], constraints)
 
@@ -62,8 +63,8 @@ def assessed(
     answers : sequence of Answer
         The answers of all rounds: at least two, or one with a warm start.
     refinement : Refinement
-        The components from the estimate of all rounds. Their rule is run again, with the same method, on copies of the
-        last answer with more noise.
+        The components from the estimate of all rounds. The computation is repeated, with the same method, on copies of
+        the last answer with more noise.
     centred : bool
         Whether records were centred.
     unit : float
@@ -74,9 +75,9 @@ def assessed(
     Returns
     -------
     Assessment
-        All fields but ``noise_std``, ``above_noise`` and ``share_low_of_all`` refer to the records as weighted in the
-        last round. ``captured_low`` is a bound for the records without weights too if they are not centred. If no round
-        had a map or could clip a record, all weights are 1, and the estimate is assessed like a single release.
+        All fields except ``noise_std``, ``above_noise`` and ``share_low_of_all`` refer to the records as weighted in
+        the last round. Without centring, ``captured_low`` is also a lower bound for unweighted records. If no round had
+        a map or could clip a record, all weights are 1, and the estimate is assessed like a single release.
     """
     with one_thread():
         last, follow = answers[-1], _rule(answers[:-1], centred=centred, constraints=constraints)
@@ -104,12 +105,12 @@ def assessed(
 
 
 def _unmapped(answer: Answer, *, centred: bool) -> Matrix:
-    """Return an unbiased estimate of S_w, around its mean if records are centred."""
+    """Return an unbiased estimate of the weighted moment S_w of records, around their mean if they are centred."""
     return answer.map.inverse_around(_moment(answer, centred=centred))
 
 
 def _moment(answer: Answer, *, centred: bool) -> Matrix:
-    """Return the moment of mapped records: around their mean if centred, and without the constants."""
+    """Return the second moment of mapped records, around their mean if centred, without an appended constant."""
     order = len(answer.map.directions)
     return around_own_mean(answer) if centred else answer.released[:order, :order]
 
@@ -123,7 +124,7 @@ def edge_of(estimate: Estimate, constraints: Constraints | None) -> float:
 
 
 def _rule(early: Sequence[Answer], *, centred: bool, constraints: Constraints | None) -> Callable[[Answer], Estimate]:
-    """Return the function from the last answer to the estimate, given all earlier answers."""
+    """Return a function that computes the estimate from a last answer, given the ``early`` answers."""
     before = estimated(early, centred=centred) if early else None
 
     def follow(last: Answer) -> Estimate:
@@ -134,7 +135,7 @@ def _rule(early: Sequence[Answer], *, centred: bool, constraints: Constraints | 
 
 
 def _scored(follow: Callable[[Answer], Estimate], last: Answer, refinement: Refinement, *, centred: bool) -> Score:
-    """Score the rule that found the components, in the units of the answers."""
+    """Estimate the variance ``tr(U^T S_w U)`` of the weighted moment that the components U capture, by fission."""
     count, share = len(refinement.components), CHOICE_SHARE
     noise_std = math.sqrt(2.0) * last.noise_std
 
@@ -172,7 +173,10 @@ def _bias_of_mean(last: Answer, columns: Matrix, *, share: float) -> Matrix:
 
 
 def _estimated(shown: Assessment, moment: Matrix, last: Answer, score: Score, *, whole: float | None) -> Assessment:
-    """Fill in the fields that follow from a score of S_w, of which ``moment`` is an unbiased estimate."""
+    """Add the fields that follow from a score to an assessment.
+
+    ``moment`` is an unbiased estimate of the weighted moment S_w of records.
+    """
     noise_std, count = math.sqrt(2.0) * last.noise_std, len(score.parts)
     low = max(score.total - BELOW * score.std, 0.0)
     values, vectors = (found[..., ::-1] for found in eigh(moment))
@@ -204,14 +208,15 @@ def _raised(values: Matrix, mapped: Matrix, gram: Matrix, noise_std: float) -> f
 
 
 def _trace_spread(last: PublicMap) -> float:
-    """Return the standard deviation of ``tr(T^-1 E T^-T)``, over that of a diagonal entry of E."""
+    """Return the std of ``tr(T^-1 E T^-T)`` for the map T and isometric noise E whose diagonal has std 1."""
     return float(np.linalg.norm(last.inverse_around(np.eye(len(last.directions)))))
 
 
 def _most_energy(first: Answer, estimate: Estimate) -> float | None:
-    """Return an upper bound on the energy of all records, by their number and by the trace of a round without map.
+    """Return an upper bound on the sum of squared norms of all records; None if their number was not released.
 
-    None if the number was not released.
+    The result is the smaller of two bounds. One follows from the number of records, whose norms are at most 1. The
+    other follows from the trace of the first round, which has no map; a warm start lacks it.
     """
     if not first.constant:
         return None

@@ -1,12 +1,14 @@
-"""Linear constraints that a declared schema imposes on every second moment, and the exact projection onto them.
+"""Linear constraints that a declared schema imposes on every second moment, and the orthogonal projection onto them.
 
-A categorical column becomes a group of features, of which a row has at most one. So ``S_ij = 0`` for two features of
-one group. If every row fills the groups g and h, with the same value, then ``x^T (1_g - 1_h) = 0`` for each row, and
-``S (1_g - 1_h) = 0``. Clipping scales all entries of a row alike, so both hold after clipping too.
+A categorical column becomes a group of features, of which at most one is nonzero in a row. So ``S_ij = 0`` for two
+different features i and j of one group. Some groups are *filled*: every row has a nonzero feature in them, with the
+same value in all filled groups. For filled groups g and h with indicator vectors 1_g and 1_h, each row x satisfies
+``x^T (1_g - 1_h) = 0``, so ``S (1_g - 1_h) = 0``. Clipping scales all entries of a row by the same factor, so both
+equations hold after clipping too.
 
 The constraints follow from the public schema alone. Let L be the linear space of symmetric matrices that satisfy them.
-The orthogonal projection onto L is post-processing of a release: it removes noise and no signal. The noise left is
-normal on L, and its standard deviation is `Constraints.ratio` times the former one.
+The orthogonal projection onto L is post-processing of a release: it removes noise and no signal. The remaining noise is
+normal on L, and its standard deviation is `Constraints.ratio` times the standard deviation before.
 
 >>> space = Constraints(n_features=5, groups=((0, 2), (2, 5)), filled=(True, True))
 >>> space.project(np.ones((5, 5))).round(3)[0].tolist()
@@ -16,10 +18,10 @@ normal on L, and its standard deviation is `Constraints.ratio` times the former 
 
 Notes
 -----
-With Z the operator that sets the zero entries, and the indicators of the filled groups as columns of G, the projection
-is ``Z(A - G Y^T - Y G^T)``, for the Y of shape (d, g) that makes all columns of its product with G equal. Setting
-zeros and removing the null vectors in turn also converges to it, but slowly. Conjugate gradients find Y to rounding,
-and each step only costs ``O(d g)``, since the groups are disjoint.
+Let Z be the operator that sets the entries of the first constraint to 0, and let the g columns of G be the indicators
+of the filled groups. The projection of A is ``P = Z(A - G Y^T - Y G^T)``, for the Y of shape (d, g) for which all
+columns of ``P G`` are equal. Alternating projections onto both constraints also converge to P, but slowly. Conjugate
+gradients find Y up to rounding, and each step only costs ``O(d g)``, since the groups are disjoint.
 """
 
 import itertools
@@ -37,22 +39,22 @@ from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
 type Matrix = NDArray[np.float64]
 
 ACCURACY = 1e-24
-"""The squared residual, relative to the sums over groups, at which conjugate gradients stop."""
+"""The squared norm of the residual, relative to that of the sums over groups, at which conjugate gradients stop."""
 _STEPS = 1_000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
-    """Disjoint groups of features, of which each row has at most one.
+    """Disjoint groups of features; in each row, at most one feature of a group is nonzero.
 
     Parameters
     ----------
     n_features : int
-        d.
+        The number d of features.
     groups : tuple of pairs of int
-        The first feature of each group, and the one after its last.
+        For each group, the index of its first feature, and the index after its last feature.
     filled : tuple of bool
-        For each group, whether every row has exactly one of its features, with the value 1.
+        For each group, whether exactly one of its features is nonzero in every row, with the value 1.
     """
 
     n_features: int
@@ -61,14 +63,14 @@ class Constraints:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any] | None, *, n_features: int) -> Self | None:
-        """Return the constraints that a manifest states, as `facts` returns them; None if it states none."""
+        """Create constraints from the output of `facts` in a manifest; return None if ``facts`` is None."""
         if facts is None:
             return None
         groups = tuple((int(start), int(stop)) for start, stop in facts["groups"])
         return cls(n_features=n_features, groups=groups, filled=tuple(map(bool, facts["filled"])))
 
     def facts(self) -> dict[str, Any]:
-        """Return the groups as plain JSON values."""
+        """Return ``groups`` and ``filled`` as plain JSON values."""
         return {"groups": [list(group) for group in self.groups], "filled": list(self.filled)}
 
     @property
@@ -78,17 +80,17 @@ class Constraints:
 
     @property
     def excludes(self) -> bool:
-        """Whether the constraints exclude any matrix."""
+        """True if some symmetric matrix violates the constraints."""
         return len(self.sizes) > 1 or any(stop - start > 1 for start, stop in self.groups)
 
     @property
     def width(self) -> int:
-        """The number of dimensions that the null vectors leave, in which all noise is after the projection."""
+        """The dimension of the space orthogonal to all null vectors ``1_g - 1_h``; the remaining noise is in it."""
         return self.n_features - max(len(self.sizes) - 1, 0)
 
     @cached_property
     def members(self) -> Matrix:
-        """The indicators of the filled groups as columns, shape (d, g)."""
+        """The indicator vectors of the g filled groups, as columns of a matrix of shape (d, g)."""
         found = np.zeros((self.n_features, len(self.sizes)))
         full = (ends for ends, full in zip(self.groups, self.filled, strict=True) if full)
         for column, (start, stop) in enumerate(full):
@@ -96,13 +98,16 @@ class Constraints:
         return found
 
     def dimension(self, *, constant: bool = False) -> int:
-        """Return the dimension of L, with ``constant`` for rows that end in a constant.
+        """Return the dimension of the space L of matrices that satisfy the constraints.
+
+        If ``constant`` is true, a constant was appended to the rows.
 
         Notes
         -----
-        Entries between the g filled groups are tables of counts with given margins, which are the diagonals of the
-        groups and have equal sums: ``sum n - (g - 1)`` diagonals and ``sum (n - 1) (n' - 1)`` further entries. Each
-        other feature has ``sum n - (g - 1)`` entries with the filled groups.
+        Let there be g filled groups, of sizes n. The entries of S between two filled groups are a table of counts. Its
+        margins are the diagonal entries of both groups, so the diagonals of all groups have equal sums. This gives
+        ``sum n - (g - 1)`` free diagonal entries, and ``(n - 1) (n' - 1)`` further free entries for two groups of sizes
+        n and n'. Each other feature has ``sum n - (g - 1)`` free entries with the filled groups.
         """
         sizes = self.sizes
         diagonal = sum(sizes) - max(len(sizes) - 1, 0)
@@ -116,18 +121,18 @@ class Constraints:
     def ratio(self, *, constant: bool = False, centred: bool = False) -> float:
         """Return the standard deviation of the noise after the projection, divided by its value before.
 
-        ``centred`` is for moments around a mean, which `project_centred` projects.
+        If ``centred`` is true, the projection is `project_centred`, for moments around a mean.
         """
         left = math.comb(self.width + 1, 2) if centred else self.dimension(constant=constant)
         return math.sqrt(left / math.comb(self.n_features + constant + 1, 2))
 
     def project(self, matrix: Matrix) -> Matrix:
-        """Return the nearest matrix of L, in the Frobenius norm.
+        """Return the nearest matrix that satisfies the constraints, in the Frobenius norm.
 
         Parameters
         ----------
         matrix : float64 array of shape (d, d) or (d + 1, d + 1)
-            Symmetric. With order d + 1, rows end in a constant.
+            Symmetric. The order is d + 1 if a constant was appended to the rows.
         """
         kept = matrix.copy()
         self._set_zeros(kept)
@@ -141,7 +146,10 @@ class Constraints:
         return kept
 
     def project_centred(self, matrix: Matrix) -> Matrix:
-        """Return the nearest moment around a mean; only the null vectors hold for it, not the zeros."""
+        """Return the nearest symmetric matrix A with ``A (1_g - 1_h) = 0`` for all filled groups g and h.
+
+        A moment around a mean satisfies these equations, but not the zeros within groups.
+        """
         if len(self.sizes) < 2:
             return matrix
         null = self._null
@@ -151,7 +159,7 @@ class Constraints:
 
     @cached_property
     def _null(self) -> Matrix:
-        """An orthonormal basis of the null vectors, shape (d, g - 1)."""
+        """An orthonormal basis of the null vectors ``1_g - 1_h``, of shape (d, g - 1)."""
         return np.linalg.qr(self.members[:, 1:] - self.members[:, :1])[0]
 
     def _set_zeros(self, matrix: Matrix) -> None:
@@ -160,13 +168,16 @@ class Constraints:
             block[...] = np.diag(np.diag(block))
 
     def _multipliers(self, sums: Matrix, members: Matrix) -> Matrix:
-        """Return Y with ``Z(G Y^T + Y G^T) G C = A G C``, given ``A G``, where C subtracts the mean of each row."""
+        """Return Y of the notes above: ``Z(G Y^T + Y G^T) G C = A G C``, where C subtracts the mean of each row.
+
+        ``sums`` is ``A G``, and ``members`` is G.
+        """
         sizes, full = np.array(self.sizes, float), members.any(axis=1)
         own = members.astype(bool)
         at = own.argmax(axis=1)
 
         def image(found: Matrix) -> Matrix:
-            sums = (members.T @ found).T[at]  # entry h: the sum over group h of the column of the row's own group
+            sums = (members.T @ found).T[at]  # entry (i, h): the sum over group h of the column of i's own group
             product = found * sizes + np.where(full[:, None], sums, 0.0)
             product[own] = 2.0 * found[own]
             return _differences(product)

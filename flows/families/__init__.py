@@ -1,1 +1,1 @@
-"""Families of releases, from request to artifact, without orchestrator and cluster."""
+"""Families of releases: from a request to its mechanism, plan and artifact, without orchestrator and cluster."""

@@ -54,7 +54,7 @@ class PlannedRelease[R: Request]:
 
 
 class Family[R: Request, T](ABC):
-    """A family of releases, with requests R and mechanisms that return results T."""
+    """Interface of a family of releases, whose requests have type R and whose mechanisms return results of type T."""
 
     name: ClassVar[str]
     """Name under which requests of the family are stored."""
@@ -102,47 +102,47 @@ class Family[R: Request, T](ABC):
 
     @abstractmethod
     def state(self, planned: PlannedRelease[R], result: T, *, release_id: str, columns: Columns) -> Artifact:
-        """Build the artifact of a result from its public facts only; the dataset's owner declared the columns."""
+        """Build the artifact of a result from public facts only; ``columns`` are the dataset's declared columns."""
 
     def published_facts(self, planned: PlannedRelease[R]) -> Mapping[str, Any]:
         """Return the facts of the request that an artifact contains in addition to the facts of its noise."""
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return why each record must have one row, and the ingest option for it; None without this rule."""
+        """Return a message if each record must have one row, with the ingest option for it; None if not."""
         return None
 
     def pinned(self, request: R) -> R:
-        """Return a request in which versions have replaced the aliases of artifacts that the release starts from."""
+        """Return the request with the alias of the earlier release replaced by the version that it points to now."""
         return request
 
     def started(self, request: R, reference: str, columns: Callable[[], "Columns"]) -> R:
-        """Return a request that starts from an earlier release, if it names none and that release allows it."""
+        """Let a request without an earlier release start from the release ``reference``, where possible."""
         return request
 
     def restarted(self, request: R, reserved: R) -> R:
-        """Return a request of a schedule's slot with the earlier release that the slot's reservation starts from."""
+        """Return the request, set to start from the same earlier release as the stored request ``reserved``."""
         return request
 
     def starts_from(self, request: R) -> str | None:
-        """Return the reference of the earlier release that a release starts from; None if there is none."""
+        """Return the reference of the earlier release from which the release starts; None if there is none."""
         return None
 
     def start(self, request: R, *, n_features: int) -> Mapping[str, Any] | None:
-        """Return the public facts of the earlier release that a release starts from, for its plan; None if none is."""
+        """Return the public facts, for the plan, of the earlier release of `starts_from`; None if there is none."""
         return None
 
     def ready(self, planned: PlannedRelease[R]) -> PlannedRelease[R]:
-        """Return a planned release whose mechanism can read the earlier release that it starts from."""
+        """Return the planned release with a mechanism that can load the earlier release of `starts_from`."""
         return planned
 
     def check_columns(self, request: R, columns: Callable[[], "Columns"]) -> None:  # noqa: B027 - optional to override
-        """Refuse rows whose columns differ from those of the earlier release that a release starts from.
+        """Refuse rows whose columns differ from those of the earlier release of `starts_from`.
 
         Raises
         ------
         InvalidInput
-            With the first difference.
+            When columns differ; the message names the first difference.
         """
 
     def check_ingest(self, request: R, manifest: Callable[[], Manifest]) -> None:  # noqa: B027 - optional to override
@@ -160,7 +160,7 @@ class Family[R: Request, T](ABC):
         Raises
         ------
         Refused
-            With the reason; nothing was charged.
+            When a condition cannot be met; the message names the condition. Nothing was charged.
         """
 
     def expected_noise(self, planned: PlannedRelease[R]) -> str | None:
@@ -173,7 +173,7 @@ class Family[R: Request, T](ABC):
         Raises
         ------
         Refused
-            With the reason; nothing was charged.
+            When pure noise is expected; the message gives the reason. Nothing was charged.
         """
 
     def reads_artifact(self, request: R) -> bool:
@@ -181,7 +181,7 @@ class Family[R: Request, T](ABC):
         return False
 
     def restate(self, request: R, artifact: Artifact, *, parent: str) -> Artifact | None:
-        """Derive the artifact that a request specifies from the existing one; None where no change is needed.
+        """Derive the requested artifact from the existing artifact of a release; None if no change is needed.
 
         Raises
         ------
@@ -191,11 +191,11 @@ class Family[R: Request, T](ABC):
         return None
 
     def withheld(self, request: R, artifact: Artifact) -> str | None:
-        """Return why a request excludes an artifact from publication; None where it does not."""
+        """Return the reason why an artifact may not be published under its request; None if it may."""
         return None
 
     def parameters(self, mechanism: Mechanism[T]) -> Mapping[str, Any]:
-        """Return the parameters of a mechanism from `build`, in the form that its artifact states."""
+        """Return the parameters of a mechanism by name, for the manifest of its artifact."""
         return dataclasses.asdict(mechanism)  # type: ignore[call-overload, no-any-return]
 
     def source(self, planned: PlannedRelease[R], rows: BlockSource) -> BlockSource:
@@ -308,7 +308,7 @@ def records_facts(snapshot: Entry) -> dict[str, Any]:
 
 
 def one_row_a_user(request: Request) -> str:
-    """Return the rule that ratings have one row per user, with the ingest option for it."""
+    """Return a message: the request needs one row per user, and an ingest option ensures this."""
     return (
         f"{request.family} needs one row for each user; ingest triplets with --columns "
         "row=USER,column=ITEM,value=RATING."
@@ -428,9 +428,10 @@ def read_planned(release: Release, *, unit: PrivacyUnit) -> PlannedRelease[Any]:
 
 
 def request_facts(request: Request, mechanism: Mechanism[Any], *, given: Request) -> bytes:
-    """Return the options that identify a request, except its rows.
+    """Return the options that identify a request, except its rows, as canonical JSON.
 
-    If an option of the ``given`` request is ``auto``, the identity contains ``auto``, not the choice made for it.
+    ``given`` is the request before each ``auto`` was replaced by a choice. The identity contains ``auto``, not the
+    choice.
     """
     family, target = family_of(request), target_of(given)
     parameters = family.parameters(mechanism) if request == given else {}
@@ -445,7 +446,7 @@ def fingerprint_of(snapshot: str, requested: bytes, *, start: str | None = None)
 
 
 def target_of(request: Request) -> PrivacyTarget:
-    """Return the requested guarantee; none for a reference, whatever epsilon and delta the request has.
+    """Return the requested guarantee; for a reference mechanism, return a target without a guarantee.
 
     Raises
     ------

@@ -14,7 +14,10 @@ from storage.datasets.snapshot_reader import Dataset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The public facts about the columns of rows: their number, their names and schema if declared, and their table."""
+    """The public facts about the columns of a table: their number, and their names and schema if declared.
+
+    ``table`` is the name of the table in messages.
+    """
 
     table: str
     n_features: int
@@ -70,8 +73,8 @@ def check_same_columns(columns: Columns, other: Columns, *, rule: str, named: bo
 def constraints_of(encoder: Mapping[str, Any]) -> Constraints | None:
     """Return the constraints that a schema, as plain JSON values, imposes on second moments; None if it imposes none.
 
-    The features of a column are a group if at most one of them differs from 0 in a row. Only a categorical column can
-    be filled, if none of its rules is ``zero``.
+    The features of a column are a group if at most one of them differs from 0 in a row. The group is filled if exactly
+    one of them differs from 0 in every row. Only a categorical column without a rule ``zero`` can be filled.
     """
     from pydantic import TypeAdapter
 

@@ -54,7 +54,8 @@ def advice_facts(
 ) -> Mapping[str, Any]:
     """Return the advice of a dry run.
 
-    It consists of a sentence, the expected error of each mechanism, and the part of the signal that each one finds.
+    It consists of a sentence, the expected error of each mechanism, and the share of the signal that each mechanism is
+    expected to find.
     """
     ranked = advised(problem, target, rank=rank, signal=signal)
     return {
@@ -74,7 +75,7 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
     reason = f"with {users}, it is expected to find {best.captured:.0%} of the signal of factors"
     if best.mechanism == "item_means":
         most = max((each.captured for each in others), default=0.0)
-        reason = f"with {users}, noise would leave factors {most:.0%} of their signal, less than they cost"
+        reason = f"with {users}, factors would find only {most:.0%} of their signal, less than their noise costs"
     rest = "".join(f", {each.mechanism} {each.error:.3g}" for each in others)
     taken, part = "declared" if signal is not None else "assumed", SIGNAL if signal is None else signal
     return (
@@ -118,7 +119,7 @@ def neighbours_of(name: str, problem: RatingsProblem) -> tuple[Neighbours, ...]:
 
 
 def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactors], float]:
-    """Return a statistic: the offset of the item, or the absolute value of its factor."""
+    """Return the statistic of the audit: the offset of the rated item, or the absolute value of its factor."""
 
     def read(result: ItemFactors) -> float:
         return float(result.offsets[0]) if result.factors is None else float(np.abs(result.factors[0, 0]))
@@ -144,7 +145,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
     )
 
     def one_row_rule(self, request: CompletionRequest) -> str | None:
-        """Return the rule that ratings have one row per user."""
+        """Return the message that ratings need one row for each user."""
         return one_row_a_user(request)
 
     def build(self, request: CompletionRequest) -> Mechanism[ItemFactors]:

@@ -1,4 +1,4 @@
-"""Family of private estimates of how well item embeddings predict, by four noisy sums over users, which are charged."""
+"""Family of private estimates of how well item embeddings predict; each estimate charges four noisy sums over users."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +124,7 @@ def neighbours_of(_name: str, problem: PredictionTerms) -> tuple[Neighbours, ...
 
 
 def in_sum(_pair: Neighbours, _problem: PredictionTerms) -> Callable[[Estimate], float]:
-    """Return a statistic: the total of the four sums, all of which the differing user raises."""
+    """Return the statistic of the audit: the total of the four sums, because the differing user raises each of them."""
     return lambda result: float(result.sums.sum())
 
 
@@ -144,7 +144,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
     )
 
     def one_row_rule(self, request: CompletionEvaluationRequest) -> str | None:
-        """Return the rule that ratings have one row per user."""
+        """Return the message that ratings need one row for each user."""
         return one_row_a_user(request)
 
     def evaluated(self, request: CompletionEvaluationRequest) -> EvaluatedItems:

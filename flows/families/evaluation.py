@@ -60,7 +60,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def diagnosis(
         self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows of a snapshot in the form that the evaluated release used, and its diagnosis on them.
+        """Return the rows in the form that the evaluated release used, and a function that diagnoses it on them.
 
         Raises
         ------
@@ -154,7 +154,7 @@ class EvaluatedSubspace:
         NotFound, Invalid
             When the reference does not exist, or is not a subspace.
         InvalidInput
-            When the subspace states no clip norm, without which its rows are unknown.
+            When the manifest states no clip norm, so that the rows of the release cannot be reconstructed.
         """
         version = workspace.registry.resolve(reference)
         subspace = workspace.registry.load(f"{version.name}@sha256:{version.digest}", PrivateSubspace)
@@ -209,18 +209,18 @@ def audited_problem(relation: Relation) -> SubspaceTerms:
 
 
 def neighbours_of(_name: str, problem: SubspaceTerms) -> tuple[Neighbours, ...]:
-    """Return pairs of datasets that differ in a record along the axis, or off it."""
+    """Return pairs of datasets that differ in one record, along the first axis or orthogonal to it."""
     return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
 
 
 def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate], float]:
-    """Return a statistic: the sum along the axis, minus the sum off it if records are replaced."""
+    """Return the statistic of the audit: the sum along the first axis; for replace_one, minus the orthogonal sum."""
     off = 1.0 if problem.relation == "replace_one" else 0.0
     return lambda result: float(result.sums[0] - off * result.sums[2])
 
 
 class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
-    """Family of private estimates of what subspaces capture."""
+    """Family of private estimates of the variance that subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest

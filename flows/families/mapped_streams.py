@@ -1,8 +1,8 @@
 """Streams whose ticks use public maps: the map of a tick, and the estimate from answers under several maps.
 
 The first tick takes its map from an earlier release (``like``), or has none. With ``maps=doubling``, ticks 2, 4, 8, ...
-take a new map from the answers so far. All other ticks use the map of the tick before. Each answer is stored with its
-public inputs, so later ticks need no other record of them.
+take a new map from the answers so far. Every other tick uses the map of the previous tick. Each answer is stored with
+its public inputs, from which later ticks read the maps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,13 +38,13 @@ _LONG = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedEstimate:
-    """The directions of an estimate, and what its answers state about the ticks.
+    """The directions of an estimate, with facts about the ticks of its answers.
 
     Attributes
     ----------
     subspace : Subspace
     records : list of float, the noisy weighted number of records in each answer
-    first : int, the first of the ticks from which on all ticks have the map of the last one
+    first : int, the earliest tick such that it and all later ticks have the map of the last tick
     """
 
     subspace: Subspace
@@ -64,7 +64,8 @@ class MappedStream:
     answer : dict, kind of estimate, as keyword arguments of `coefficients`
     components : int
     like : str or None, the earlier release as NAME@VERSION, and its digest
-    noise_of_like : float, noise of the earlier release per record, in squared clip norms; infinite without one
+    noise_of_like : float, std of the noise of the earlier release, divided by its number of records, in squared clip
+        norms; infinite without an earlier release
     doubling : bool
     answers : Answers
     """
@@ -96,7 +97,7 @@ class MappedStream:
         return next_map(found, last, n_components=self.components, noise_std=self._one_std * spread)
 
     def estimate(self, kept: Sequence[int]) -> MappedEstimate:
-        """Return the estimate at the last of the kept ticks; each answer is read once, and the last one twice."""
+        """Return the estimate at the last of the ticks ``kept``; the last answer is read twice, the others once."""
         last, records, first = self._read(kept[-1]), list[float](), kept[-1]
 
         def read() -> Iterator[TickAnswer]:
@@ -115,7 +116,10 @@ class MappedStream:
         return MappedEstimate(subspace=subspace, records=records, first=first)
 
     def drift(self, components: NDArray[np.float64], contrast: Contrast) -> Drift:
-        """Test directions for drift where the noise is even: after the map, which all ticks of the contrast share."""
+        """Test directions for drift after the map of the contrast's ticks, where the noise is isotropic.
+
+        All ticks of the contrast have the same map.
+        """
         difference = np.zeros((self.plan.problem.n_features,) * 2)
         for tick, multiplier in zip(contrast.ticks, contrast.multipliers, strict=True):
             answer = self._read(tick)
@@ -143,14 +147,14 @@ class MappedStream:
         return TickAnswer(tick=inputs, released=released, noise_std=self._one_std * inputs.norm**2)
 
     def _step(self, inputs: TickMap) -> float:
-        """Return the step of the grid of an answer, in squared clip norms."""
+        """Return the grid step of an answer, in squared clip norms."""
         problem = self.plan.problem
         query = mapped_query(problem, bits=self.plan.bits, tick=inputs)
         return float(query.unit / (query.steps_per_unit << self.weights.bits) / problem.clip_norm**2)
 
     @cached_property
     def _one_std(self) -> float:
-        """The std of the noise of an answer with norm 1, in squared clip norms."""
+        """The std of the noise, in squared clip norms, of an answer whose mapped records are clipped at norm 1."""
         none = TickMap.none(self.plan.problem)
         query = tick_query(self.plan, weights=self.weights, horizon=self.horizon, tick=1, arrivals=(0,), inputs=none)
         return norm_one_std(self.plan, query)

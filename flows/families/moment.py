@@ -41,12 +41,12 @@ def audited_problem(relation: Relation) -> Problem:
 
 
 def neighbours_of(_name: str, problem: Problem) -> tuple[Neighbours, ...]:
-    """Return the worst pairs known for a second moment."""
+    """Return the worst known pairs of neighbouring datasets for a second moment."""
     return worst_neighbours(problem.relation, n_features=problem.n_features, clip_norm=problem.clip_norm)
 
 
 def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Moment], float]:
-    """Return a statistic: the released matrix, projected on the difference of a pair."""
+    """Return the statistic of the audit: the released matrix, projected on the difference of the exact matrices."""
     query = moment_query(problem, bits=_AUDITED_BITS)
     direction = exact_answer(pair.left, query) - exact_answer(pair.right, query)
     return lambda moment: float(np.vdot(direction, moment.matrix if moment.released is None else moment.released))
@@ -92,7 +92,7 @@ class MomentFamily(Family[MomentRequest, Moment]):
         return rows_by_policy(rows, policy=planned.request.row_policy, clip_norm=planned.request.clip_norm)
 
     def facts(self, planned: PlannedRelease[MomentRequest]) -> Mapping[str, Any]:
-        """Return the facts of a dry run on the rows, with the noise in squared data units summed over rows."""
+        """Return the facts of a dry run, with the noise of the sum over rows, in squared data units."""
         plan, square = planned.plan, planned.request.clip_norm**2
         assert plan.moment_std is not None
         assert plan.noise_edge is not None
@@ -100,7 +100,7 @@ class MomentFamily(Family[MomentRequest, Moment]):
         return {"clip_norm": planned.request.clip_norm, **self.published_facts(planned), **noise}
 
     def published_facts(self, planned: PlannedRelease[MomentRequest]) -> Mapping[str, Any]:
-        """Return the treatment of the rows."""
+        """Return ``row_policy`` and ``center``, which state how the rows were treated."""
         return {"row_policy": planned.request.row_policy, "center": planned.request.center}
 
     def state(

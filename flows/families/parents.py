@@ -24,7 +24,7 @@ NONE = "none"
 
 
 def parent_of(request: SubspaceRequest) -> str | None:
-    """Return the reference of the earlier release that a request starts from; None if there is none."""
+    """Return the reference of the earlier release from which a request starts; None if there is none."""
     return None if request.like == NONE else request.like
 
 
@@ -38,7 +38,7 @@ class Parent:
 
     @classmethod
     def of(cls, reference: str) -> "Parent":
-        """Load an earlier release from the registry of this home.
+        """Load an earlier release from the local registry.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class Parent:
 
 
 def check_start(columns: Columns, start: Columns) -> None:
-    """Refuse rows whose columns differ from the columns that a release starts from.
+    """Refuse rows whose columns differ from ``start``, the columns of the earlier release.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def check_start(columns: Columns, start: Columns) -> None:
 
 
 def with_start(mechanism: Any, start: Callable[[], Start]) -> Any:
-    """Return a mechanism, inside any wrappers, that reads its start by a function."""
+    """Return a mechanism, inside any wrappers, that loads the earlier release by the function ``start``."""
     if hasattr(mechanism, "mechanism"):
         return dataclasses.replace(mechanism, mechanism=with_start(mechanism.mechanism, start))
     return dataclasses.replace(mechanism, start=start)

@@ -26,7 +26,7 @@ from storage.workspace import Workspace
 
 _FILE, _DATASET = "#sha256=", "#snapshot="
 _EXACT = 1e-9
-"""The standard deviation of an exact moment's noise, relative to its trace: a number that is not 0."""
+"""The std of noise that is assumed for an exact moment, relative to its trace: nearly 0, but positive."""
 
 
 def pinned_rows(request: SubspaceRequest) -> SubspaceRequest:
@@ -57,7 +57,7 @@ def pinned_rows(request: SubspaceRequest) -> SubspaceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublicRows:
-    """The name and identity of public rows, and the start that the rows give."""
+    """The name and digest of public rows, and the facts for a warm start that were computed from them."""
 
     name: str
     digest: str
@@ -156,7 +156,7 @@ def _digest(path: Path) -> str:
 
 
 def _clipped(rows: sparse.csr_array, request: SubspaceRequest) -> sparse.csr_array:
-    """Return rows clipped or normalised to the clip norm of a request; a private clip norm is not known before."""
+    """Clip or normalise rows to the clip norm of a request; if it will be chosen privately, leave them unchanged."""
     if isinstance(request.clip_norm, str):
         return rows
     norms = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).ravel())

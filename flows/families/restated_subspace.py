@@ -1,7 +1,7 @@
 """Artifact of a refined subspace, and its restatement.
 
-The artifact holds the arrays, and its public facts by the names of the manifest. A restatement derives another number
-of components, or another refinement, from the artifact of a release. It costs nothing and reads no row.
+The artifact holds arrays, and public facts in its manifest. A restatement is a new artifact with another number of
+components, or another refinement, computed from the artifact of a release. It costs no budget and reads no row.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _MEGABYTE = 1e6
 
 
 def outcome_of(refined: RefinedRelease) -> dict[str, Any]:
-    """Return the decisions and self-assessment of a release, with the verdict as a summary in one line."""
+    """Return the ``outcome`` of a release: its decisions, the assessment of its quality, and a summary in one line."""
     decided = refined.subspace.outcome or {}
     facts = {**refined.facts(), **decided}
     noise = refined.subspace.noise
@@ -140,7 +140,7 @@ def unpacked_rounds(artifact: PrivateSubspace) -> Rounds:
 
 
 def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) -> PrivateMoment:
-    """Return the second moment that a release in rounds estimates, with its noise as weighted by the rounds.
+    """Return the second moment that was estimated in rounds, with the matrix K (``weights``) of its noise.
 
     Parameters
     ----------
@@ -151,9 +151,10 @@ def moment_of_rounds(artifact: PrivateSubspace, *, parent: str | None = None) ->
 
     Notes
     -----
-    After the map T of the last round, the noise of the estimate is isometric (`dpca_tasks.refinement.rounds.Estimate`),
-    so ``K = T^-1 T^-T``. With several rounds the mean is that of the first round. The row of the constant is extended
-    such that its noise is at least that of the first round, and such that K is right around the mean.
+    The noise of ``T S T^T`` is isometric, for the estimate S and the map T of the last round
+    (`dpca_tasks.refinement.rounds.Estimate`), so ``K = T^-1 T^-T``. A centred moment gets a row and a column for the
+    appended constant. With several rounds the mean comes from the first round. K is then extended such that the noise
+    of the constant's row is at least that of the first round, and such that K is correct around the mean.
     """
     rounds = unpacked_rounds(artifact)
     first = rounds.answers[0]
@@ -179,7 +180,10 @@ type _Matrix = NDArray[np.float64]
 
 
 def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows that end in a constant, and K, from the moment around a mean of a first round."""
+    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
+
+    Both are computed from a moment around the mean of the first round.
+    """
     count, constant = estimate.n_records, first.constant
     last = (first.noise_std / estimate.noise_std) ** 2
     across = mean[:, None] / constant * last
@@ -196,10 +200,11 @@ def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights:
 
 
 def _extended_by_map(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows that end in a constant, and K, from the only answer of a warm start.
+    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
 
-    A row is ``x = T^-1 y + m`` for its image y, so a row with its constant is a linear function of the image with the
-    constant. The function turns the answer B into ``L B L^T``, and its noise into one with ``K = L L^T``.
+    Both are computed from the only answer of a warm start. A mapped row y belongs to the row ``x = T^-1 y + m``. So a
+    matrix L converts mapped rows with their constant to original rows with the constant. The answer B becomes
+    ``L B L^T``, and its noise gets ``K = L L^T``.
     """
     assert estimate.mean is not None
     order = len(weights)
@@ -218,7 +223,7 @@ _WHOLE = float("inf")
 
 
 def requested_refinement(artifact: PrivateSubspace) -> str:
-    """Return the requested refinement of a release; ``none`` where an older version stated no refinement."""
+    """Return the requested refinement of a release; ``none`` if its manifest, from an older version, lacks it."""
     return str(artifact.manifest.get("parameters", {}).get("refine", "none"))
 
 
@@ -231,7 +236,7 @@ def restate_subspace(
     ----------
     artifact : PrivateSubspace
     n_components : int or "auto"
-        k.
+        The number k of components.
     refine : str, optional
         As in `dpca_tasks.refinement.refined_release.refine_release`; by default the method requested for the release.
     parent : str
@@ -240,8 +245,8 @@ def restate_subspace(
     Returns
     -------
     PrivateSubspace
-        Refined again if the artifact kept the matrix. If it kept the leading directions only, ``none`` and ``eb`` are
-        possible. The result of ``eb`` then has a warning, because nothing can score it.
+        If the artifact kept the matrix, any refinement is possible. If it kept only the leading directions, ``none``
+        and ``eb`` are possible. The result of ``eb`` then has a warning, because it cannot be scored.
 
     Raises
     ------
@@ -340,7 +345,7 @@ def _from_rounds(artifact: PrivateSubspace, *, n_components: int | str, method: 
 def _from_release(
     artifact: PrivateSubspace, released: Subspace, *, n_components: int | str, method: str, parent: str
 ) -> PrivateSubspace:
-    """Refine and state the release that an artifact's arrays give."""
+    """Refine ``released``, which was restored from an artifact, and build the new artifact."""
     count = n_components if n_components == AUTO else _checked(artifact, int(n_components))
     refined = refine_release(released, n_components=count, method=method)  # type: ignore[arg-type]
     return state_subspace(
@@ -368,8 +373,8 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
         noise_edge=edge,
     )
     text = (
-        f"refined from the {len(rows)} stored eigenpairs, without the matrix: a part of the "
-        "gain is lost, there is no bound, and no guard against harm."
+        f"refined from the {len(rows)} stored eigenpairs, without the matrix: the gain is smaller, "
+        "no lower bound is known, and a loss would not be detected."
         if found.refined_by == "eb"
         else f"there is nothing to refine in the {len(rows)} stored eigenpairs, so the leading ones are used."
     )
@@ -391,7 +396,7 @@ def _from_pairs(artifact: PrivateSubspace, plain: PrivateSubspace) -> PrivateSub
 
 
 def _unrefined(artifact: PrivateSubspace) -> PrivateSubspace:
-    """Return the same release unrefined, with all its kept directions."""
+    """Return the release before its refinement, with all stored directions."""
     if artifact.leading is None:
         return artifact
     outcome = {**artifact.outcome, "refined_by": "none"}

@@ -4,8 +4,8 @@ The terms are planned from public facts when the stream is opened, and read back
 weights and everything else on which a tick's noise and grid depend. A later version of the program therefore answers
 a tick of the stream in the same way.
 
-The version of a tick is the estimate from all kept answers, aligned with the previous version, as a private subspace.
-It is post-processing of answers that were released and kept; no row is read.
+The version of a tick is a private subspace: the estimate from all stored answers, aligned with the previous version.
+It is post-processing of released answers; no row is read.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ from storage.ledger.stream_rows import Answers, Stream, Tick
 from storage.workspace import Workspace
 
 SLOTS: Mapping[str, str] = {"hourly": "%Y-%m-%dT%H", "daily": "%Y-%m-%d", "weekly": "%G-W%V", "monthly": "%Y-%m"}
-"""Name format of the slots of each schedule, applied to the planned time."""
+"""The date format by which the planned time of a tick becomes the name of its slot, for each schedule."""
 
 _EXAMPLES = {"hourly": "2026-01-05T14", "daily": "2026-01-05", "weekly": "2026-W02", "monthly": "2026-01"}
 
@@ -70,7 +70,7 @@ _SEPARATE = ("event", "target", "problem", "mechanism")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamTerms:
-    """Terms of a stream.
+    """The terms of a stream, which were planned when the stream was opened.
 
     Attributes
     ----------
@@ -90,13 +90,13 @@ class StreamTerms:
 
     @property
     def unit(self) -> PrivacyUnit:
-        """Privacy unit: the budget's unit where ids identify individuals across nights, else one row of one night."""
+        """Privacy unit: the unit of the budget if rows have ids, else one row of one night (tick)."""
         if self.facts["unit"] == "rows":
             return PrivacyUnit(name=NIGHT_ROW)
         return PrivacyUnit(name=self.facts["whose"], rows=self.facts["rows_per_unit"])
 
     def statement(self, epsilon: float) -> str:
-        """Return the guarantee of ticks with a joint epsilon, in one sentence."""
+        """Return the guarantee in one sentence, for ticks that cost ``epsilon`` together."""
         delta, relation = float(self.facts["delta"]), self.plan.problem.relation
         return privacy_statement(epsilon=epsilon, delta=delta, relation=relation, unit=self.unit)
 
@@ -107,11 +107,11 @@ class StreamTerms:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether ticks multiply records by public maps."""
+        """True if ticks multiply records by public maps."""
         return self.facts["like"] is not None or self.facts["maps"] == DOUBLING
 
     def mapped(self, answers: Answers) -> MappedStream:
-        """Return the maps and estimates of a stream with these answers."""
+        """Return an object that computes maps and estimates of the stream from these answers."""
         like = self.facts["like"]
         return MappedStream(
             plan=self.plan,
@@ -149,7 +149,7 @@ class StreamTerms:
         )
 
     def epsilon_of(self, event: Event) -> float:
-        """Return the epsilon of an event of the stream at its delta."""
+        """Return the epsilon of an event of the stream, at the delta of the stream."""
         if event == self.plan.event:
             return float(self.facts["epsilon"])
         return smallest_epsilon(units_of(float(event["noise_multiplier"])), float(self.facts["delta"]))
@@ -205,8 +205,8 @@ def plan_terms(workspace: Workspace, request: StreamRequest) -> StreamTerms:
     horizon = max(request.ticks or LONGEST, LONGEST) if weights.endless else int(request.ticks or 1)
     if request.instalment is not None and (weights.endless or request.instalment > horizon):
         raise InvalidInput(
-            f"instalment={request.instalment} must be part of a number of ticks, and requires the "
-            "strategy sqrt, whose charge depends on them; leave it out."
+            f"instalment={request.instalment} must be at most the number of ticks, and requires "
+            "strategy=sqrt, whose charge depends on the number of ticks; leave it out."
         )
     problem = Problem(
         n_features=snapshot.n_features,
@@ -425,7 +425,7 @@ def state_tick(
 
 
 def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
-    """Return the facts of stream and tick in a version, from which a restored ledger recovers the tick."""
+    """Return the facts about stream and tick that a version states, so that a restored ledger can recover the tick."""
     return {
         **{"id": stream.id, "fingerprint": stream.fingerprint, "strategy": terms.weights.strategy},
         **{"tick": tick.tick, "ticks": stream.ticks, "slot": tick.slot, "snapshot_id": tick.snapshot_id},
@@ -434,7 +434,7 @@ def lineage(terms: StreamTerms, stream: Stream, tick: Tick) -> dict[str, Any]:
 
 
 def factor(terms: StreamTerms, multipliers: NDArray[np.float64]) -> float:
-    """Return the std of an estimate divided by the std of a single release with all of the stream's privacy.
+    """Return the std of an estimate, divided by the std of a single release with the guarantee of the whole stream.
 
     If records are replaced, the sensitivity of a single release grows by a factor of root two. The sensitivity of a
     stream whose weights have mixed signs grows by more.
@@ -507,7 +507,7 @@ def _mapped_drift(
     kept: Sequence[int],
     halfway: PrivateSubspace | None,
 ) -> dict[str, Any] | None:
-    """Test the same of a stream with maps, on the ticks that have the map of the last tick."""
+    """Run the test of `_drift` for a stream with maps, on the last ticks, which all have the same map."""
     before = max(kept[-1] // 2, estimated.first - 1)
     contrast = _contrast(terms, kept, estimated.records, before=before)
     if halfway is None or contrast is None:
@@ -542,7 +542,7 @@ def _shown_drift(found: Drift, kept: Sequence[int], *, before: int) -> dict[str,
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
-    """Return the energy that arrived at each tick: the energy of its answer minus the part of older arrivals."""
+    """Return the energy that arrived at each tick: the energy of its answer minus the share of older arrivals."""
     arrived, weights = np.zeros(kept[-1]), np.zeros(kept[-1] + 1)
     weights[: min(len(series), len(weights))] = series[: len(weights)]
     for tick, energy in zip(kept, energies, strict=True):

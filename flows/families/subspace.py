@@ -74,7 +74,7 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
 
 
 def _clip_facts(planned: Planned) -> Mapping[str, Any]:
-    """Return how far noise reaches at the clip norm, at half and at twice of it, in data units squared.
+    """Return the noise edge at the clip norm, at half of it and at twice of it, in data units squared.
 
     The result is empty without a noise level, for a privately chosen clip norm, or if ``row_policy`` is not ``clip``.
     """
@@ -90,7 +90,7 @@ def _clip_facts(planned: Planned) -> Mapping[str, Any]:
 
 
 def expected_noise(planned: Planned) -> str | None:
-    """Return a sentence if all components will be noise, with the way to change that; None otherwise."""
+    """Return a sentence with advice if all components are expected to be noise; None otherwise."""
     found = _forecast(planned)
     if found is None or not _is_noise(planned, found):
         return None
@@ -103,7 +103,7 @@ def refuse_noise(planned: Planned) -> None:
     Raises
     ------
     Refused
-        With the forecast and what would suffice; nothing was charged.
+        When pure noise is expected; the message states what would suffice. Nothing was charged.
     """
     if planned.request.on_noise != "refuse":
         return
@@ -137,7 +137,7 @@ def _is_noise(planned: Planned, found: Forecast) -> bool:
 
 
 def _sentence(planned: Planned, found: Forecast, epsilon: float | None) -> str:
-    """Return a sentence on the number of components that can be above the noise, and the needs of the last one."""
+    """Return a sentence on how many components can be above the noise, and what the last of them requires."""
     kth, opening = f"component {found.n_components}", _opening(found, noise=_is_noise(planned, found))
     if math.isinf(found.records_needed):
         return (
@@ -234,14 +234,14 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         raise Refused("mechanism=auto found no mechanism that accepts this request; name one to see what to change.")
 
     def pinned(self, request: SubspaceRequest) -> SubspaceRequest:
-        """Return a request in which the version of the earlier release has replaced its alias."""
+        """Return the request with the earlier release pinned to its version, and public rows to their content."""
         request, reference = pinned_rows(request), parent_of(request)
         if reference is None:
             return request
         return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
 
     def started(self, request: SubspaceRequest, reference: str, columns: Callable[[], Columns]) -> SubspaceRequest:
-        """Return a request that starts from an earlier release, if it names none and that release allows it."""
+        """Let a request without an earlier release start from the release ``reference``, where possible."""
         named = request.like is not None or request.like_public is not None
         if named or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
             return request
@@ -253,11 +253,11 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return request
 
     def restarted(self, request: SubspaceRequest, reserved: SubspaceRequest) -> SubspaceRequest:
-        """Return a request that starts from the earlier release of a reservation."""
+        """Return the request, set to start from the same release or public rows as the stored request ``reserved``."""
         return dataclasses.replace(request, like=reserved.like, like_public=reserved.like_public)
 
     def starts_from(self, request: SubspaceRequest) -> str | None:
-        """Return the reference of the earlier release, or the digest of public rows."""
+        """Return what a warm start uses: the reference of the earlier release, or the digest of public rows."""
         return identity_of(request) or parent_of(request)
 
     def start(self, request: SubspaceRequest, *, n_features: int) -> Mapping[str, Any] | None:
@@ -280,7 +280,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         }
 
     def ready(self, planned: Planned) -> Planned:
-        """Return a planned release whose mechanism reads the earlier release by its digest, if it needs it."""
+        """Return the planned release with a mechanism that can load the earlier release, or public rows, by digest."""
         facts = planned.plan.start
         if facts is None:
             return planned
@@ -330,7 +330,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return requested
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the main mechanism, without the releases before it."""
+        """Return the parameters of the main mechanism, without those of small releases before it."""
         found = super().parameters(main_mechanism(mechanism))
         return {name: value for name, value in found.items() if name not in ("start", "warm")}
 
@@ -365,7 +365,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         refuse_noise(planned)
 
     def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return the treatment of the rows, with the epsilons spent on a private clip norm and rejected count."""
+        """Return how rows are treated, the rounds, the warm start, and the epsilons of small releases before."""
         requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}
@@ -459,8 +459,8 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
 def refinement_of(planned: PlannedRelease[SubspaceRequest]) -> Any:
     """Return the refinement method of a release.
 
-    It is the requested method. By default it is ``auto``, which guards against harm, if the mechanism forms a noisy
-    matrix, and ``none`` otherwise.
+    It is the requested method. By default it is ``auto`` if the mechanism forms a noisy matrix, and ``none`` otherwise.
+    The method ``auto`` compares refinements, so that it avoids harmful ones.
     """
     if planned.request.refine is not None:
         return planned.request.refine
@@ -477,7 +477,7 @@ def _problem_of(planned: PlannedRelease[SubspaceRequest]) -> Problem:
 
 
 def _start_named(planned: Planned) -> str:
-    """Return the name of the fact that states where a release starts."""
+    """Return the name of the option that names the start of a release: ``like`` or ``like_public``."""
     return "like" if planned.request.like_public is None else "like_public"
 
 

@@ -1,8 +1,7 @@
 """Family of tensor decomposition, with the advice of its dry run.
 
 A release consists of topics of documents, or of centres of a mixture of points. Its artifact holds the arrays, and its
-public facts by the names of the manifest. A dry run states for how many components the noise leaves room. This follows
-from public facts.
+public facts in its manifest. A dry run forecasts from public facts how many components can be above the noise.
 """
 
 import dataclasses
@@ -67,7 +66,7 @@ def _found_less(result: Components, *, requested: int) -> tuple[str, ...]:
 
 
 def advice_facts(planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
-    """Return the number of components that the noise leaves room for, with its reasons and a sentence.
+    """Return how many components can be above the noise, with the numbers behind this forecast and a sentence.
 
     The result is empty for a reference, which has no noise.
     """
@@ -91,7 +90,7 @@ def advice_facts(planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
 
 
 def no_room(planned: PlannedRelease[TensorRequest]) -> str | None:
-    """Return the forecast sentence if the noise leaves no room for any component; None otherwise."""
+    """Return the forecast sentence if no component can be above the noise; None otherwise."""
     if planned.plan.target.i_know_this_is_not_private:
         return None
     found = _room(planned)
@@ -164,7 +163,7 @@ def audited_problem(relation: Relation) -> TensorProblem:
 
 
 def neighbours_of(_name: str, problem: TensorProblem) -> tuple[Neighbours, ...]:
-    """Return a pair of datasets whose differing document repeats one word more often than the limit counts."""
+    """Return a pair of datasets; their differing document repeats one word more than ``words_at_most`` times."""
     bystander, mine = [[0.0, 3.0]], [[9.0, 0.0]]
     there = {"add_remove": [], "zero_out": [[0.0, 0.0]], "replace_one": [[0.0, 9.0]]}[problem.relation]
 
@@ -175,7 +174,7 @@ def neighbours_of(_name: str, problem: TensorProblem) -> tuple[Neighbours, ...]:
 
 
 def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components], float]:
-    """Return a statistic: the part of the leading eigenvalue along the word of the differing document."""
+    """Return the statistic of the audit: the part of the leading eigenvalue along the differing document's word."""
 
     def read(result: Components) -> float:
         if not len(result.components):
@@ -188,7 +187,7 @@ def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components],
 
 
 class TensorFamily(Family[TensorRequest, Components]):
-    """Family of components of topics and of mixtures."""
+    """Family of the components of topic models and of mixtures."""
 
     name = TensorRequest.family
     request = TensorRequest
@@ -205,7 +204,7 @@ class TensorFamily(Family[TensorRequest, Components]):
     )
 
     def one_row_rule(self, request: TensorRequest) -> str | None:
-        """Return the rule that a mixture needs one row per point; None for topics, where a document sums its rows."""
+        """Return the message that a mixture needs one row for each point; None for topics, whose rows are summed."""
         if request.model == "topics":
             return None
         return "a mixture needs one row for each point; ingest without --units and --unit-column."
@@ -229,11 +228,11 @@ class TensorFamily(Family[TensorRequest, Components]):
         return [request.model, *(getattr(request, name) for name in _BOUNDS)]
 
     def facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:
-        """Return the facts of a dry run, with the number of components that the noise leaves room for."""
+        """Return the facts of a dry run, with the number of components that can be above the noise."""
         return {**self.published_facts(planned), **advice_facts(planned)}
 
     def expected_noise(self, planned: PlannedRelease[TensorRequest]) -> str | None:
-        """Return a warning if the noise leaves no room for any component; None otherwise."""
+        """Return a warning if no component can be above the noise; None otherwise."""
         return no_room(planned)
 
     def published_facts(self, planned: PlannedRelease[TensorRequest]) -> Mapping[str, Any]:

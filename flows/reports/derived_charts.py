@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["check_chart_file", "derived_chart", "write_chart"]
 
 SHOWN = 24
-"""The most features or coefficients in a chart."""
+"""The largest number of features or coefficients in a chart."""
 _ROW = 0.27  # height of a row in inches
-_GAP = 0.09  # the least distance of labels of arrows, as a part of the largest loading
+_GAP = 0.09  # the least vertical distance between labels of arrows, divided by the largest loading
 
 
 def derived_chart(artifact: Correlations | DerivedModel, *, name: str | None = None, theme: str = "light") -> "Figure":
@@ -59,7 +59,7 @@ def derived_chart(artifact: Correlations | DerivedModel, *, name: str | None = N
 
 
 def _correlation_map(artifact: Correlations, name: str | None, theme: str) -> "Figure":
-    """Draw the correlations of the features with the largest ones; cells that the noise hides are grey."""
+    """Draw the correlations among the features with the largest correlations; cells hidden by noise are grey."""
     from matplotlib.colors import LinearSegmentedColormap
 
     palette = theme_of(theme)
@@ -113,7 +113,7 @@ def _coefficients(artifact: DerivedModel, name: str | None, theme: str) -> "Figu
 
 
 def _loadings(artifact: DerivedModel, name: str | None, theme: str) -> "Figure":
-    """Draw the loadings on the first component, where no second component is above the noise."""
+    """Draw the loadings on the first component, for a release with at most one component above the noise."""
     palette = theme_of(theme)
     assert artifact.loadings is not None
     values = artifact.loadings[0]
@@ -185,7 +185,7 @@ def _finding(artifact: DerivedModel) -> str:
 
 
 def _spread(heights: NDArray[Any], *, gap: float) -> NDArray[Any]:
-    """Move heights apart until each two differ by at least a gap, in the same order and around the same mean."""
+    """Move heights apart until any two differ by at least ``gap``; their order and their mean stay the same."""
     order = np.argsort(heights, kind="stable")
     steps = np.arange(len(heights)) * gap
     placed = np.empty(len(heights))

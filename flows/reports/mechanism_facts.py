@@ -230,7 +230,7 @@ TRUTH_COLUMNS = ("formula", "settings", "relation", "claimed", "delta", "true ep
 
 
 def truth_facts(row: Truth) -> dict[str, Any]:
-    """Return all facts of a row; a formula without any guarantee has the epsilon infinity."""
+    """Return all facts of a row of the table; a formula that gives no guarantee has an infinite true epsilon."""
     return {
         "formula": row.formula,
         "case": row.words,

@@ -12,7 +12,7 @@ from storage.datasets.content_digest import Manifest
 from storage.datasets.staging import quarantine_notes
 
 REPORTS = "reports"
-"""The folder of private reports in the home.
+"""The folder of private reports in the home folder of dpca.
 
 Each dataset has one report of mode 0600, with a line for each file that was not read.
 """

@@ -119,7 +119,7 @@ class Spectrum:
     def text(self, *, width: int = 48) -> str:
         """Return the eigenvalues as horizontal bars on a log scale; the part below the noise edge has another shade.
 
-        Only the number of the smallest eigenvalues is stated, without bars.
+        The smallest eigenvalues have no bars; only their number is stated.
         """
         shown = self.eigenvalues[: self.n_components + _BEYOND]
         units = width / max(math.log(max(shown[0], 2.0 * self.lowest) / self.lowest), 1e-9)

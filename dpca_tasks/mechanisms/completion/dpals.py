@@ -448,14 +448,14 @@ class Dpals:
         )
 
     def _notes(self, problem: RatingsProblem, noises: RoundNoises) -> tuple[str, ...]:
-        """Return warnings of the plan.
+        """Return the warnings of the plan.
 
-        One is for ``calibration=paper``, whose formula counts only one of a round's two sums. The other is for so few
-        users that the noise is expected to outweigh the factors.
+        One warning is for ``calibration=paper``, whose formula counts only one of the two sums of a round. The other is
+        for so few users that the noise is expected to be larger than the factors.
         """
         notes = []
         if self.calibration == "paper":
-            notes.append("the noise of calibration=paper counts one of the two sums of a round.")
+            notes.append("calibration=paper covers only one of the two sums of a round with its noise.")
         inverse_mu = 1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises.rounds))
         error = 4.0 * self.rank * problem.n_features * math.sqrt(2.0 * self.rounds) * inverse_mu
         error /= problem.records_at_most * math.sqrt(problem.most)

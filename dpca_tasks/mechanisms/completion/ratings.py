@@ -145,7 +145,7 @@ def joint_noise(target: PrivacyTarget, share: Fraction) -> JointGaussian:
 
 
 def totals_query(problem: RatingsProblem, centred: Centring, noise: JointGaussian) -> ItemTotals:
-    """Return the query for rating sums and counts of all items, on the finest grid that is safe for the noise."""
+    """Return the query for rating sums and counts of all items, on the finest grid that the noise permits."""
     coarse = totals_on_grid(problem, centred, bits=1)
     scale = max(part.scale for part in coarse.parts.values()) * noise.noise_multiplier
     bits = min(FINEST_TOTALS, grid_bits(noise_std=scale, degree=ItemTotals.degree))
@@ -199,7 +199,7 @@ def shrunk_offsets(
 
 
 def average_query(problem: RatingsProblem, noise: JointGaussian) -> UserMeans:
-    """Return the query for the mean of users' mean ratings, on the finest grid that is safe for the noise."""
+    """Return the query for the mean of users' mean ratings, on the finest grid that the noise permits."""
     around = Centring(centre=(problem.low + problem.high) / 2.0, prior=math.inf)
 
     def query(bits: int) -> UserMeans:
@@ -386,7 +386,7 @@ def moment_query(
 
 
 def moment_bits(query: RatingMoment, noise_multiplier: float) -> int:
-    """Return the bits of the finest grid of rating rows that is safe for the noise, at most `FINEST`.
+    """Return the bits of the finest grid that the noise permits for rating rows, at most `FINEST`.
 
     Up to `FINEST` bits, outer products of rows are fast.
     """
@@ -534,7 +534,7 @@ def start_query(
 ) -> RatingMoment:
     """Return the query for the second moment of the users' rows, for ``start=analyze_gauss`` of `Dpals`.
 
-    All rows are scaled to the same norm, and the grid is the finest that is safe for the noise. The sensitivity to one
+    All rows are scaled to the same norm, and the grid is the finest that the noise permits. The sensitivity to one
     user is the square of this norm, for any number of counted ratings. The published remark about this start only
     states the sensitivity to one rating.
     """

@@ -1,7 +1,6 @@
-"""Release the second moment of clipped rows itself, with mean and count, in one round.
+"""A release of the noisy second moment itself, without eigenvectors; with ``center=private`` also of mean and count.
 
-The noise is that of Analyze Gauss. Nothing is decomposed: `dpca.moments` computes statistics and models from the
-release.
+The noise is the same as in Analyze Gauss. `dpca.moments` computes statistics and models from the release.
 
 >>> from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 >>> problem = Problem(n_features=3, clip_norm=1.0, center="private")
@@ -26,7 +25,7 @@ class GaussianMoment:
 
     Notes
     -----
-    There is one round. Later rounds would weight the records, and so would every statistic of the release.
+    The release has one round only. Later rounds would weight the records, so every statistic would be a weighted one.
 
     References
     ----------

@@ -1,13 +1,14 @@
 """Public maps of a stream's ticks: their choice from released answers, and estimates from answers under several maps.
 
 A tick may multiply records by a public map, subtract a public mean, and clip the result at a small norm, as a round of
-`dpca_tasks.mechanisms.released_rounds` does. Its noise has the units of this norm. The map of a tick comes from an
-earlier release, or from earlier answers of the stream. The proof of `dpca_tasks.queries.streamed_moment` allows any
-map that depends on answers alone, so the charge stays that of the stream.
+`dpca_tasks.mechanisms.released_rounds` does. The noise of the tick is proportional to the square of this norm. The map
+of a tick comes from an earlier release, or from earlier answers of the stream. The proof of
+`dpca_tasks.queries.streamed_moment` allows any map that depends on answers alone. So maps do not change the charge of
+the stream.
 
-Let tick t have the map T_t, the mean m_t and the constant k_t at the end of each row. A row y with its constant is a
-linear function of the row under the map of the last tick. So an answer is converted to the coordinates of the last tick
-by a public matrix L as ``L B L^T``. Estimates add the converted answers with the usual multipliers.
+A constant is appended to each mapped row. A public matrix L converts the rows of a tick to rows under the map and the
+mean of the last tick. So an answer B is converted to ``L B L^T``. Estimates add the converted answers with the usual
+multipliers.
 
 >>> problem = Problem(n_features=3, clip_norm=2.0)
 >>> tick = TickMap.none(problem)
@@ -37,7 +38,7 @@ from dpca_tasks.refinement.rounds import LEAST_KEPT, Answer, Estimate, begun, pr
 type Matrix = NDArray[np.float64]
 
 ENERGY = "energy"
-"""The name of the array with the expected energy, next to the public arrays of a tick's query."""
+"""The name of the array with `TickMap.energy`, which is stored with the public arrays of a tick's query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,10 +49,11 @@ class TickMap:
     ----------
     map : PublicMap
     norm : float, clip norms
+        The norm at which mapped records are clipped.
     shift : int64 array of shape (d,), optional
         The mean in steps of ``2^-16`` clip norms, if the problem is centred.
     energy : float, squared clip norms, optional
-        The expected mean of ``|T (x - m)|^2``; None if no record can be clipped.
+        The expected mean squared norm of mapped records; None if no record can be clipped.
     """
 
     map: PublicMap
@@ -61,7 +63,7 @@ class TickMap:
 
     @classmethod
     def none(cls, problem: Problem) -> "TickMap":
-        """Return the inputs of a tick without a map, around the origin."""
+        """Return the inputs of a tick without a map; if a mean is subtracted, it is zero."""
         shift = np.zeros(problem.n_features, np.int64) if problem.center == "private" else None
         return cls(map=PublicMap.identity(problem.n_features), shift=shift)
 
@@ -78,7 +80,7 @@ class TickMap:
 
     @property
     def constant(self) -> float:
-        """The constant at the end of each row, in clip norms."""
+        """The constant that is appended to each row, in clip norms."""
         return self.norm / math.sqrt(NEXT - 1)
 
     @property
@@ -96,7 +98,7 @@ class TickMap:
         return self.norm == other.norm and all(np.array_equal(one, two) for one, two in pairs)  # type: ignore[arg-type]
 
     def converted_to(self, last: "TickMap") -> Matrix:
-        """Return L, which converts rows with their constants to the coordinates of another tick."""
+        """Return the matrix L that converts rows of this tick, with their constant, to rows of the tick ``last``."""
         order = len(self.map.directions)
         function = np.zeros((order + 1, order + 1))
         function[:order, :order] = last.map.forward(self.map.inverse(np.eye(order)))
@@ -107,7 +109,7 @@ class TickMap:
 
 
 def mapped_query(problem: Problem, *, bits: int, tick: TickMap) -> MappedMoment:
-    """Return the query of the mapped records of one tick; their number is released too."""
+    """Return the query for the second moment of one tick's mapped records, and for their number."""
     return MappedMoment(
         n_features=problem.n_features,
         clip_norm=problem.clip_norm,
@@ -130,7 +132,7 @@ class TickAnswer:
     tick : TickMap
     released : float64 array of shape (d + 1, d + 1), squared clip norms
     noise_std : float, squared clip norms
-        The standard deviation of its noise off the diagonal.
+        The standard deviation of the off-diagonal noise in ``released``.
     """
 
     tick: TickMap
@@ -139,12 +141,12 @@ class TickAnswer:
 
     @property
     def records(self) -> float:
-        """The noisy weighted number of records."""
+        """The noisy weighted number of records in the answer."""
         return float(self.released[-1, -1]) / self.tick.constant**2
 
     @property
     def kept(self) -> float:
-        """The estimated part of the records' energy that clipping keeps."""
+        """The estimated share of the sum of squared norms of mapped records that clipping keeps."""
         if self.tick.energy is None:
             return 1.0
         energy = float(np.trace(self.released[:-1, :-1]))
@@ -162,15 +164,17 @@ def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last:
     last : TickAnswer
         The last of the answers.
     step : float, squared clip norms
-        The step of the grid of the last answer.
+        The grid step of the last answer.
 
     Notes
     -----
-    Every answer counts all records so far, clipped under its own map. Earlier answers are multiplied by the ratio of
-    the parts that clipping kept, as if all ticks clipped like the last one.
+    Every answer sums over all records so far, clipped after the map of its tick. Clipping keeps a different share of
+    the energy in each tick. So an earlier answer is multiplied by the share of the last tick, divided by the share of
+    its own tick.
 
-    The noise of an answer of an earlier map is not isotropic after the conversion by ``K = L L^T``. Its standard
-    deviation is the root mean square over all entries, ``((tr K)^2 + |K|^2) / (d (d + 1))``.
+    After conversion by L (`TickMap.converted_to`), the noise of an answer with an earlier map is not isotropic. Its
+    variance is taken as the mean over all entries: the old variance times ``((tr K)^2 + |K|^2) / (d (d + 1))``, where
+    ``K = L L^T``.
     """
     order, kept = len(last.tick.map.directions), last.kept
     total, variance = np.zeros((order + 1, order + 1)), 0.0
@@ -196,7 +200,7 @@ def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last:
 
 
 def first_map(problem: Problem, start: Start | None, *, n_components: int, noise_std: float) -> TickMap:
-    """Return the map of the first tick: from an earlier release, or none.
+    """Return the public inputs of the first tick, from an earlier release or without a map.
 
     Parameters
     ----------
@@ -204,7 +208,7 @@ def first_map(problem: Problem, start: Start | None, *, n_components: int, noise
     start : Start, optional
     n_components : int
     noise_std : float, squared clip norms
-        The standard deviation of an answer's noise with norm 1.
+        The standard deviation of an answer's off-diagonal noise, if mapped records were clipped at norm 1.
     """
     if start is None:
         return TickMap.none(problem)
@@ -213,7 +217,7 @@ def first_map(problem: Problem, start: Start | None, *, n_components: int, noise
 
 
 def next_map(answer: Answer, last: TickAnswer, *, n_components: int, noise_std: float) -> TickMap:
-    """Return the map of the next tick, from the combined answer of all ticks so far."""
+    """Return the public inputs of the next tick, from the combined answer of all ticks so far."""
     kept, matrix = last.kept, answer.released.copy()
     matrix[:-1, :-1] /= kept
     whole = dataclasses.replace(answer, released=matrix, noise_std=answer.noise_std / kept)
@@ -234,7 +238,7 @@ def _proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Tic
 
 
 def _around(answer: Answer, last: TickMap) -> Estimate:
-    """Return the estimate of a combined answer, with its mean around the origin."""
+    """Return the estimate from a combined answer; its mean is relative to the origin, not to the subtracted mean."""
     estimate = begun(answer, centred=last.mean is not None)
     if estimate.mean is None or last.mean is None:
         return estimate
@@ -244,7 +248,7 @@ def _around(answer: Answer, last: TickMap) -> Estimate:
 def mapped_subspace(answer: Answer, problem: Problem, *, last: TickMap, n_components: int, like: str) -> Subspace:
     """Return the leading directions of a combined answer, with the facts that its post-processing needs.
 
-    ``like`` names the origin of the map.
+    ``like`` names the source of the map in the ``outcome``.
     """
     unit = problem.clip_norm**2
     estimate = _around(answer, last)

@@ -115,7 +115,10 @@ def tick_query(
 
 
 def norm_one_std(plan: Plan, query: StreamedMoment) -> float:
-    """Return the std of the noise of an answer with maps, in squared clip norms, if its norm were 1."""
+    """Return the std that an answer's noise would have if mapped records were clipped at norm 1.
+
+    The std is in squared clip norms.
+    """
     norm = query.of.norm[0] if isinstance(query.of, MappedMoment) else 1.0
     std = float(tick_noise(plan, query)["std"])
     return std / float(plan.problem.clip_norm * norm) ** 2

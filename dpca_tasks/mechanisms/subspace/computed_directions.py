@@ -93,7 +93,7 @@ class OnEigenpairs:
     ) -> Plan:
         """Plan one release of noised directions, after the release of a mean if the problem is centred.
 
-        ``needs`` is the eigengap below which the directions are mostly noise, in records at the clip norm.
+        ``needs`` is the eigengap below which the directions are mostly noise, in squared clip norms.
         """
         solver = self.solver(problem)
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
@@ -119,9 +119,9 @@ class OnEigenpairs:
     def release(
         self, curator: Curator, problem: Problem, noise: PerturbationMechanism, *, first: MeanFirst
     ) -> tuple[Eigensolver, NDArray[np.float64]]:
-        """Release the mean, if planned, and then the noised directions of the records around the mean.
+        """Release the mean, if planned, and then the noised directions of the records around this mean.
 
-        Returns the eigensolver with the released mean, and the noised directions.
+        The result is the eigensolver, which contains the released mean, and the noised directions.
         """
         shift = release_shift(curator, problem, first.noise)
         solver = curator.with_stored_inputs(self.solver(problem, shift))
@@ -129,8 +129,8 @@ class OnEigenpairs:
 
 
 UNCERTIFIED = (
-    "the guarantee is proved for neighbouring datasets on which the eigensolver converges for both or for neither; "
-    "more passes make other datasets rarer."
+    "the guarantee is not proved for neighbouring datasets if the eigensolver converges on only one of them; more "
+    "passes make this case rarer."
 )
 
 

@@ -61,7 +61,7 @@ class LocalGaussian:
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
         """Calibrate the noise of each record's report to the target.
 
-        The grid fits the noise in a sum of ``records_at_most`` reports.
+        The grid is the finest that the noise in a sum of ``records_at_most`` reports permits.
         """
         check_request(problem, target, n_components=self.n_components)
         if self.calibration == "tight":

@@ -72,7 +72,7 @@ class SmoothSensitivity(OnEigenpairs):
     needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate the noise to the target: the shift that it hides, and the smoothness beta of its scale."""
+        """Calibrate two parameters of the noise to the target: the shift that it hides, and the smoothness beta."""
         solver = self.check(problem, target, pure=self.noise != "gaussian")
         if self.calibration == "paper":
             if self.noise == "spherical_t":
@@ -117,7 +117,7 @@ class SmoothSensitivity(OnEigenpairs):
         ----------
         plan : Plan
             The plan of the release.
-        gap : float, records at the clip norm
+        gap : float, squared clip norms
             The assumed eigengap after the components, from a declared spectrum.
 
         Notes

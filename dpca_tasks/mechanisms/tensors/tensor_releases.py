@@ -428,7 +428,7 @@ class TensorReleases:
         return SecondMoment(**self._requested(bits), clip_norm=self.problem.clip_norm)
 
     def moment_bits(self, *, noise_multiplier: float) -> int:
-        """Return the bits of the second moment's finest grid that is safe for the noise.
+        """Return the bits of the finest grid that the noise permits for the second moment.
 
         The std of the noise is ``noise_multiplier`` times the sensitivity.
         """
@@ -441,7 +441,7 @@ class TensorReleases:
         return noise_multiplier * query.sensitivity("l2") * query.unit
 
     def core_bits(self, *, noise_multiplier: float) -> int:
-        """Return the bits of the core's finest grid that is safe for the noise, for any directions."""
+        """Return the bits of the finest grid that the noise permits for the core, for any directions."""
         return grid_bits(noise_std=noise_multiplier * CORE_SENSITIVITY, degree=1)
 
     def space(self, matrix: Array, *, std: float) -> Eigenspace:
@@ -506,8 +506,8 @@ class TensorReleases:
             if query.largest_loss <= _GRID_LOSS:
                 return ()
             return (
-                f"the grid loses up to {query.largest_loss:.2g} of the pairs of a document of {query.words_at_most} "
-                "words; count fewer words per document, or use a larger epsilon for a finer grid.",
+                f"rounding to the grid loses up to {query.largest_loss:.2g} of the word pairs of a document of "
+                f"{query.words_at_most} words; count fewer words per document, or use a larger epsilon.",
             )
         if problem.noise_variance is not None or (problem.relation != "add_remove" and problem.records_declared):
             return ()
@@ -534,7 +534,7 @@ def plan_releases(
     notes: tuple[str, ...] = (),
     printed: bool = False,
 ) -> Plan:
-    """Plan the releases of the second moment and of the core, with the noise ``noises`` of each."""
+    """Plan the releases of the second moment and of the core; ``noises`` holds the noise of each."""
     moment, core = noises
     cube = Layout(kind="cube", order=releases.components)
     layout = releases.moment_query(bits=1).layout
@@ -567,7 +567,7 @@ def run_releases(
 
 
 def product_along(query: RowSum, space: Eigenspace) -> Eigenspace:
-    """Return an eigenspace with the directions and the noise variance of the core's query.
+    """Return ``space`` with its directions and noise variance replaced by those in the core's query.
 
     In a resumed release, these are the stored public inputs of the query.
     """

@@ -414,5 +414,5 @@ def test_any_pairs_give_orthonormal_rows(d, kept, k, noise_std):
 
 
 def test_more_pairs_than_are_stored_are_refused():
-    with pytest.raises(InvalidInput, match="the pairs that were kept"):
+    with pytest.raises(InvalidInput, match="of stored pairs"):
         refine_kept_pairs(np.ones(3), np.eye(40)[:3], noise_std=1.0, n_components=4)

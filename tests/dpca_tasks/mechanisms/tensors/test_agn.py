@@ -192,7 +192,7 @@ def test_printed_noise_decomposes_too():
 def test_large_rounding_losses_of_long_documents_are_reported():
     assert AGN.plan(topics_problem(), target(1.0)).warnings == ()
     (warning,) = AGN.plan(topics_problem(words_at_most=5000), target(1.0)).warnings
-    assert "of the pairs of a document of 5000 words" in warning
+    assert "of the word pairs of a document of 5000 words" in warning
 
 
 def test_an_undeclared_number_of_records_is_reported_if_a_variance_needs_it():
