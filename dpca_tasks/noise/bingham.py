@@ -56,21 +56,21 @@ STEPS_PER_UNIT = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectionMechanism(ABC):
-    """A mechanism that draws k orthogonal directions by their score, calibrated to (epsilon, delta).
+    """A mechanism that draws k orthogonal directions V with a density that grows with their score ``tr(V^T S V)``.
 
     Parameters
     ----------
     n_components : int
         The number k of directions.
     epsilon, delta : float
-        The privacy cost of all directions together; delta 0 is pure.
+        The guarantee of all directions together, for which the scale is calibrated; delta 0 means pure epsilon-DP.
     """
 
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
-    """The sensitivity: the length of the interval of the change of ``tr(V^T S V)`` over all orthonormal V."""
+    """The kind of sensitivity: the length of an interval that contains, for all V, the change of ``tr(V^T S V)``."""
 
     n_components: int
     epsilon: float
@@ -85,13 +85,13 @@ class DirectionMechanism(ABC):
 
     @property
     def event(self) -> events.Event:
-        """The event, which charges exactly the requested (epsilon, delta)."""
+        """The DP event of all draws, with exactly the requested (epsilon, delta)."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
     @abstractmethod
     def draws(self) -> int:
-        """The number of draws that share the cost."""
+        """The number of draws among which the guarantee is divided."""
 
     @property
     @abstractmethod
@@ -100,21 +100,21 @@ class DirectionMechanism(ABC):
 
     @abstractmethod
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Draw the directions.
+        """Draw the directions, and round them to the grid.
 
         Parameters
         ----------
         key : SecretKey
             A key used for this draw only.
         matrix : array of shape (d, d)
-            S.
+            The symmetric matrix S of the score.
         scale : float
             `noise_multiplier` times the sensitivity of the scores, rounded up by the caller.
 
         Returns
         -------
         int64 array of shape (k, d), in steps of ``1 / STEPS_PER_UNIT``
-            Rows orthonormal up to the grid.
+            The directions as rows, orthonormal up to rounding.
         """
 
 
@@ -122,15 +122,15 @@ class DirectionMechanism(ABC):
 class Peeling(DirectionMechanism):
     """A mechanism that draws one direction after another, each exactly and orthogonal to the earlier ones.
 
-    Every draw is a separate exponential mechanism over the unit vectors of a space that the earlier released directions
-    determine; the costs compose.
+    Every draw is a separate exponential mechanism over the unit vectors orthogonal to the directions released before.
+    The privacy costs of the draws compose.
     """
 
     name: ClassVar[str] = "Peeling"
 
     @property
     def draws(self) -> int:
-        """One draw per direction."""
+        """The number of directions: each direction is one draw."""
         return self.n_components
 
     @property
@@ -150,10 +150,10 @@ class Peeling(DirectionMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GibbsChain(DirectionMechanism):
-    """A Markov chain that draws all directions at once, at the full scale: **its privacy is not certified**.
+    """A Markov chain that draws all directions with the scale of a single draw: **its privacy is not certified**.
 
     Each step draws one direction exactly, given the others and orthogonal to them. The limit distribution of the chain
-    is one exponential mechanism; after finitely many steps from a random start nothing is proved.
+    is that of one exponential mechanism. After finitely many steps from a random start, no guarantee is proved.
     """
 
     name: ClassVar[str] = "GibbsChain"
@@ -161,7 +161,7 @@ class GibbsChain(DirectionMechanism):
 
     @property
     def draws(self) -> int:
-        """One draw, as if the chain had converged."""
+        """Always 1: the scale is that of one draw, as if the chain had converged."""
         return 1
 
     @property
@@ -170,7 +170,7 @@ class GibbsChain(DirectionMechanism):
         return (self.n_components, self.sweeps)
 
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Run the chain."""
+        """Run the chain from a random start, and return its last directions."""
         size = self.n_components * len(matrix)
         start = normals(subkey(key.secret, label="start", info=b""), start=0, stop=size)
         with one_thread():
@@ -203,13 +203,13 @@ def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float)
 
 
 def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArray[np.float64]:
-    """Return the log of the probability with which proposals of excess u are accepted; it is at most 0."""
+    """Return the log of the acceptance probability of proposals, given their ``u`` of the module's notes."""
     most = 0.5 * order * math.log(order / width) - 0.5 * (order - width)
     return 0.5 * order * np.log1p(2.0 * u / width) - u - most
 
 
 def envelope_width(excess: NDArray[np.float64]) -> float:
-    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``, by Newton's method from below, without overshoot."""
+    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1`` for ``l_i = excess[i]``, by Newton's method from b = 1."""
     width = 1.0
     while True:
         inverse = 1.0 / (width + 2.0 * excess)
@@ -225,7 +225,7 @@ def proposals_at_once(order: int) -> int:
 
 
 def complement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an orthonormal basis, as columns, of the orthogonal complement of independent rows."""
+    """Return an orthonormal basis, as columns, of all vectors orthogonal to the given linearly independent rows."""
     count, order = rows.shape
     return qr(rows.T, mode="full")[0][:, count:] if count else np.eye(order)
 

@@ -111,18 +111,18 @@ from dpca_tasks.noise.keystream import (
 )
 
 TILE = 1 << 12
-"""Draws per stream. It is part of the definition: another value gives other draws."""
+"""Number of draws from one stream of random words. Another number would give other draws."""
 LARGEST = 1 << 26
-"""Largest squared scale; up to it no product of the arithmetic reaches ``2^63``."""
+"""Largest squared scale for which every product in the integer arithmetic is below ``2^63``."""
 
-_WORDS = 24 * TILE  # words of a tile, usually enough; if not, twice as many are read
+_WORDS = 24 * TILE  # number of random words that are read for a tile; doubled if they do not suffice
 MARGIN = 1000
 """Least number of unread words when a proposal begins. If a proposal exhausts them, the whole tile is drawn again."""
-_FAR = 1 << 31  # beyond it the square of a distance does not fit, and its exponent is above 500
+_FAR = 1 << 31  # a proposal this far out is rejected: its exponent is above 500, and its square may overflow
 
 
 def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: int) -> NDArray[np.int64]:
-    """Return the draws ``start`` to ``stop`` of a key.
+    """Return draws ``start`` to ``stop - 1`` of the discrete Gaussian integers that a key determines.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
         A separate key for each purpose: the draws of two scales under one key are dependent.
     start, stop : int
     squared_scale : int
-        The parameter ``s^2``, from 1 to `LARGEST`; for small values the variance is slightly less than it.
+        The parameter ``s^2``, from 1 to `LARGEST`. For small ``s^2`` the variance is slightly less than ``s^2``.
     """
     if not 1 <= squared_scale <= LARGEST:
         raise InvalidInput(
@@ -147,7 +147,7 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
 
 
 def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArray[np.int64]:
-    """Return the first draws of a tile, which do not depend on how many are drawn."""
+    """Return the first ``size`` draws of a tile; each draw is the same for every ``size``."""
     drawn, count = np.empty(size, np.int64), _WORDS * size // TILE + 2 * MARGIN
     while not _fill(words(key, stream=tile, start=0, stop=count), squared_scale, math.isqrt(squared_scale) + 1, drawn):
         count *= 2
@@ -156,7 +156,7 @@ def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArra
 
 @njit(cache=True, nogil=True)
 def _fill(source: NDArray[np.uint64], squared_scale: int, width: int, drawn: NDArray[np.int64]) -> bool:
-    """Fill a tile from words and return whether the words were sufficient."""
+    """Fill ``drawn`` with draws from the random words ``source``; return False if the words did not suffice."""
     at = np.zeros(1, np.int64)
     denominator = 2 * squared_scale * width * width
     for index in range(drawn.size):
@@ -224,14 +224,17 @@ def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int
 
 
 FINE = {2: 64, 6: 192}
-"""Squared scale of the fine draw, in squared steps of the coarse draw, for parameters divisible by two, or by two and
-three. It is part of the definition."""
+"""For each allowed ``parts``: the squared scale of the fine draw divided by ``c^2``, where c is the factor of the
+coarse draw. Other numbers would give other draws."""
 WIDEST = {2: LARGEST * 2**20, 6: LARGEST * 2**18}
-"""Largest squared scale; up to it the fine draw is within the arithmetic of one draw."""
+"""For each allowed ``parts``: largest squared scale for which the fine draw has a squared scale of at most `LARGEST`."""
 
 
 def drawable(squared_scale: int, *, parts: int = 2) -> int:
-    """Return the least drawable squared scale, at least the given one: with all its parts, 1 and 1/2 or 1/3 and 1/6."""
+    """Return the least squared scale from ``squared_scale`` on that `wide_discrete_gaussians` can draw.
+
+    It can be drawn for each ``part`` that divides ``parts``.
+    """
     grain = parts * _coarseness(squared_scale, parts) ** 2
     found = -(-squared_scale // grain) * grain
     return found if found == squared_scale else drawable(found, parts=parts)
@@ -240,7 +243,7 @@ def drawable(squared_scale: int, *, parts: int = 2) -> int:
 def wide_discrete_gaussians(
     key: SecretKey, *, size: int, squared_scale: int, part: int = 1, parts: int = 2
 ) -> NDArray[np.int64]:
-    """Return the draws of a key from a discrete Gaussian that may be wide.
+    """Return ``size`` draws of a key from a discrete Gaussian, also for squared scales above `LARGEST`.
 
     Parameters
     ----------
@@ -250,7 +253,7 @@ def wide_discrete_gaussians(
     squared_scale : int
         The parameter ``s^2``, a value that `drawable` returns.
     part, parts : int
-        The parameter is ``s^2 / part``, where ``part`` divides ``parts``, 2 or 6.
+        The draws have the parameter ``s^2 / part``, where ``part`` divides ``parts``, and ``parts`` is 2 or 6.
     """
     if squared_scale != (found := drawable(squared_scale, parts=parts)):
         raise InvalidInput(f"squared_scale={squared_scale} is not drawable; use {found}.")
@@ -266,7 +269,7 @@ def wide_discrete_gaussians(
 
 
 def _coarseness(squared_scale: int, parts: int) -> int:
-    """Return the least power of two c for which the coarse draw of ``s^2`` is within the arithmetic of one draw."""
+    """Return the factor of the coarse draw: the least power of two c with ``s^2 <= c^2 LARGEST``."""
     if not 1 <= squared_scale <= WIDEST[parts]:
         most = math.log2(WIDEST[parts])
         raise InvalidInput(f"squared_scale={squared_scale} must be from 1 to 2^{most:.0f}; use a coarser grid.")
@@ -277,7 +280,7 @@ def _coarseness(squared_scale: int, parts: int) -> int:
 
 
 DISTANCE = 2.0**-152
-"""Largest total variation distance of a coordinate from the ideal distribution, for scales up to 2^30."""
+"""Bound on the total variation distance of a sampled coordinate from the ideal distribution, for scales up to 2^30."""
 
 UNIFORM_BITS = 191
 _PRECISION = 448
@@ -290,14 +293,18 @@ _HALVINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A standard variate with its float quantile, its exact distribution, and the largest magnitude in floats."""
+    """The functions from which variates Z of a standard distribution are computed and rounded.
+
+    ``fill`` replaces uniforms by magnitudes ``|Z|`` in floats. ``mass_within(x)`` is ``P(|Z| <= x)`` in fixed point.
+    Variates beyond the magnitude ``farthest`` are always rounded by exact comparisons.
+    """
 
     fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
     mass_within: Callable[[int], int]
     farthest: float
 
     def nearest(self, key: SecretKey, *, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the integers nearest to ``scale * Z`` for the indices from ``start`` on, one for each scale.
+        """Return, for each scale, the integer nearest to ``scale * Z``, with the key's variates Z from index ``start`` on.
 
         Parameters
         ----------
@@ -320,7 +327,7 @@ class Standard:
         return made
 
     def of_words(self, high: Words, further: Further, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert random words to integers: the last bit of the first word is the sign, the other 191 the magnitude."""
+        """Convert three random words to one integer: the last bit of the first word gives the sign, the rest the magnitude."""
         variates, signs = uniforms_of(high, further)
         self.fill(variates, variates.view(np.int64))
         nearest = np.empty(scales.size)
@@ -333,7 +340,7 @@ class Standard:
         return nearest
 
     def _decided(self, bits: int, scale: float, proposed: int) -> int:
-        """Find the magnitude by exact comparisons; a correct proposal takes two."""
+        """Return the magnitude of one integer by exact comparisons; two suffice if ``proposed`` is correct."""
         above = 2 * bits + 1  # in units of 2^-192
         within = ((1 << (UNIFORM_BITS + 1)) - above) << (_PRECISION - UNIFORM_BITS - 1)
         numerator, denominator = scale.as_integer_ratio()
@@ -363,7 +370,7 @@ def _propose(
     nearest: NDArray[np.float64],
     doubtful: NDArray[np.bool_],
 ) -> int:
-    """Round scaled variates; mark and count those that are too close to an edge."""
+    """Round ``variates * scales``; count products that floats may round wrongly, and mark them in ``doubtful``."""
     count = 0
     for i in range(variates.size):
         scaled = variates[i] * scales[i]
@@ -377,7 +384,7 @@ def _propose(
 
 
 def _normal_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard normal, in fixed point."""
+    """Return ``P(|Z| <= x)`` for a standard normal Z, in fixed point with 448 fractional bits."""
     square = x * x >> _PRECISION
     term = total = x
     odd = 1
@@ -389,12 +396,12 @@ def _normal_mass_within(x: int) -> int:
 
 
 def _laplace_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard Laplace variate, in fixed point."""
+    """Return ``P(|Z| <= x)`` for a standard Laplace variate Z, in fixed point with 448 fractional bits."""
     return (1 << _PRECISION) - _exp_minus(x)
 
 
 def _exp_minus(x: int) -> int:
-    """Return ``e^-x`` in fixed point: the Taylor series at x / 2^16, squared 16 times."""
+    """Return ``e^-x`` in fixed point: the Taylor series gives ``e^(-x / 2^16)``, which is then squared 16 times."""
     part = x >> _HALVINGS
     term = total = 1 << _PRECISION
     n = 0

@@ -70,7 +70,7 @@ from dpca_tasks.noise.distributions import (
 from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, normals, subkey
 
 _FAR = 16.0
-"""``R`` exceeds ``sqrt(p + 1)`` by more than this with probability below ``exp(-128)``."""
+"""The random factor R of the noise scale exceeds ``sqrt(p + 1) + _FAR`` with a probability below ``exp(-128)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class _RadialLaplace(NoiseDistribution):
     tail_mass: ClassVar[float] = 5 * RESOLUTION  # p exact coordinates, and p + 1 float normals of the length
     """A bound, per coordinate, on the probability that a uniform runs out of bits; see the notes on floats."""
     given_length: ClassVar[type[Symmetric | Cube]]
-    """The distribution of the noise given R."""
+    """The distribution of the noise if the random factor R of its scale is given."""
 
     def __post_init__(self) -> None:
         """Check that the multiplier is positive and finite."""
@@ -105,9 +105,9 @@ class _RadialLaplace(NoiseDistribution):
     def draw(
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
-        """Return the noise of a range of coordinates; every call computes the length.
+        """Return the noise of a range of coordinates; every call computes the random factor R from all of its normals.
 
-        The scale is s in steps; the std of a coordinate must stay below `LARGEST_SCALE`.
+        ``scale_in_steps`` is s in grid steps. The std of a coordinate must stay below `LARGEST_SCALE`.
         """
         stop = checked_stop(self.layout, order, start, stop)
         check_scale(scale_in_steps * (self.spread(order) + _FAR))
@@ -189,7 +189,7 @@ class WishartDifference(NoiseDistribution):
     ) -> NDArray[np.int64]:
         """Return the noise of a range of coordinates; every call computes the whole matrix.
 
-        The scale is c in steps; the std on the diagonal must not exceed `LARGEST_SCALE`.
+        ``scale_in_steps`` is c in grid steps. The std on the diagonal must not exceed `LARGEST_SCALE`.
         """
         stop = checked_stop(self.layout, order, start, stop)
         check_scale(scale_in_steps * 2.0 * math.sqrt(order + 1))
