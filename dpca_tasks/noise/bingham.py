@@ -209,7 +209,7 @@ def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArr
 
 
 def envelope_width(excess: NDArray[np.float64]) -> float:
-    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1`` for ``l_i = excess[i]``, by Newton's method from b = 1."""
+    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``, where ``l_i`` is ``excess``, by Newton's method."""
     width = 1.0
     while True:
         inverse = 1.0 / (width + 2.0 * excess)

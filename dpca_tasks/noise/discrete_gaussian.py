@@ -227,7 +227,7 @@ FINE = {2: 64, 6: 192}
 """For each allowed ``parts``: the squared scale of the fine draw divided by ``c^2``, where c is the factor of the
 coarse draw. Other numbers would give other draws."""
 WIDEST = {2: LARGEST * 2**20, 6: LARGEST * 2**18}
-"""For each allowed ``parts``: largest squared scale for which the fine draw has a squared scale of at most `LARGEST`."""
+"""For each allowed ``parts``: the largest squared scale that can be drawn, limited by the scale of the fine draw."""
 
 
 def drawable(squared_scale: int, *, parts: int = 2) -> int:
@@ -304,7 +304,7 @@ class Standard:
     farthest: float
 
     def nearest(self, key: SecretKey, *, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return, for each scale, the integer nearest to ``scale * Z``, with the key's variates Z from index ``start`` on.
+        """Return, for each scale, the integer nearest to ``scale * Z``, with variates Z of a key from ``start`` on.
 
         Parameters
         ----------
@@ -327,7 +327,7 @@ class Standard:
         return made
 
     def of_words(self, high: Words, further: Further, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert three random words to one integer: the last bit of the first word gives the sign, the rest the magnitude."""
+        """Convert three random words to an integer: the last bit of the first is the sign, the rest the magnitude."""
         variates, signs = uniforms_of(high, further)
         self.fill(variates, variates.view(np.int64))
         nearest = np.empty(scales.size)
