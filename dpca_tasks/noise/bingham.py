@@ -12,16 +12,17 @@ is drawn exactly, up to floating point, by rejection from an angular central Gau
 
 Notes
 -----
-Write ``l_i = (max lambda - lambda_i) / scale`` in the eigenbasis of S, ``u = sum l_i y_i^2``, and let b solve
-``sum 1 / (b + 2 l_i) = 1``. A normal vector of variances ``1 / (1 + 2 l_i / b)``, divided by its norm, has density
-proportional to ``(1 + 2 u / b)^(-d / 2)``. The density ratio ``e^-u (1 + 2 u / b)^(d / 2)`` is largest at
-``u = (d - b) / 2``, so a proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` divided by that largest
-value: *with the power in the numerator*. With the power in the denominator the distribution would be more concentrated
-than S allows, and almost nothing would be accepted. Any b in (0, d] is exact; the root has the highest acceptance rate.
+Let ``lambda_i`` be the eigenvalues of S, and ``y_i`` the coordinates of a unit vector in the eigenbasis. Write
+``l_i = (max lambda - lambda_i) / scale`` and ``u = sum l_i y_i^2``, and let b solve ``sum 1 / (b + 2 l_i) = 1``. A
+normal vector with the variances ``1 / (1 + 2 l_i / b)``, divided by its norm, has density proportional to
+``(1 + 2 u / b)^(-d / 2)``. The density ratio ``e^-u (1 + 2 u / b)^(d / 2)`` is largest at ``u = (d - b) / 2``. So a
+proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` divided by that largest value: *with the power in
+the numerator*. With the power in the denominator the distribution would be more concentrated than S allows, and almost
+nothing would be accepted. The draw is exact for any b in (0, d]; the root b has the highest acceptance rate.
 
-*Batches.* Proposals come in batches of `proposals_at_once`, a function of d only, and the first accepted one is the
-draw. At least one in about ``1.2 sqrt d`` is accepted for any spectrum, so one batch in 500,000 has none. The number of
-batches and the duration of LAPACK are the only timings that depend on S.
+*Batches.* The number of proposals in a batch, `proposals_at_once`, depends on d only. The first accepted proposal is
+the draw. For any spectrum, at least one proposal in about ``1.2 sqrt d`` is accepted, so about one batch in 500,000 has
+no accepted proposal. The number of batches and the duration of LAPACK are the only timings that depend on S.
 
 *Floating point.* The scores come from an exact sum. The sampled distribution is the one for S with a rounding error of
 LAPACK (about ``1e-16 d`` of S) and equally small errors of the acceptance tests. The privacy claim does not include

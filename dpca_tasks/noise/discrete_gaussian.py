@@ -17,7 +17,8 @@ References
 ----------
 Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, Algorithms 1 to 3.
 
-*Wide discrete Gaussians* exceed the arithmetic of one draw; they are a coarse draw smoothed by a fine draw.
+*Wide discrete Gaussians* have a scale that is too large for the integer arithmetic of one draw. So they are computed as
+the sum of a multiple of a coarse draw and a fine draw.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"share")
@@ -30,21 +31,21 @@ Let y and z be discrete Gaussians of parameters u and v, and ``x = c y + z``. By
 
     y^2 / 2u + (x - c y)^2 / 2v = x^2 / 2(c^2 u + v) + (y - m)^2 / 2r^2,    r^2 = u v / (c^2 u + v),
 
-with m a multiple of x. Summed over all integers y, the second term gives the same for every m up to a factor
-``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation. So x is the discrete Gaussian of parameter ``c^2 u + v`` up to that
-factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5. Even if both are divided by ``parts``, v is at least
-``32 c^2`` and u above `LARGEST` / 30. So r^2 is above 31, and the factor below ``1 + 1e-260``.
+with m a multiple of x. Sum ``exp(-(y - m)^2 / 2r^2)`` over all integers y. By Poisson summation, the result is the same
+for every m, up to a factor ``1 + 4 exp(-2 pi^2 r^2)``. So x is the discrete Gaussian of parameter ``c^2 u + v`` up to
+that factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5. Even if both are divided by ``parts``, v is at
+least ``32 c^2`` and u above `LARGEST` / 30. So r^2 is above 31, and the factor below ``1 + 1e-260``.
 
 References
 ----------
 Micciancio and Walter (2017), Gaussian sampling over the integers: efficient, generic, constant-time, Section 4.
 
-*Nearest integers* to a scaled normal or Laplace variate are decided exactly.
+*Nearest integers.* The integer nearest to a scaled normal or Laplace variate is decided exactly.
 
-A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53 bits, and the rounding of quantile and product,
-move the edges between integers by up to ``2^-23`` of a step. The probabilities of integers change by the same fraction.
-So floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
-edge is compared with the random bits in integer arithmetic.
+An edge is a point halfway between two integers. A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53
+bits, and the rounding of quantile and product, move the edges between integers by up to ``2^-23`` of a step. The
+probabilities of integers change by the same fraction. So floats only propose an integer. If the proposal is closer to
+an edge than its error, about once in 100,000 draws, the edge is compared with the random bits in integer arithmetic.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
@@ -83,9 +84,10 @@ that product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exc
 
 The sum is below ``2^-46 z + 2^-51``. In the far tail, where u' may have fewer bits, every proposal is compared.
 
-*The comparison.* ``P(|Z| <= x)`` in fixed point of 448 bits: ``2 phi(x) sum x^(2n+1) / (1 3 5 ... (2n+1))`` for the
-normal, whose terms are all positive, and ``1 - e^-x`` for Laplace. A term is below ``2^191`` for x below 16.3, fewer
-than 1,000 terms are rounded once each, and the sum is multiplied by ``e^(-x^2/2)``: the error is below ``2^-230``.
+*The comparison.* ``P(|Z| <= x)`` is computed in fixed point with 448 bits. For the normal it is
+``2 phi(x) sum x^(2n+1) / (1 3 5 ... (2n+1))``, whose terms are all positive. For Laplace it is ``1 - e^-x``. A term is
+below ``2^191`` for x below 16.3, fewer than 1,000 terms are rounded once each, and the sum is multiplied by
+``e^(-x^2/2)``: the error is below ``2^-230``.
 """
 
 import math

@@ -9,14 +9,14 @@ represents m entries. The functions accept any range of coordinates.
 >>> symmetric_weights(2, start=0, stop=3).round(3).tolist()
 [1.0, 0.707, 1.0]
 
-*Distributions.* Each distribution has an event, and keyed integer noise on a grid with random access.
+*Distributions.* Each distribution has a DP event, and draws integer noise with a key for any range of coordinates.
 
 Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``. Here ``Z_i`` depends only on the key and
 ``i``, and ``w_i`` is the weight of the coordinate in its layout. Exact sums are integers, so rounding the noise equals
-rounding the noisy sum. So each distribution keeps the privacy of its density, up to the error of a sampler with
-finitely many bits. For independent coordinates the nearest integer is decided exactly. Each coordinate is within
-`dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
-times that. `check_tail` compares this error with delta.
+rounding the noisy sum. So the integer noise has the privacy guarantee of the density, up to the error of a sampler
+with finitely many bits. For independent coordinates the nearest integer is decided exactly. Each coordinate is within
+`dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, and n coordinates
+are within n times this distance. `check_tail` compares this error with delta.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> distribution = Symmetric(noise_multiplier=4.25)

@@ -11,7 +11,8 @@ SecretKey(...)
 >>> bool((words(key, stream=0, start=5, stop=9) == words(key, stream=0, start=0, stop=9)[5:]).all())
 True
 
-*Scattered words* of a stream are computed with one block of ChaCha20 each; they are the same words.
+*Scattered words.* `words_at` computes single words of a stream, each from one block of ChaCha20. They equal the words
+that `words` returns.
 
 >>> import numpy as np
 >>> from dpca_tasks.noise.keystream import subkey, words
@@ -35,7 +36,7 @@ np.True_
 
 *Normal and Laplace variates* are computed by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded distribution at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
+The magnitude of a variate Z is a quantile of ``|Z|`` at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
 The sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64, compiled without fast-math,
 mathematical library or fused operations. So a key gives the same bits on every machine.
 

@@ -18,15 +18,15 @@ the l2 sensitivity.
 
 *Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``. The product ``b = s R Z`` has this
 characteristic function. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard
-normals, independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
-distribution Gamma(p), and a coordinate the variance ``(p + 1) s^2``.
+normals, independent of Z. R is one number, computed from the key. Given R, each coordinate is drawn separately.
+``|b| / s`` has the distribution Gamma(p), and a coordinate has the variance ``(p + 1) s^2``.
 
-*Floating point.* Given R the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64: the
-exact sum of rounded squares of float normals, each accurate to ``2^-46`` of itself, rounded, and its root, rounded. So
-the relative error of R is below ``2^-44``, and R takes one of many floats. A relative error h of R changes the density
-of ``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a thousand features, ``2^-34``. Neither the
-privacy claim nor `tail_mass` includes this error. Laplace noise on packed coordinates has an exact sampler
-(`dpca_tasks.noise.distributions.SymmetricLaplace`), and much more noise.
+*Floating point.* Given R, the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64. The
+squares of float normals, each accurate to ``2^-46`` of itself, are rounded, and their sum is exact. Then the sum is
+rounded, and so is its square root. So the relative error of R is below ``2^-44``, and R takes one of many floats. A
+relative error h of R changes the density of ``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a
+thousand features, ``2^-34``. Neither the privacy claim nor `tail_mass` includes this error. Laplace noise on packed
+coordinates has an exact sampler (`dpca_tasks.noise.distributions.SymmetricLaplace`), and much more noise.
 
 References
 ----------

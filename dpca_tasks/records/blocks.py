@@ -1,4 +1,4 @@
-"""Stored blocks of private rows, sources of blocks, and gridded records.
+"""Stored blocks of private rows, sources of blocks, and records that are clipped and rounded to a grid.
 
 This module has the types of a stored block, of a source of blocks, and of the bounded records of one block. Each record
 is made canonical, clipped and rounded to integers separately. Block sources are arrays in memory, and rows that are

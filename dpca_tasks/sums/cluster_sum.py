@@ -1,9 +1,9 @@
 """The tasks of an exact sum on a Dask cluster, and the rules for waiting and giving up.
 
-A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on any
-other. Source and query are sent pickled, so that the scheduler opens no dataset. Small ones are sent inside the tasks,
-large ones once for each worker. Small totals are sent to the client directly; others are merged on the workers first.
-Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
+A sum is sent to the scheduler in one message, as one graph of tasks. Each task names the worker where it should run,
+but may run on any other. Source and query are sent pickled, so that the scheduler opens no dataset. Small ones are sent
+inside the tasks, large ones once for each worker. Small totals are sent to the client directly; others are merged on
+the workers first. Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """The exact sum of a query over all blocks, in this process or on a Dask cluster, with the same bits either way.
 
-One task folds a contiguous range of blocks into one partial sum; partial sums are merged in a tree. Contributions are
-integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it covers,
-and a merge refuses an overlap or a gap. So a lost worker or a repeated task can neither lose a row nor count it twice.
+One task computes the partial sum over a contiguous range of blocks. Partial sums are merged in a tree. Contributions
+are integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it
+covers, and a merge refuses an overlap or a gap. So a lost worker or a repeated task can neither lose a row nor count it
+twice.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.blocks import ArrayBlocks

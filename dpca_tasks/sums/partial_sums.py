@@ -11,12 +11,13 @@ covers.
 >>> merge([fold(source, query, 1, 2), fold(source, query, 0, 1)]).total
 array([256,   0, 256])
 
-Workers keep gridded rows in memory, so that a release with many passes reads and grids the rows once. They also keep
-the blocks that one step prepared for its tiles, until the next step. The sum of one tile runs over prepared blocks.
+Workers keep clipped and rounded rows in memory, so a release with many passes reads and converts the rows once. They
+also keep the blocks that one step prepared for its tiles, until the next step. The sum of one tile runs over prepared
+blocks.
 
-Prepared blocks are secret and a pure function of the rows and of public inputs, so they may be kept in memory, lost,
-and computed again. They are kept next to the rows on the workers, or in this process without a cluster, while there is
-room and until another step is requested. Without room they are computed for every tile. The sum has the same bits
+Prepared blocks are secret. They are a pure function of the rows and of public inputs, so they can be lost and computed
+again. They are kept on the workers, or in this process without a cluster, while there is room and until another step is
+requested. Without room they are computed again for every tile. The sum has the same bits
 either way.
 """
 
