@@ -140,7 +140,7 @@ class Peeling(DirectionMechanism):
         return (self.n_components,)
 
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Draw the directions."""
+        """Draw the directions one after another."""
         rows = np.zeros((self.n_components, len(matrix)), np.int64)
         with one_thread():
             for at in range(self.n_components):

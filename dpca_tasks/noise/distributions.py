@@ -218,7 +218,7 @@ class Gaussian(_Independent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symmetric(Gaussian):
-    """The isometric symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
+    """Isometric noise for a symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
 
     In an orthonormal basis of the symmetric matrices its coordinates are independent with one std. So it is Gaussian
     noise for the Frobenius sensitivity, with equal variance in every direction.
@@ -267,7 +267,7 @@ class Symmetric(Gaussian):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpperTriangle(Symmetric):
-    """The symmetric matrix whose upper triangle has independent entries of one std, as published.
+    """Noise for a symmetric matrix whose upper triangle has independent entries with one std, as in published papers.
 
     It is Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, with
     equality for diagonal matrices. Its std off the diagonal is ``sqrt 2`` times that of `Symmetric`.
@@ -282,7 +282,7 @@ class UpperTriangle(Symmetric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cube(Gaussian):
-    """The isometric symmetric tensor of order 3.
+    """Isometric noise for a symmetric tensor of order 3.
 
     The std is 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` for 3, 2 or no equal indices. It is Gaussian noise for the Frobenius
     sensitivity of symmetric tensors, with equal variance in every direction.
@@ -313,7 +313,7 @@ class Laplace(_Independent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricLaplace(Laplace):
-    """The symmetric matrix whose upper triangle has independent Laplace entries.
+    """Laplace noise for a symmetric matrix: the entries of its upper triangle are independent.
 
     The multiplier refers to the l1 sensitivity of the packed triangle.
     """
@@ -457,7 +457,7 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricStack(Gaussian):
-    """A stack of isometric symmetric matrices.
+    """Isometric noise for a stack of symmetric matrices.
 
     The std is 1 on each diagonal and ``sqrt(1/2)`` off it, and all coordinates are independent. It is Gaussian noise
     for the l2 norm of the matrices' Frobenius norms. `draw` takes the order of one matrix, and its range may extend

@@ -226,7 +226,7 @@ _NORMAL_FORM = np.uint64(1 << 62)
 
 
 def coins(key: SecretKey, *, start: int, stop: int, rate: float) -> NDArray[np.bool_]:
-    """Toss one coin for each index of a range.
+    """Return a random boolean (coin) for each index of a range, True with probability ``rate``.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ def _signed(
 
 @njit(cache=True, nogil=True)
 def _minus_log(x: float, bits: int) -> float:
-    """Return ``-log(x)`` of a normal float64 with the given bits (the method of FreeBSD's ``e_log.c``)."""
+    """Return ``-log(x)`` for a normal (not subnormal) float64 x with these bits (method of FreeBSD's ``e_log.c``)."""
     exponent = (bits >> 52) - 1023
     scaled = 1.0 + np.float64(bits & _MANTISSA) * 2.0**-52
     if scaled > _SQRT2:

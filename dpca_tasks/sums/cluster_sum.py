@@ -186,7 +186,7 @@ def collect(
     residency : Residency, optional
         Receives the futures of the data that stays on the workers.
     rows, prepared : mapping of int to str
-        The keys of gridded rows and of prepared blocks that are to stay, by partition.
+        The keys of the rows and of the prepared blocks that stay on the workers, by partition.
     progress : callable, optional
         As for `dpca_tasks.sums.exact_sum.exact_sum`.
     """

@@ -48,7 +48,7 @@ def exact_sum(
     client : distributed.Client, optional
         The cluster to run on; None sums in this process.
     progress : callable, optional
-        Called on a cluster with the number of finished partitions and the number of all; both are public.
+        Called on a cluster with the numbers of finished partitions and of all partitions; both are public.
     residency : Residency, optional
         Keeps clipped and rounded rows in memory between sums, on the workers or in this process. With None, every sum
         reads the rows again.
