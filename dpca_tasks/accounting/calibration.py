@@ -71,7 +71,7 @@ UNITS = 2**56
 """Units that represent a mu squared of 1."""
 
 _DIGITS, _MORE_DIGITS = 30, 60
-_ROUNDING = 1e-26  # bound on the relative error of a 30-digit term per unit of condition number, 10^4 times the actual
+_ROUNDING = 1e-26  # bound on the relative error of a 30-digit term, divided by its condition number
 _LARGEST_FLOAT_EPSILON, _LEAST_FLOAT_MU = 300.0, 1e-6  # limits within which float64 can evaluate the DP condition
 _HALF_ROOT = math.sqrt(0.5)
 _MOST_STEPS, _SETTLED = 60, 1e-13

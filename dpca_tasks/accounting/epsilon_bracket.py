@@ -72,7 +72,7 @@ from dpca_tasks.accounting.events import Parts, Relation, float_down, float_up, 
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.errors import InvalidInput
 
-_CELLS, _PARTS = 64, 256  # number of cells whose rounding error is bounded by parts, and number of parts per cell
+_CELLS, _PARTS = 64, 256  # number of cells that are divided to bound their rounding error, and number of parts per cell
 
 type Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -121,7 +121,7 @@ class StepLoss:
         bends = 2 * centres - edges[:-1] - edges[1:]
         turns = np.zeros(bends.size, bool)
         turns[1:] = np.sign(bends[1:]) != np.sign(bends[:-1])
-        turns |= np.roll(turns, -1)  # the density may also turn in the preceding cell
+        turns |= np.roll(turns, -1)  # a sign change between two cells may be in either of them
         turns[[0, -1]] = True
         least, most = np.minimum(bends, 0.0), np.maximum(bends, 0.0)
         least[turns], most[turns] = -masses[turns], masses[turns]
@@ -277,8 +277,8 @@ LARGEST_TRANSFORM = 1 << 23
 """Points of the finest grid, which takes a second or two."""
 
 _FIRST_POINTS = 1 << 11  # number of points of the first grid in the loss range of the step with the smallest range
-_SPARE = 2.0**-12  # fraction of delta
-_THINNED = 1 << 15  # points
+_SPARE = 2.0**-12  # fraction of delta that losses outside each bounded range may have
+_THINNED = 1 << 15  # number of points to which `_thinned` reduces a distribution
 _FLOATS = 2.0**-48  # bound on the floating-point error of the Fourier transform, per step
 _LEAST_LEFT = 2.0**-8  # fraction of delta that other parts must leave, since otherwise a bracket has no upper end
 _FARTHEST = 64.0  # the largest value at which `_half_epsilon` searches

@@ -59,7 +59,7 @@ def float_down(value: Fraction) -> float:
 
 
 def root_up(value: Fraction) -> float:
-    """Return the square root of an exact nonnegative number, rounded up: the least float with a square so large."""
+    """Return the square root of an exact nonnegative number, rounded up to a float."""
     root = math.sqrt(value)
     while Fraction(root) ** 2 < value:
         root = math.nextafter(root, math.inf)
@@ -69,7 +69,7 @@ def root_up(value: Fraction) -> float:
 
 
 def root_down(value: Fraction) -> float:
-    """Return the square root of an exact nonnegative number, rounded down: the largest float with a square so small."""
+    """Return the square root of an exact nonnegative number, rounded down to a float."""
     root = root_up(value)
     return root if Fraction(root) ** 2 == value else math.nextafter(root, 0.0)
 
@@ -474,7 +474,7 @@ def parts_of(event: Event, *, replaced: bool = False) -> Parts:
     parts = Parts()
     for step, count in leaves(event):
         part = kind_of(step).part
-        assert part is not None, "what is a step has a part"
+        assert part is not None, "every step has a part"
         table, key = part(step, replaced)
         counts: dict[Any, int] = getattr(parts, table)
         counts[key] = counts.get(key, 0) + count

@@ -44,7 +44,7 @@ type Series = NDArray[np.float64]
 Strategy = Literal["sqrt", "power", "window", "decay"]
 
 POWER = 0.4
-"""a of the strategy ``power``, ``c = (1 - z)^-a``; it is below 1/2, so one charge covers any number of ticks."""
+"""The exponent a in ``c(z) = (1 - z)^-a`` of the strategy ``power``; below 1/2, one charge covers all ticks."""
 
 
 def coefficients_of(
@@ -106,13 +106,13 @@ def exact_zeta(exact: Series, *, strategy: Strategy, window: int | None, half_li
 AnswerKind = Literal["prefix", "window", "decay"]
 
 EXCESS = 1.005
-"""Largest factor by which rounding the weights may increase the largest factor."""
+"""Largest ratio by which rounding of the weights may increase the largest of `Weights.factors`."""
 LONGEST = 3650
-"""Default horizon for which the weights of an endless strategy are rounded."""
+"""Default number of ticks for which the rounding of an endless strategy's weights is chosen."""
 MOST_TICKS = 36_500
 """Largest number of ticks, window or half-life for which weights are computed; time grows quadratically."""
 MOST_BITS = 12
-"""Largest q; a larger one would require a coarse grid for the records."""
+"""Largest number of bits of a weight; with more bits, the grid of the records would be too coarse."""
 
 
 @dataclass(frozen=True, kw_only=True)

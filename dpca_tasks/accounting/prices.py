@@ -25,7 +25,7 @@ from dpca_tasks.accounting.calibration import UNITS, smallest_epsilon, units_of
 from dpca_tasks.accounting.events import Parts, composed_losses, float_down, spread_of_losses
 
 Charge = tuple[int, ...]
-"""Epsilon and delta of standalone charges, then the numbers of the composition, with its failures last."""
+"""Epsilon and delta of standalone charges, then the numbers of the composition; the last is its delta for failures."""
 
 _LIMBS = 4  # the number of 32-bit limbs of a stored 128-bit integer
 

@@ -282,7 +282,7 @@ def _inverted(settings: Settings) -> float:
 
 
 def _inverted_broken(_: Settings) -> str:
-    return "the accept test divides by the ratio of densities that it should multiply by: the law is no exponential one"
+    return "the acceptance test divides by a density ratio instead of multiplying: this is no exponential mechanism"
 
 
 def _sampler(library: str) -> Formula:

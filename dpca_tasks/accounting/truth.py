@@ -30,7 +30,7 @@ class Case:
 
 
 RECORDS = {"a9a": 32_561, "MNIST": 60_000, "CIFAR-10": 50_000, "real-sim": 72_309}
-"""Records of the data sets of Shang et al., with one step per record."""
+"""Numbers of records of the datasets of Shang et al., which are also the numbers of steps."""
 _A9A = Settings(epsilon=0.1, delta=1e-3, n_features=123, n_records=32_561, steps=32_561)
 
 

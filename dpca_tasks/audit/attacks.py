@@ -403,7 +403,7 @@ def _minus_log_density(distribution: NoiseDistribution, residual: NDArray[np.flo
 
 
 def _closest(residuals: list[tuple[NDArray[np.float64], ...]], side: int) -> float:
-    """Return the log distance of the two closest residuals of equal shape, for one of the two datasets (`side`)."""
+    """Return the log of the least distance between two residuals of equal shape, for dataset number ``side``."""
     gaps = [
         float(np.abs(one[side] - two[side]).max())
         for one, two in itertools.combinations(residuals, 2)

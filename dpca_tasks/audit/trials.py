@@ -355,7 +355,7 @@ class _Trials:
         self._attacker = Attacker(pair, subject.published(pair, plan.problem))
         self._trials, self._done = trials, 0
         self.values: dict[str, NDArray[np.float64]] = {}
-        """The values of each statistic on both datasets; 0, which favours neither, if a trial has no value."""
+        """The values of each statistic on both datasets; 0, which indicates neither, for a trial without a value."""
 
     def run(self, upto: int) -> None:
         """Run all trials with numbers below ``upto`` that were not run yet."""

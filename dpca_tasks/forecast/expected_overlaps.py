@@ -53,7 +53,7 @@ type Selfenergy = Callable[[complex], complex]
 _EXACT, _BINS = 160, 240  # the 160 largest eigenvalues are used exactly; at most 240 bins average the others
 _HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the integration points, divided by noise_std * sqrt(d)
 _ITERATIONS = 30
-_NEGLIGIBLE = 300.0  # eigengap, over the size of the noise, from which the noise changes nothing
+_NEGLIGIBLE = 300.0  # ratio of the eigengap to the size of the noise from which the noise is neglected
 
 
 def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
@@ -132,7 +132,8 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
     `DRAWN` features, the sampler of the mechanism itself draws for the diagonal matrix of the strengths, with public
     keys. With more features the mean overlaps are computed. The squared coordinate i of a draw in the eigenbasis of S
     has mean ``1 / (b + 2 l_i)``. Here ``l_i`` is the distance of eigenvalue i from the largest eigenvalue, divided by
-    the scale, and b makes the means sum to 1. After each draw, each strength is reduced by the part already found.
+    the scale, and b makes the means sum to 1. After each draw, the strength of each component is reduced by
+    the part of the component that the drawn directions contain.
     """
     if len(strengths) <= DRAWN:
         sampler = Peeling(n_components=n_components, epsilon=1.0, delta=0.0)  # epsilon has no effect on `draw`
@@ -143,12 +144,13 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
             return np.asarray((rows**2).sum(axis=0))
 
         return draws_of(draw, len(strengths) ** 2 * n_components // 20)
-    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))  # for each component: the part not found, and found
+    # for each component: the part outside the drawn directions, and the part inside
+    kept, found = np.ones(len(strengths)), np.zeros(len(strengths))
     for _ in range(n_components):
         drawn = _mean_squares(strengths * kept, scale)
         found += kept * drawn
         kept *= 1.0 - drawn
-    between = found * (1.0 - found)  # weights for raising the overlaps of partly found components, so that all sum to k
+    between = found * (1.0 - found)  # the overlaps must sum to k, so raise them, and those near 0 or 1 the least
     return [np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))]
 
 

@@ -40,7 +40,7 @@ class LastRound:
     factors : float64 array of shape (d,)
         The factor t by which the map multiplies each component; 1 for components that the map leaves unchanged.
     noise_std : float
-        The standard deviation of the noise of the mapped moment's estimate from all rounds, off the diagonal, in
+        The standard deviation of noise off the diagonal, in the estimate of the mapped moment from all rounds, in
         squared clip norms.
     """
 

@@ -24,7 +24,7 @@ from dpca_tasks.mechanisms.completion.ratings import COUNT_SHARE, SPREAD, Rating
 SIGNAL = 0.5
 """The part of the variance of ratings, after offsets are subtracted, that factors explain if no part is declared."""
 TOTALS, ROUNDS, OUTER, POOLED = 0.1, 4, 0.41, 2
-"""Defaults of `dpals`: the share of totals, the number of rounds, the share of H, and the number of averaged rounds."""
+"""Defaults of `dpals`: budget share of the item totals, number of rounds, share of H, and number of averaged rounds."""
 _REPLACED = 1.5
 """The factor by which the replace_one relation increases the noise of `dpals`; for a moment the factor is sqrt 2."""
 
@@ -50,7 +50,7 @@ class Forecast:
 
     @property
     def captured(self) -> float:
-        """The part of the variance that exact factors explain and that the released factors are expected to explain."""
+        """The expected variance that released factors explain, divided by the variance that exact factors explain."""
         return 1.0 / (1.0 + self.missed**2)
 
 
@@ -81,7 +81,7 @@ def forecast(
 
     If directions have the relative error d, factors explain the part ``q / (1 + d^2)`` of the variance. A user's
     regression on K ratings adds the unexplained variance times ``r / K``, reduced by the ridge of the regression. The
-    error of the offsets is the error for which their shrinkage is optimal.
+    offsets are assumed to be shrunk by the factor for which their error is least.
     """
     part = SIGNAL if signal is None else signal
     if not 0 < part <= 1:

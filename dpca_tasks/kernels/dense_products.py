@@ -167,7 +167,7 @@ def add_long_products(
     ----------
     The Frobenius norm of the contribution of a record is at most ``most`` steps and at most 1, compared in integers.
     The contribution is the exact product, rounded to nearest, if that is within the limit. Otherwise the product is
-    rounded toward zero, after it is scaled to just below the limit where the exact product exceeds the limit.
+    rounded toward zero. If the exact product itself exceeds the limit, it is first scaled to just below the limit.
     """
     width = directions.shape[1]
     limit = min(np.int64(most), np.int64(1) << (2 * bits))
@@ -235,7 +235,7 @@ def is_short(
 ) -> bool:
     """Return whether the Frobenius norm of a product, rounded by `rounded`, is at most ``most`` grid steps.
 
-    Only the given rows (``columns`` of the data) of the product are nonzero. ``most`` is at most ``2^28``.
+    Only the rows of the product with the indices ``columns`` are nonzero. ``most`` is at most ``2^28``.
     """
     left = most * most
     for column in columns:

@@ -411,8 +411,8 @@ def add_energies(
     """Split the squared norm of each record into three integers, and add them to ``total[0]``, ``[1]`` and ``[2]``.
 
     The first integer is the squared norm along the first direction. The second is the squared norm along all other
-    directions, cut to what the first leaves of the whole. The third is the rest. Scores along directions are exact
-    integer products, rounded to the nearest grid step.
+    directions, but at most what the first leaves of the squared norm. The third is the rest. Scores along
+    directions are exact integer products, rounded to the nearest grid step.
     """
     half = np.int64(1) << (direction_bits - 1)
     width = directions.shape[1]

@@ -47,7 +47,7 @@ PAIRS = 8
 _CHOSEN = config.CPU_NAME or config.CPU_FEATURES  # type: ignore[attr-defined]  # numba sets them on import
 MULTIPLIES_PAIRS = not _CHOSEN and bool(binding.get_host_cpu_features().get("avx2"))
 """True if Numba compiles for the processor of this machine, and this processor has AVX2."""
-_HALF = 8  # lanes of one instruction
+_HALF = 8  # number of 32-bit lanes of one instruction
 _SHORT, _WORD = ir.IntType(16), ir.IntType(32)
 _SHORTS, _WORDS = ir.VectorType(_SHORT, 2 * LANES), ir.VectorType(_WORD, LANES)
 
@@ -286,7 +286,9 @@ def add_packed_outer_products(
     total: NDArray[np.int64],
     add_others: Callable[..., None] = add_outer_products,
 ) -> None:
-    """Add the outer products of rows to ``total`` by packed 16-bit arithmetic, with the sums of `add_outer_products`.
+    """Add the outer products of rows to ``total`` by packed 16-bit arithmetic.
+
+    The sums are the same as those of `add_outer_products`.
 
     Rows with an entry above `LARGE` are left to ``add_others``, a function that adds the same sums without packing. If
     most rows have such an entry, ``add_others`` processes all rows: copying most rows would take longer than packing

@@ -281,11 +281,14 @@ _DOUBLE, _WORD, _LONG = ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 _DOUBLES, _WORDS, _LONGS = (ir.VectorType(kind, LANES) for kind in (_DOUBLE, _WORD, _LONG))
 
 type Vectors = tuple[int, ...]
-"""A tuple with one zero for each vector of a panel, so that this number is known at compile time."""
+"""A tuple with one zero for each vector of a panel, so that the number of vectors is known at compile time."""
 
 
 def is_near(n_values: int, directions: NDArray[np.integer]) -> bool:
-    """Return whether the directions are small enough for panels: for the caches, and relative to a block of rows."""
+    """Return whether the directions are small enough to be multiplied in panels.
+
+    They must fit the fast caches, and have at most as many rows as the block of data has stored values.
+    """
     return directions.size < FAR and directions.shape[0] <= n_values
 
 

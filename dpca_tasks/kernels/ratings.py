@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 NORMALISE, WEIGHT_CLIP, PAPER_CLIP = range(3)
 """Rules that bound the norm of a user's factor.
 
-``NORMALISE`` scales every factor to the bound, and the user's ratings likewise. ``WEIGHT_CLIP`` does so only for longer
-factors. ``PAPER_CLIP`` scales longer factors, but never the ratings.
+``NORMALISE`` scales every factor to the bound, and the user's ratings likewise. ``WEIGHT_CLIP`` does so only for
+factors longer than the bound. ``PAPER_CLIP`` scales only these factors, and never the ratings.
 """
 _TINY, _HUGE = 1e-150, 1e150
 
 
 @njit(cache=True, nogil=True)
 def mixed(word: np.uint64, item: int) -> np.uint64:
-    """Hash a user's random word and an item's number to 64 bits, which give each user a separate random item order."""
+    """Hash a user's random word and an item's number to 64 bits; the hashes put items in a random order per user."""
     x = word + np.uint64(item) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -112,10 +112,10 @@ def solve_users(
 ) -> NDArray[np.float64]:
     """Return the factor of each user: a ridge regression of the user's residuals on item factors, by Cholesky.
 
-    The factor is ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``. The sums are over the rated
-    items j whose rating is ``used``. ``v_j`` is the item factor, ``unit`` times the integers in ``factors``, ``left_j``
-    is the residual of the rating, and P is ``unobserved``. Inner loops run along rows, over entries that do not depend
-    on each other.
+    The factor is ``(ridge I + P + sum_j v_j v_j^T)^-1 sum_j clip(left_j, bound) v_j``. The sums are over the items
+    j whose rating is marked in ``used``. ``v_j`` is the item factor, ``unit`` times the integers in ``factors``.
+    ``left_j`` is the residual of the rating, and P is ``unobserved``. Inner loops run along rows, over entries that do
+    not depend on each other.
     """
     rank = factors.shape[1]
     solved = np.zeros((row_ptr.size - 1, rank))
@@ -305,7 +305,7 @@ def descend(
 
 @njit(cache=True, nogil=True)
 def scale_rows(values: NDArray[np.float64], row_ptr: NDArray[np.int64], length: float, *, by_count: bool) -> None:
-    """Scale each row in place to norm ``length``, or with ``by_count`` divide it by the root of its number of values.
+    """Scale each row in place to norm ``length``, or with ``by_count`` divide it by the square root of its size.
 
     Empty and zero rows are not changed.
     """
@@ -430,8 +430,8 @@ def balanced_weights(
 ) -> NDArray[np.int32]:
     """Return a weight for each rating of an item in ``used``, proportional to the weight of the item.
 
-    The squared weights of each user add up to at most ``min(most, n)``, where n is the number of the user's ratings of
-    such items, and to that value up to rounding. Weights are integers, in steps of ``2^-bits``, and their squares are
+    Let n be the number of a user's ratings of such items. The squared weights of the user add up to ``min(most, n)``,
+    or slightly less because of rounding. Weights are integers, in steps of ``2^-bits``, and their squares are
     compared with the bound in int64. All other ratings get weight 0.
     """
     weights = np.zeros(indices.size, np.int32)

@@ -1,1 +1,1 @@
-"""Keyed randomness and integer noise on the grid."""
+"""Random numbers that are derived from secret keys, and integer noise on a public grid."""

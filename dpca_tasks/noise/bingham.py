@@ -12,16 +12,17 @@ is drawn exactly, up to floating point, by rejection from an angular central Gau
 
 Notes
 -----
-Write ``l_i = (max lambda - lambda_i) / scale`` in the eigenbasis of S, ``u = sum l_i y_i^2``, and let b solve
-``sum 1 / (b + 2 l_i) = 1``. A normal vector of variances ``1 / (1 + 2 l_i / b)``, divided by its norm, has density
-proportional to ``(1 + 2 u / b)^(-d / 2)``. The density ratio ``e^-u (1 + 2 u / b)^(d / 2)`` is largest at
-``u = (d - b) / 2``, so a proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` divided by that largest
-value: *with the power in the numerator*. With the power in the denominator the distribution would be more concentrated
-than S allows, and almost nothing would be accepted. Any b in (0, d] is exact; the root has the highest acceptance rate.
+Let ``lambda_i`` be the eigenvalues of S, and ``y_i`` the coordinates of a unit vector in the eigenbasis. Write
+``l_i = (max lambda - lambda_i) / scale`` and ``u = sum l_i y_i^2``, and let b solve ``sum 1 / (b + 2 l_i) = 1``. A
+normal vector with the variances ``1 / (1 + 2 l_i / b)``, divided by its norm, has density proportional to
+``(1 + 2 u / b)^(-d / 2)``. The density ratio ``e^-u (1 + 2 u / b)^(d / 2)`` is largest at ``u = (d - b) / 2``. So a
+proposal is accepted with probability ``e^-u (1 + 2 u / b)^(d / 2)`` divided by that largest value: *with the power in
+the numerator*. With the power in the denominator the distribution would be more concentrated than S allows, and almost
+nothing would be accepted. The draw is exact for any b in (0, d]; the root b has the highest acceptance rate.
 
-*Batches.* Proposals come in batches of `proposals_at_once`, a function of d only, and the first accepted one is the
-draw. At least one in about ``1.2 sqrt d`` is accepted for any spectrum, so one batch in 500,000 has none. The number of
-batches and the duration of LAPACK are the only timings that depend on S.
+*Batches.* The number of proposals in a batch, `proposals_at_once`, depends on d only. The first accepted proposal is
+the draw. For any spectrum, at least one proposal in about ``1.2 sqrt d`` is accepted, so about one batch in 500,000 has
+no accepted proposal. The number of batches and the duration of LAPACK are the only timings that depend on S.
 
 *Floating point.* The scores come from an exact sum. The sampled distribution is the one for S with a rounding error of
 LAPACK (about ``1e-16 d`` of S) and equally small errors of the acceptance tests. The privacy claim does not include
@@ -56,21 +57,21 @@ STEPS_PER_UNIT = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectionMechanism(ABC):
-    """A mechanism that draws k orthogonal directions by their score, calibrated to (epsilon, delta).
+    """A mechanism that draws k orthogonal directions V with a density that grows with their score ``tr(V^T S V)``.
 
     Parameters
     ----------
     n_components : int
         The number k of directions.
     epsilon, delta : float
-        The privacy cost of all directions together; delta 0 is pure.
+        The guarantee of all directions together, for which the scale is calibrated; delta 0 means pure epsilon-DP.
     """
 
     name: ClassVar[str]
     """The name in digests. It never changes, even if the class is renamed."""
     layout: ClassVar[Literal["symmetric"]] = "symmetric"
     norm: ClassVar[Literal["scores"]] = "scores"
-    """The sensitivity: the length of the interval of the change of ``tr(V^T S V)`` over all orthonormal V."""
+    """The kind of sensitivity: the length of an interval that contains, for all V, the change of ``tr(V^T S V)``."""
 
     n_components: int
     epsilon: float
@@ -85,13 +86,13 @@ class DirectionMechanism(ABC):
 
     @property
     def event(self) -> events.Event:
-        """The event, which charges exactly the requested (epsilon, delta)."""
+        """The DP event of all draws, with exactly the requested (epsilon, delta)."""
         return events.approximate(self.epsilon, self.delta)
 
     @property
     @abstractmethod
     def draws(self) -> int:
-        """The number of draws that share the cost."""
+        """The number of draws among which the guarantee is divided."""
 
     @property
     @abstractmethod
@@ -100,21 +101,21 @@ class DirectionMechanism(ABC):
 
     @abstractmethod
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Draw the directions.
+        """Draw the directions, and round them to the grid.
 
         Parameters
         ----------
         key : SecretKey
             A key used for this draw only.
         matrix : array of shape (d, d)
-            S.
+            The symmetric matrix S of the score.
         scale : float
             `noise_multiplier` times the sensitivity of the scores, rounded up by the caller.
 
         Returns
         -------
         int64 array of shape (k, d), in steps of ``1 / STEPS_PER_UNIT``
-            Rows orthonormal up to the grid.
+            The directions as rows, orthonormal up to rounding.
         """
 
 
@@ -122,15 +123,15 @@ class DirectionMechanism(ABC):
 class Peeling(DirectionMechanism):
     """A mechanism that draws one direction after another, each exactly and orthogonal to the earlier ones.
 
-    Every draw is a separate exponential mechanism over the unit vectors of a space that the earlier released directions
-    determine; the costs compose.
+    Every draw is a separate exponential mechanism over the unit vectors orthogonal to the directions released before.
+    The privacy costs of the draws compose.
     """
 
     name: ClassVar[str] = "Peeling"
 
     @property
     def draws(self) -> int:
-        """One draw per direction."""
+        """The number of directions: each direction is one draw."""
         return self.n_components
 
     @property
@@ -139,7 +140,7 @@ class Peeling(DirectionMechanism):
         return (self.n_components,)
 
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Draw the directions."""
+        """Draw the directions one after another."""
         rows = np.zeros((self.n_components, len(matrix)), np.int64)
         with one_thread():
             for at in range(self.n_components):
@@ -150,10 +151,10 @@ class Peeling(DirectionMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GibbsChain(DirectionMechanism):
-    """A Markov chain that draws all directions at once, at the full scale: **its privacy is not certified**.
+    """A Markov chain that draws all directions with the scale of a single draw: **its privacy is not certified**.
 
     Each step draws one direction exactly, given the others and orthogonal to them. The limit distribution of the chain
-    is one exponential mechanism; after finitely many steps from a random start nothing is proved.
+    is that of one exponential mechanism. After finitely many steps from a random start, no guarantee is proved.
     """
 
     name: ClassVar[str] = "GibbsChain"
@@ -161,7 +162,7 @@ class GibbsChain(DirectionMechanism):
 
     @property
     def draws(self) -> int:
-        """One draw, as if the chain had converged."""
+        """Always 1: the scale is that of one draw, as if the chain had converged."""
         return 1
 
     @property
@@ -170,7 +171,7 @@ class GibbsChain(DirectionMechanism):
         return (self.n_components, self.sweeps)
 
     def draw(self, key: SecretKey, matrix: NDArray[np.float64], *, scale: float) -> NDArray[np.int64]:
-        """Run the chain."""
+        """Run the chain from a random start, and return its last directions."""
         size = self.n_components * len(matrix)
         start = normals(subkey(key.secret, label="start", info=b""), start=0, stop=size)
         with one_thread():
@@ -203,13 +204,13 @@ def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float)
 
 
 def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArray[np.float64]:
-    """Return the log of the probability with which proposals of excess u are accepted; it is at most 0."""
+    """Return the log of the acceptance probability of proposals, given their ``u`` of the module's notes."""
     most = 0.5 * order * math.log(order / width) - 0.5 * (order - width)
     return 0.5 * order * np.log1p(2.0 * u / width) - u - most
 
 
 def envelope_width(excess: NDArray[np.float64]) -> float:
-    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``, by Newton's method from below, without overshoot."""
+    """Return the b in [1, d] with ``sum 1 / (b + 2 l_i) = 1``, where ``l_i`` is ``excess``, by Newton's method."""
     width = 1.0
     while True:
         inverse = 1.0 / (width + 2.0 * excess)
@@ -225,7 +226,7 @@ def proposals_at_once(order: int) -> int:
 
 
 def complement(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an orthonormal basis, as columns, of the orthogonal complement of independent rows."""
+    """Return an orthonormal basis, as columns, of all vectors orthogonal to the given linearly independent rows."""
     count, order = rows.shape
     return qr(rows.T, mode="full")[0][:, count:] if count else np.eye(order)
 

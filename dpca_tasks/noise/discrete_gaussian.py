@@ -17,7 +17,8 @@ References
 ----------
 Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, Algorithms 1 to 3.
 
-*Wide discrete Gaussians* exceed the arithmetic of one draw; they are a coarse draw smoothed by a fine draw.
+*Wide discrete Gaussians* have a scale that is too large for the integer arithmetic of one draw. So they are computed as
+the sum of a multiple of a coarse draw and a fine draw.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"share")
@@ -30,21 +31,21 @@ Let y and z be discrete Gaussians of parameters u and v, and ``x = c y + z``. By
 
     y^2 / 2u + (x - c y)^2 / 2v = x^2 / 2(c^2 u + v) + (y - m)^2 / 2r^2,    r^2 = u v / (c^2 u + v),
 
-with m a multiple of x. Summed over all integers y, the second term gives the same for every m up to a factor
-``1 + 4 exp(-2 pi^2 r^2)`` by Poisson summation. So x is the discrete Gaussian of parameter ``c^2 u + v`` up to that
-factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5. Even if both are divided by ``parts``, v is at least
-``32 c^2`` and u above `LARGEST` / 30. So r^2 is above 31, and the factor below ``1 + 1e-260``.
+with m a multiple of x. Sum ``exp(-(y - m)^2 / 2r^2)`` over all integers y. By Poisson summation, the result is the same
+for every m, up to a factor ``1 + 4 exp(-2 pi^2 r^2)``. So x is the discrete Gaussian of parameter ``c^2 u + v`` up to
+that factor. Here ``v = FINE[parts] c^2``, and u is above `LARGEST` / 5. Even if both are divided by ``parts``, v is at
+least ``32 c^2`` and u above `LARGEST` / 30. So r^2 is above 31, and the factor below ``1 + 1e-260``.
 
 References
 ----------
 Micciancio and Walter (2017), Gaussian sampling over the integers: efficient, generic, constant-time, Section 4.
 
-*Nearest integers* to a scaled normal or Laplace variate are decided exactly.
+*Nearest integers.* The integer nearest to a scaled normal or Laplace variate is decided exactly.
 
-A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53 bits, and the rounding of quantile and product,
-move the edges between integers by up to ``2^-23`` of a step. The probabilities of integers change by the same fraction.
-So floats only propose an integer. If the proposal is closer to an edge than its error, about once in 100,000 draws, the
-edge is compared with the random bits in integer arithmetic.
+An edge is a point halfway between two integers. A float64 is too coarse for noise of std ``2^28`` steps. Uniforms of 53
+bits, and the rounding of quantile and product, move the edges between integers by up to ``2^-23`` of a step. The
+probabilities of integers change by the same fraction. So floats only propose an integer. If the proposal is closer to
+an edge than its error, about once in 100,000 draws, the edge is compared with the random bits in integer arithmetic.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> key = subkey(bytes(32), label="noise", info=b"step 0")
@@ -83,9 +84,10 @@ that product is farther from an edge than ``(2^-46 z' + 2^-51) scale``. This exc
 
 The sum is below ``2^-46 z + 2^-51``. In the far tail, where u' may have fewer bits, every proposal is compared.
 
-*The comparison.* ``P(|Z| <= x)`` in fixed point of 448 bits: ``2 phi(x) sum x^(2n+1) / (1 3 5 ... (2n+1))`` for the
-normal, whose terms are all positive, and ``1 - e^-x`` for Laplace. A term is below ``2^191`` for x below 16.3, fewer
-than 1,000 terms are rounded once each, and the sum is multiplied by ``e^(-x^2/2)``: the error is below ``2^-230``.
+*The comparison.* ``P(|Z| <= x)`` is computed in fixed point with 448 bits. For the normal it is
+``2 phi(x) sum x^(2n+1) / (1 3 5 ... (2n+1))``, whose terms are all positive. For Laplace it is ``1 - e^-x``. A term is
+below ``2^191`` for x below 16.3, fewer than 1,000 terms are rounded once each, and the sum is multiplied by
+``e^(-x^2/2)``: the error is below ``2^-230``.
 """
 
 import math
@@ -111,18 +113,18 @@ from dpca_tasks.noise.keystream import (
 )
 
 TILE = 1 << 12
-"""Draws per stream. It is part of the definition: another value gives other draws."""
+"""Number of draws from one stream of random words. Another number would give other draws."""
 LARGEST = 1 << 26
-"""Largest squared scale; up to it no product of the arithmetic reaches ``2^63``."""
+"""Largest squared scale for which every product in the integer arithmetic is below ``2^63``."""
 
-_WORDS = 24 * TILE  # words of a tile, usually enough; if not, twice as many are read
+_WORDS = 24 * TILE  # number of random words that are read for a tile; doubled if they do not suffice
 MARGIN = 1000
 """Least number of unread words when a proposal begins. If a proposal exhausts them, the whole tile is drawn again."""
-_FAR = 1 << 31  # beyond it the square of a distance does not fit, and its exponent is above 500
+_FAR = 1 << 31  # a proposal this far out is rejected: its exponent is above 500, and its square may overflow
 
 
 def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: int) -> NDArray[np.int64]:
-    """Return the draws ``start`` to ``stop`` of a key.
+    """Return draws ``start`` to ``stop - 1`` of the discrete Gaussian integers that a key determines.
 
     Parameters
     ----------
@@ -130,7 +132,7 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
         A separate key for each purpose: the draws of two scales under one key are dependent.
     start, stop : int
     squared_scale : int
-        The parameter ``s^2``, from 1 to `LARGEST`; for small values the variance is slightly less than it.
+        The parameter ``s^2``, from 1 to `LARGEST`. For small ``s^2`` the variance is slightly less than ``s^2``.
     """
     if not 1 <= squared_scale <= LARGEST:
         raise InvalidInput(
@@ -147,7 +149,7 @@ def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: 
 
 
 def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArray[np.int64]:
-    """Return the first draws of a tile, which do not depend on how many are drawn."""
+    """Return the first ``size`` draws of a tile; each draw is the same for every ``size``."""
     drawn, count = np.empty(size, np.int64), _WORDS * size // TILE + 2 * MARGIN
     while not _fill(words(key, stream=tile, start=0, stop=count), squared_scale, math.isqrt(squared_scale) + 1, drawn):
         count *= 2
@@ -156,7 +158,7 @@ def _tile(key: SecretKey, tile: int, squared_scale: int, *, size: int) -> NDArra
 
 @njit(cache=True, nogil=True)
 def _fill(source: NDArray[np.uint64], squared_scale: int, width: int, drawn: NDArray[np.int64]) -> bool:
-    """Fill a tile from words and return whether the words were sufficient."""
+    """Fill ``drawn`` with draws from the random words ``source``; return False if the words did not suffice."""
     at = np.zeros(1, np.int64)
     denominator = 2 * squared_scale * width * width
     for index in range(drawn.size):
@@ -224,14 +226,17 @@ def _below(source: NDArray[np.uint64], at: NDArray[np.int64], bound: int) -> int
 
 
 FINE = {2: 64, 6: 192}
-"""Squared scale of the fine draw, in squared steps of the coarse draw, for parameters divisible by two, or by two and
-three. It is part of the definition."""
+"""For each allowed ``parts``: the squared scale of the fine draw divided by ``c^2``, where c is the factor of the
+coarse draw. Other numbers would give other draws."""
 WIDEST = {2: LARGEST * 2**20, 6: LARGEST * 2**18}
-"""Largest squared scale; up to it the fine draw is within the arithmetic of one draw."""
+"""For each allowed ``parts``: the largest squared scale that can be drawn, limited by the scale of the fine draw."""
 
 
 def drawable(squared_scale: int, *, parts: int = 2) -> int:
-    """Return the least drawable squared scale, at least the given one: with all its parts, 1 and 1/2 or 1/3 and 1/6."""
+    """Return the least squared scale from ``squared_scale`` on that `wide_discrete_gaussians` can draw.
+
+    It can be drawn for each ``part`` that divides ``parts``.
+    """
     grain = parts * _coarseness(squared_scale, parts) ** 2
     found = -(-squared_scale // grain) * grain
     return found if found == squared_scale else drawable(found, parts=parts)
@@ -240,7 +245,7 @@ def drawable(squared_scale: int, *, parts: int = 2) -> int:
 def wide_discrete_gaussians(
     key: SecretKey, *, size: int, squared_scale: int, part: int = 1, parts: int = 2
 ) -> NDArray[np.int64]:
-    """Return the draws of a key from a discrete Gaussian that may be wide.
+    """Return ``size`` draws of a key from a discrete Gaussian, also for squared scales above `LARGEST`.
 
     Parameters
     ----------
@@ -250,7 +255,7 @@ def wide_discrete_gaussians(
     squared_scale : int
         The parameter ``s^2``, a value that `drawable` returns.
     part, parts : int
-        The parameter is ``s^2 / part``, where ``part`` divides ``parts``, 2 or 6.
+        The draws have the parameter ``s^2 / part``, where ``part`` divides ``parts``, and ``parts`` is 2 or 6.
     """
     if squared_scale != (found := drawable(squared_scale, parts=parts)):
         raise InvalidInput(f"squared_scale={squared_scale} is not drawable; use {found}.")
@@ -266,7 +271,7 @@ def wide_discrete_gaussians(
 
 
 def _coarseness(squared_scale: int, parts: int) -> int:
-    """Return the least power of two c for which the coarse draw of ``s^2`` is within the arithmetic of one draw."""
+    """Return the factor of the coarse draw: the least power of two c with ``s^2 <= c^2 LARGEST``."""
     if not 1 <= squared_scale <= WIDEST[parts]:
         most = math.log2(WIDEST[parts])
         raise InvalidInput(f"squared_scale={squared_scale} must be from 1 to 2^{most:.0f}; use a coarser grid.")
@@ -277,7 +282,7 @@ def _coarseness(squared_scale: int, parts: int) -> int:
 
 
 DISTANCE = 2.0**-152
-"""Largest total variation distance of a coordinate from the ideal distribution, for scales up to 2^30."""
+"""Bound on the total variation distance of a sampled coordinate from the ideal distribution, for scales up to 2^30."""
 
 UNIFORM_BITS = 191
 _PRECISION = 448
@@ -290,14 +295,18 @@ _HALVINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """A standard variate with its float quantile, its exact distribution, and the largest magnitude in floats."""
+    """The functions from which variates Z of a standard distribution are computed and rounded.
+
+    ``fill`` replaces uniforms by magnitudes ``|Z|`` in floats. ``mass_within(x)`` is ``P(|Z| <= x)`` in fixed point.
+    Variates beyond the magnitude ``farthest`` are always rounded by exact comparisons.
+    """
 
     fill: Callable[[NDArray[np.float64], NDArray[np.int64]], None]
     mass_within: Callable[[int], int]
     farthest: float
 
     def nearest(self, key: SecretKey, *, start: int, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the integers nearest to ``scale * Z`` for the indices from ``start`` on, one for each scale.
+        """Return, for each scale, the integer nearest to ``scale * Z``, with variates Z of a key from ``start`` on.
 
         Parameters
         ----------
@@ -320,7 +329,7 @@ class Standard:
         return made
 
     def of_words(self, high: Words, further: Further, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert random words to integers: the last bit of the first word is the sign, the other 191 the magnitude."""
+        """Convert three random words to an integer: the last bit of the first is the sign, the rest the magnitude."""
         variates, signs = uniforms_of(high, further)
         self.fill(variates, variates.view(np.int64))
         nearest = np.empty(scales.size)
@@ -333,7 +342,7 @@ class Standard:
         return nearest
 
     def _decided(self, bits: int, scale: float, proposed: int) -> int:
-        """Find the magnitude by exact comparisons; a correct proposal takes two."""
+        """Return the magnitude of one integer by exact comparisons; two suffice if ``proposed`` is correct."""
         above = 2 * bits + 1  # in units of 2^-192
         within = ((1 << (UNIFORM_BITS + 1)) - above) << (_PRECISION - UNIFORM_BITS - 1)
         numerator, denominator = scale.as_integer_ratio()
@@ -363,7 +372,7 @@ def _propose(
     nearest: NDArray[np.float64],
     doubtful: NDArray[np.bool_],
 ) -> int:
-    """Round scaled variates; mark and count those that are too close to an edge."""
+    """Round ``variates * scales``; count products that floats may round wrongly, and mark them in ``doubtful``."""
     count = 0
     for i in range(variates.size):
         scaled = variates[i] * scales[i]
@@ -377,7 +386,7 @@ def _propose(
 
 
 def _normal_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard normal, in fixed point."""
+    """Return ``P(|Z| <= x)`` for a standard normal Z, in fixed point with 448 fractional bits."""
     square = x * x >> _PRECISION
     term = total = x
     odd = 1
@@ -389,12 +398,12 @@ def _normal_mass_within(x: int) -> int:
 
 
 def _laplace_mass_within(x: int) -> int:
-    """Return ``P(|Z| <= x)`` of a standard Laplace variate, in fixed point."""
+    """Return ``P(|Z| <= x)`` for a standard Laplace variate Z, in fixed point with 448 fractional bits."""
     return (1 << _PRECISION) - _exp_minus(x)
 
 
 def _exp_minus(x: int) -> int:
-    """Return ``e^-x`` in fixed point: the Taylor series at x / 2^16, squared 16 times."""
+    """Return ``e^-x`` in fixed point: the Taylor series gives ``e^(-x / 2^16)``, which is then squared 16 times."""
     part = x >> _HALVINGS
     term = total = 1 << _PRECISION
     n = 0

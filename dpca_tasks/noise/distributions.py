@@ -9,14 +9,14 @@ represents m entries. The functions accept any range of coordinates.
 >>> symmetric_weights(2, start=0, stop=3).round(3).tolist()
 [1.0, 0.707, 1.0]
 
-*Distributions.* Each distribution has an event, and keyed integer noise on a grid with random access.
+*Distributions.* Each distribution has a DP event, and draws integer noise with a key for any range of coordinates.
 
 Coordinate ``i`` of a draw is the integer nearest to ``scale * w_i * Z_i``. Here ``Z_i`` depends only on the key and
 ``i``, and ``w_i`` is the weight of the coordinate in its layout. Exact sums are integers, so rounding the noise equals
-rounding the noisy sum. So each distribution keeps the privacy of its density, up to the error of a sampler with
-finitely many bits. For independent coordinates the nearest integer is decided exactly. Each coordinate is within
-`dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, n of them within n
-times that. `check_tail` compares this error with delta.
+rounding the noisy sum. So the integer noise has the privacy guarantee of the density, up to the error of a sampler
+with finitely many bits. For independent coordinates the nearest integer is decided exactly. Each coordinate is within
+`dpca_tasks.noise.discrete_gaussian.DISTANCE` of the rounded ideal distribution in total variation, and n coordinates
+are within n times this distance. `check_tail` compares this error with delta.
 
 >>> from dpca_tasks.noise.keystream import subkey
 >>> distribution = Symmetric(noise_multiplier=4.25)
@@ -98,19 +98,19 @@ def _triangle(order: int, start: int, stop: int, *, diagonal: float, off_diagona
 LARGEST_SCALE = 2.0**30
 """Largest scale of a coordinate, in grid steps.
 
-The grid rule uses at most 2^28. Up to this scale the probability of every possible integer is exact to 2^-190, and
-noise stays below 2^38 steps: with a sum below 2^62 it fits an int64.
+`grid_bits` chooses grids with noise scales of at most 2^28 steps. Up to `LARGEST_SCALE` the probability of every
+possible integer is exact to 2^-190, and noise stays below 2^38 steps. So noise plus a sum below 2^62 fits an int64.
 """
 
 SPARE = 2.0**-60
-"""Largest total variation distance of a release's noise from the ideal distribution, divided by delta."""
+"""Largest allowed total variation distance between the noise of a release and the ideal noise, divided by delta."""
 PURE_TAIL = 2.0**-80
-"""Largest total variation distance for a claim without delta."""
+"""Largest allowed total variation distance between the noise and the ideal noise of a pure guarantee (delta 0)."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
 ROUNDING = 1.0 + 2.0**-50
-"""Factor by which scales are enlarged; at least a quarter of the increase remains after rounding scale and weight."""
+"""Factor that enlarges each scale. At least a quarter of the increase remains after scale and weight are rounded."""
 
 LayoutKind = Literal["vector", "symmetric", "cube", "stack"]
 Norm = Literal["l1", "l2", "nuclear"]
@@ -126,7 +126,7 @@ class NoiseDistribution(ABC):
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` to which the distribution applies."""
     norm: ClassVar[Norm]
-    """The norm of the sensitivity that scales it: of the full tensor, not of its packed coordinates."""
+    """The norm in which the sensitivity is measured: of the full tensor, not of its packed coordinates."""
     noise_multiplier: float
     """The scale of the noise (a std for normals) divided by the sensitivity."""
     tail_mass: ClassVar[float]
@@ -167,7 +167,7 @@ class NoiseDistribution(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Independent(NoiseDistribution):
-    """Independent coordinates: a standard variate times a weight."""
+    """Noise with independent coordinates, each a standard variate times a weight and the scale."""
 
     noise_multiplier: float
 
@@ -218,7 +218,7 @@ class Gaussian(_Independent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symmetric(Gaussian):
-    """The isometric symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
+    """Isometric noise for a symmetric matrix: std 1 on the diagonal, ``sqrt(1/2)`` off it.
 
     In an orthonormal basis of the symmetric matrices its coordinates are independent with one std. So it is Gaussian
     noise for the Frobenius sensitivity, with equal variance in every direction.
@@ -267,7 +267,7 @@ class Symmetric(Gaussian):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpperTriangle(Symmetric):
-    """The symmetric matrix whose upper triangle has independent entries of one std, as published.
+    """Noise for a symmetric matrix whose upper triangle has independent entries with one std, as in published papers.
 
     It is Gaussian noise for the Frobenius sensitivity: ``||M||_F`` is at least the norm of the packed triangle, with
     equality for diagonal matrices. Its std off the diagonal is ``sqrt 2`` times that of `Symmetric`.
@@ -282,7 +282,7 @@ class UpperTriangle(Symmetric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cube(Gaussian):
-    """The isometric symmetric tensor of order 3.
+    """Isometric noise for a symmetric tensor of order 3.
 
     The std is 1, ``sqrt(1/3)`` or ``sqrt(1/6)`` for 3, 2 or no equal indices. It is Gaussian noise for the Frobenius
     sensitivity of symmetric tensors, with equal variance in every direction.
@@ -313,7 +313,7 @@ class Laplace(_Independent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricLaplace(Laplace):
-    """The symmetric matrix whose upper triangle has independent Laplace entries.
+    """Laplace noise for a symmetric matrix: the entries of its upper triangle are independent.
 
     The multiplier refers to the l1 sensitivity of the packed triangle.
     """
@@ -357,7 +357,7 @@ def add_noise(
 
 
 class Sampled(Protocol):
-    """A distribution drawn from finitely many random bits."""
+    """Interface of a distribution that is sampled from finitely many random bits."""
 
     name: ClassVar[str]
 
@@ -375,7 +375,7 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     draws : int
         The number of coordinates drawn in the whole release.
     delta : float
-        The delta of the budget, 0 for a pure claim: a sampler of finitely many bits keeps it up to `PURE_TAIL`.
+        The delta of the budget. With 0, a pure guarantee, which holds up to a total variation distance of `PURE_TAIL`.
 
     Raises
     ------
@@ -385,11 +385,11 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     Notes
     -----
     A distribution within t of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) t)-DP. For Gaussian noise
-    the enlarged scale pays for this: scales are at least a factor ``1 + 2^-52`` above the charged ones (`ROUNDING`).
+    the enlarged scale compensates for t: it is at least ``1 + 2^-52`` times the charged scale (`ROUNDING`).
     The derivative ``d delta / d mu = phi(epsilon / mu - mu / 2)`` is at least ``delta / mu`` where
-    ``mu^2 <= 2 epsilon``, and nearly so beyond, at any useful delta. So delta is at least ``2^-53`` of itself below its
-    claim, more than ``(1 + e^epsilon) SPARE`` for epsilon up to 4. For a larger epsilon, n coordinates take
-    ``(1 + e^epsilon) n tail_mass``.
+    ``mu^2 <= 2 epsilon``, and nearly so beyond, at any useful delta. So the true delta is below
+    the claimed delta by at least the fraction ``2^-53``. This fraction exceeds ``(1 + e^epsilon) SPARE`` for epsilon up
+    to 4. For a larger epsilon, n coordinates increase delta by ``(1 + e^epsilon) n tail_mass``.
     """
     mass = distribution.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
@@ -400,7 +400,7 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
 
 
 def checked_stop(kind: LayoutKind, order: int, start: int, stop: int | None) -> int:
-    """Return the end of a range of coordinates, by default that of the layout, after checking the range."""
+    """Check a range of coordinates of a layout, and return its end; if ``stop`` is None, the end of the layout."""
     size = Layout(kind=kind, order=order).size
     stop = size if stop is None else stop
     if not 0 <= start <= stop <= size:
@@ -457,7 +457,7 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricStack(Gaussian):
-    """A stack of isometric symmetric matrices.
+    """Isometric noise for a stack of symmetric matrices.
 
     The std is 1 on each diagonal and ``sqrt(1/2)`` off it, and all coordinates are independent. It is Gaussian noise
     for the l2 norm of the matrices' Frobenius norms. `draw` takes the order of one matrix, and its range may extend

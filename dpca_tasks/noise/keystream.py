@@ -11,7 +11,8 @@ SecretKey(...)
 >>> bool((words(key, stream=0, start=5, stop=9) == words(key, stream=0, start=0, stop=9)[5:]).all())
 True
 
-*Scattered words* of a stream are computed with one block of ChaCha20 each; they are the same words.
+*Scattered words.* `words_at` computes single words of a stream, each from one block of ChaCha20. They equal the words
+that `words` returns.
 
 >>> import numpy as np
 >>> from dpca_tasks.noise.keystream import subkey, words
@@ -35,7 +36,7 @@ np.True_
 
 *Normal and Laplace variates* are computed by inversion: variate ``i`` depends only on the key and ``i``.
 
-A magnitude is a quantile of the folded distribution at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
+The magnitude of a variate Z is a quantile of ``|Z|`` at a keyed uniform ``u``: a small ``u`` gives a large magnitude.
 The sign is a separate bit. The quantiles use ``+ - * / sqrt`` and the bits of a float64, compiled without fast-math,
 mathematical library or fused operations. So a key gives the same bits on every machine.
 
@@ -155,7 +156,7 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 
 
 def words_at(key: SecretKey, *, stream: int, places: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return the words of one stream of a key at some nonnegative places."""
+    """Return the words of one stream of a key at the given indices ``places``, which must not be negative."""
     known = np.concatenate([_CONSTANTS, np.frombuffer(key.secret, "<u4")]).astype(np.uint32)
     made = np.empty(places.size, np.uint64)
     _fill(known, np.uint32(stream), places, made)
@@ -164,7 +165,7 @@ def words_at(key: SecretKey, *, stream: int, places: NDArray[np.int64]) -> NDArr
 
 @njit(cache=True, nogil=True)
 def _fill(known: NDArray[np.uint32], stream: np.uint32, places: NDArray[np.int64], made: NDArray[np.uint64]) -> None:
-    """Compute one block per place (RFC 8439, section 2.3), several at once, and take one word of each."""
+    """Compute the ChaCha20 block that contains each place (RFC 8439, section 2.3), and store its word in ``made``."""
     first, state = np.zeros((16, _LANES), np.uint32), np.empty((16, _LANES), np.uint32)
     for row in range(known.size):
         first[row] = known[row]
@@ -191,7 +192,7 @@ def _fill(known: NDArray[np.uint32], stream: np.uint32, places: NDArray[np.int64
 
 @njit(cache=True, nogil=True)
 def _quarter(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.uint32], d: NDArray[np.uint32]) -> None:
-    """Apply a quarter round to every lane."""
+    """Apply the quarter round of ChaCha20 to every lane, which is one of several blocks computed at a time."""
     for lane in range(_LANES):
         p, q, r, s = a[lane], b[lane], c[lane], d[lane]
         p = np.uint32(p + q)
@@ -212,9 +213,9 @@ def _rotated(word: np.uint32, by: int) -> np.uint32:
 
 
 RESOLUTION = 2.0**-138
-"""Value below which ``u`` has fewer than 53 random bits."""
+"""Uniforms ``u`` below this value have fewer than 53 random bits."""
 SMALL = 2.0**-10
-"""Value from which 53 bits of the first word are significant."""
+"""Uniforms ``u`` from this value on have 53 significant bits in their first random word."""
 
 type Words = NDArray[np.uint64]
 type Further = Callable[[NDArray[np.int64]], tuple[Words, Words]]
@@ -225,7 +226,7 @@ _NORMAL_FORM = np.uint64(1 << 62)
 
 
 def coins(key: SecretKey, *, start: int, stop: int, rate: float) -> NDArray[np.bool_]:
-    """Toss one coin for each index of a range.
+    """Return a random boolean (coin) for each index of a range, True with probability ``rate``.
 
     Parameters
     ----------
@@ -264,7 +265,7 @@ def signed_uniforms(key: SecretKey, *, start: int, stop: int) -> tuple[NDArray[n
 
 
 def further_words(key: SecretKey, *, start: int) -> Further:
-    """Return a function that computes the words of the second and third stream at some places from ``start`` on."""
+    """Return a function that takes places, counted from ``start``, and returns the words of streams 1 and 2 there."""
     return lambda places: (
         words_at(key, stream=1, places=start + places),
         words_at(key, stream=2, places=start + places),
@@ -272,13 +273,17 @@ def further_words(key: SecretKey, *, start: int) -> Further:
 
 
 def uniforms_of(high: Words, further: Further) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute ``u`` from 63 bits of a word, and if it is small from two further words, and a sign from the last bit.
+    """Compute uniforms ``u`` and signs from random words.
+
+    The last bit of the first word gives the sign, and its other 63 bits give ``u``. For a small ``u``, two further
+    words give more bits.
 
     Parameters
     ----------
     high : uint64 array
     further : callable
-        Returns the second and the third words at some places of `high`; one place in a thousand is requested.
+        Returns the second and the third words for given indices of `high`. On average it is called for one index in a
+        thousand.
     """
     uniforms, signs = np.empty(high.size), np.empty(high.size)
     places = np.empty(high.size + 1, np.int64)
@@ -292,7 +297,7 @@ def uniforms_of(high: Words, further: Further) -> tuple[NDArray[np.float64], NDA
 def _fill_from_first(
     high: Words, uniforms: NDArray[np.float64], signs: NDArray[np.float64], small: NDArray[np.int64]
 ) -> int:
-    """Fill the values that one word determines; list and count the places with fewer than 53 significant bits."""
+    """Compute ``u`` and signs from first words; list and count the places where ``u`` has too few significant bits."""
     for i in range(high.size):
         signs[i] = 1.0 - 2.0 * np.float64(np.int64(high[i] & _ONE))
         uniforms[i] = np.float64(np.int64(high[i] >> _ONE)) * 2.0**-63
@@ -307,7 +312,7 @@ def _fill_from_first(
 def _refill_small(
     high: Words, middle: Words, low: Words, places: NDArray[np.int64], uniforms: NDArray[np.float64]
 ) -> None:
-    """Compute ``u`` at some places of `high` from all bits."""
+    """Compute ``u`` at the given places of `high` from the bits of all three words."""
     for j in range(places.size):
         top, second, third = high[places[j]] >> _ONE, middle[j], low[j]
         step = 2.0**-63
@@ -324,9 +329,9 @@ _LN2_LOW = 1.90821492927058770002e-10
 _SQRT2 = 1.4142135623730951
 _MANTISSA = np.int64((1 << 52) - 1)
 _TAIL = 0.15
-"""Least ``u`` of the central branch."""
+"""The least ``u`` for which `_central_magnitude` is used."""
 _FAR = 5.0
-"""Largest ``r`` of the near tail."""
+"""The largest ``r`` for which `_tail_magnitude` is used."""
 
 
 def normals(key: SecretKey, *, start: int, stop: int) -> NDArray[np.float64]:
@@ -371,7 +376,7 @@ def _signed(
 
 @njit(cache=True, nogil=True)
 def _minus_log(x: float, bits: int) -> float:
-    """Return ``-log(x)`` of a normal float64 with the given bits (the method of FreeBSD's ``e_log.c``)."""
+    """Return ``-log(x)`` for a normal (not subnormal) float64 x with these bits (method of FreeBSD's ``e_log.c``)."""
     exponent = (bits >> 52) - 1023
     scaled = 1.0 + np.float64(bits & _MANTISSA) * 2.0**-52
     if scaled > _SQRT2:
@@ -427,7 +432,7 @@ def fill_normal_magnitudes(u: NDArray[np.float64], bits: NDArray[np.int64]) -> N
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _central_magnitude(u: float) -> float:
-    """Return ``-ndtri(u / 2)`` of ``u`` from .15 on."""
+    """Return ``-ndtri(u / 2)`` for ``u`` of at least 0.15."""
     q = 0.5 - 0.5 * u
     r = 0.180625 - q * q
     above = 2.5090809287301226727e3
@@ -451,7 +456,7 @@ def _central_magnitude(u: float) -> float:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _tail_magnitude(r: float) -> float:
-    """Return ``-ndtri(u / 2)`` from ``r = sqrt(-log(u / 2))``, up to 5."""
+    """Return ``-ndtri(u / 2)``, given ``r = sqrt(-log(u / 2))`` of at most 5."""
     r -= 1.6
     above = 7.7454501427834140764e-4
     above = above * r + 2.27238449892691845833e-2
@@ -474,7 +479,7 @@ def _tail_magnitude(r: float) -> float:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _far_magnitude(r: float) -> float:
-    """Return ``-ndtri(u / 2)`` from ``r = sqrt(-log(u / 2))``, beyond 5."""
+    """Return ``-ndtri(u / 2)``, given ``r = sqrt(-log(u / 2))`` above 5."""
     r -= 5.0
     above = 2.01033439929228813265e-7
     above = above * r + 2.71155556874348757815e-5

@@ -18,15 +18,15 @@ the l2 sensitivity.
 
 *Sampling.* The characteristic function of b is ``(1 + s^2 |t|^2)^(-(p + 1) / 2)``. The product ``b = s R Z`` has this
 characteristic function. Here Z is standard normal in p coordinates, and ``R^2`` is the sum of p + 1 squared standard
-normals, independent of Z. So given R, one number of the key, each coordinate is drawn separately. ``|b| / s`` has the
-distribution Gamma(p), and a coordinate the variance ``(p + 1) s^2``.
+normals, independent of Z. R is one number, computed from the key. Given R, each coordinate is drawn separately.
+``|b| / s`` has the distribution Gamma(p), and a coordinate has the variance ``(p + 1) s^2``.
 
-*Floating point.* Given R the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64: the
-exact sum of rounded squares of float normals, each accurate to ``2^-46`` of itself, rounded, and its root, rounded. So
-the relative error of R is below ``2^-44``, and R takes one of many floats. A relative error h of R changes the density
-of ``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a thousand features, ``2^-34``. Neither the
-privacy claim nor `tail_mass` includes this error. Laplace noise on packed coordinates has an exact sampler
-(`dpca_tasks.noise.distributions.SymmetricLaplace`), and much more noise.
+*Floating point.* Given R, the nearest integers are decided exactly, as for `Symmetric` and `Cube`. R is a float64. The
+squares of float normals, each accurate to ``2^-46`` of itself, are rounded, and their sum is exact. Then the sum is
+rounded, and so is its square root. So the relative error of R is below ``2^-44``, and R takes one of many floats. A
+relative error h of R changes the density of ``s R Z`` at the values it takes by about ``h sqrt(p)`` of itself: for a
+thousand features, ``2^-34``. Neither the privacy claim nor `tail_mass` includes this error. Laplace noise on packed
+coordinates has an exact sampler (`dpca_tasks.noise.distributions.SymmetricLaplace`), and much more noise.
 
 References
 ----------
@@ -70,7 +70,7 @@ from dpca_tasks.noise.distributions import (
 from dpca_tasks.noise.keystream import RESOLUTION, SecretKey, normals, subkey
 
 _FAR = 16.0
-"""``R`` exceeds ``sqrt(p + 1)`` by more than this with probability below ``exp(-128)``."""
+"""The random factor R of the noise scale exceeds ``sqrt(p + 1) + _FAR`` with a probability below ``exp(-128)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class _RadialLaplace(NoiseDistribution):
     tail_mass: ClassVar[float] = 5 * RESOLUTION  # p exact coordinates, and p + 1 float normals of the length
     """A bound, per coordinate, on the probability that a uniform runs out of bits; see the notes on floats."""
     given_length: ClassVar[type[Symmetric | Cube]]
-    """The distribution of the noise given R."""
+    """The distribution of the noise if the random factor R of its scale is given."""
 
     def __post_init__(self) -> None:
         """Check that the multiplier is positive and finite."""
@@ -105,9 +105,9 @@ class _RadialLaplace(NoiseDistribution):
     def draw(
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
-        """Return the noise of a range of coordinates; every call computes the length.
+        """Return the noise of a range of coordinates; every call computes the random factor R from all of its normals.
 
-        The scale is s in steps; the std of a coordinate must stay below `LARGEST_SCALE`.
+        ``scale_in_steps`` is s in grid steps. The std of a coordinate must stay below `LARGEST_SCALE`.
         """
         stop = checked_stop(self.layout, order, start, stop)
         check_scale(scale_in_steps * (self.spread(order) + _FAR))
@@ -189,7 +189,7 @@ class WishartDifference(NoiseDistribution):
     ) -> NDArray[np.int64]:
         """Return the noise of a range of coordinates; every call computes the whole matrix.
 
-        The scale is c in steps; the std on the diagonal must not exceed `LARGEST_SCALE`.
+        ``scale_in_steps`` is c in grid steps. The std on the diagonal must not exceed `LARGEST_SCALE`.
         """
         stop = checked_stop(self.layout, order, start, stop)
         check_scale(scale_in_steps * 2.0 * math.sqrt(order + 1))

@@ -220,7 +220,8 @@ class Eigensolver:
         orthonormal, triangle = np.linalg.qr(basis)
         images = solve_triangular(triangle, images.T, trans="T").T
         small = orthonormal.T @ images
-        values, vectors = np.linalg.eigh((small + small.T) / 2)  # all pairs: solvers for some may miss repeated values
+        # compute all eigenpairs, because a solver for only some of them may miss repeated eigenvalues
+        values, vectors = np.linalg.eigh((small + small.T) / 2)
         values, vectors = values[-self.n_components - 1 :], vectors[:, -self.n_components - 1 :]
         pairs = orthonormal @ vectors
         residual = float(np.linalg.norm(images @ vectors - pairs * values))

@@ -139,7 +139,7 @@ class Gate:
     ) -> Request[Q, L]:
         """Check a request against the table of sensitivities and the charged release, and compute its digest.
 
-        ``bound_to`` is included in the digest: other facts than rows, step, query and noise that determine the answer.
+        ``bound_to`` states other facts that determine the answer, such as a roster of sites. The digest includes them.
         """
         check_row(query, distribution)
         step, charged = self._step, self._reservation
@@ -190,7 +190,7 @@ class Gate:
         return subkey(self._reservation.key, label=label, info=request.digest)
 
     def secrets(self, request: Request[Any, Any]) -> StepSecrets:
-        """Derive the secrets that a query may need in a step: coins of release and step, and the noise's key."""
+        """Derive the secrets that a query may need in a step: the keys of its random choices and of the noise."""
         key, step = self._reservation.key, request.step.to_bytes(8, "little")
         return StepSecrets(
             release_coins=subkey(key, label="release coins", info=b""),

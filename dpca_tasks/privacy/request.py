@@ -179,7 +179,7 @@ class Named(Protocol):
 
 
 def check_row(query: TableQuery, distribution: Named) -> None:
-    """Refuse a query with a noise distribution for which the table states no proved sensitivity."""
+    """Raise `InvalidInput` if the table states no proved sensitivity of the query for the noise distribution."""
     row = _ROWS.get((query.kind, distribution.name))
     if row is None or row.norm != distribution.norm or getattr(row, query.relation) is None:
         others = sorted(name for kind, name in _ROWS if kind == query.kind and name not in _DISCLOSED)

@@ -62,8 +62,8 @@ def run_passes(
 def toss(key: SecretKey, *, steps: int, records: int, rate: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw a Poisson sample of the records for each step.
 
-    Returns the ordinals of the sampled records for all steps, one step after the other, and before them the array of
-    the positions at which each step begins.
+    Return two arrays. The second array has the ordinals of the sampled records for all steps, one step after the other.
+    The first array has the positions in the second array at which each step begins.
 
     There is one coin for each of the ``steps * records`` pairs of a step and a record, which is heads with probability
     ``rate``. The distances between successive heads are geometrically distributed, so only the heads are drawn, by

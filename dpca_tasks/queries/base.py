@@ -139,7 +139,7 @@ class RowSum(ABC):
 
     @property
     def unit(self) -> float:
-        """One unit of the output in data units."""
+        """The size of one unit of the output, in data units."""
         return self.clip_norm**self.degree
 
     @property
@@ -175,7 +175,7 @@ class RowSum(ABC):
         return grid_block(block, n_features=self.n_features, clip_norm=self.clip_norm, bits=self.record_bits)
 
     def select(self, rows: RowBlock) -> RowBlock:
-        """Return the same as `grid` of the stored block, given the rows that `grid` of the query `plain` returned."""
+        """Return the rows that `grid` returns, computed from the rows that `grid` of `plain` returned for the block."""
         return rows
 
     def matrix(self, total: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -60,7 +60,7 @@ class ItemStatistics(RatingsSum, TiledSum):
         ``normalise`` scales every ``u_i`` to norm Gu, and the ratings of the user likewise. ``weight`` does so only if
         ``u_i`` is longer than Gu. ``paper`` scales a longer ``u_i``, but not the ratings.
     outer_share : float
-        The share h of the squared loss that goes to H; w has ``1 - h``.
+        The share h of the squared privacy loss that goes to H; the rest ``1 - h`` goes to w.
     weights : float64 array of shape (n_items,), optional
         Public. With weights, all ratings of items in use are counted. A user's weights ``q_ij`` are a multiple of
         these, and their squares add up to at most ``min(K, number of ratings)``.
@@ -68,7 +68,8 @@ class ItemStatistics(RatingsSum, TiledSum):
         Public. A matrix that is added to the matrix of every user's regression: the weight of all items, rated or not,
         times ``V^T V`` for item factors V.
     gram_share : float
-        The share of the squared loss that goes to the Gram matrix, taken from the ``1 - h`` of w; 0 for no Gram matrix.
+        The share of the squared privacy loss that goes to the Gram matrix, which reduces the share of w. 0 for no Gram
+        matrix.
     **others
         As for `RatingsSum`.
 
@@ -231,7 +232,7 @@ class ItemStatistics(RatingsSum, TiledSum):
 
     @property
     def prepared_bytes(self) -> tuple[int, int, int, int]:
-        """The largest number of bytes of prepared users: per record, per row, per stored value, and per block."""
+        """Bounds on the bytes of prepared users: per record, per row, per stored value, and per block."""
         return 2 * self.rank, 0, 10, 8 * (self.n_features + 1)
 
     def prepare(self, block: RowBlock) -> "PreparedUsers":

@@ -35,7 +35,7 @@ class Part:
         The share of the squared privacy loss that goes to the part. The shares of all parts add up to at most 1. A
         larger share gives less noise.
     unit : float, data units
-        One unit of the part.
+        The size of one unit of the part.
     steps_per_unit : int
         The number of grid steps in one unit, a power of two.
     """
@@ -149,7 +149,7 @@ class TiledSum(JointSum):
     @property
     @abstractmethod
     def prepared_bytes(self) -> tuple[int, int, int, int]:
-        """The largest number of bytes of a prepared block: per record, per row, per stored value, and per block."""
+        """Bounds on the bytes of a prepared block: per record, per row, per stored value, and per block."""
 
     @property
     def tiles(self) -> tuple[Tile, ...]:

@@ -164,7 +164,7 @@ class MappedMoment(RowSum):
 
     @property
     def constant(self) -> float:
-        """The norm ``a c`` of the constants that are appended to the rows of a record, in clip norms; 0 if none are."""
+        """The norm ``a c`` of the constants appended to the rows of a record, in clip norms; 0 without constants."""
         return float(self.norm[0]) / math.sqrt(self.part - 1) if self.part else 0.0
 
     @property
@@ -181,7 +181,7 @@ class MappedMoment(RowSum):
         return self._moment.sensitivity(norm)
 
     def images(self, block: RowBlock) -> Iterator[NDArray[np.int32]]:
-        """Yield the mapped and clipped records of a block as dense rows in grid steps, some whole records at a time."""
+        """Yield the mapped and clipped records of a block as dense rows in grid steps, whole records at a time."""
         bound, square = self._bounds
         yield from mapped_strips(
             block.values,
@@ -221,7 +221,7 @@ class MappedMoment(RowSum):
         return (whole - whole // self.part, whole // self.part) if self.part else (whole, None)
 
     def _unmapped(self, block: RowBlock) -> RowBlock:
-        """Return the same rows as `images` for the identity map without a mean, where rows stay sparse."""
+        """Return the rows of `images` as sparse rows, for the identity map without a mean."""
         bound, square = self._bounds
         values = grid_records(
             block.values * 0.5**RECORD_BITS, block.row_ptr, block.record_ptr, float(self.norm[0]), bound

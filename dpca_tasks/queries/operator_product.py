@@ -23,7 +23,7 @@ from dpca_tasks.records.blocks import Block, RowBlock
 DIRECTION_BITS = 15
 LOW_BITS = 32
 
-_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # squared norm of a column of V: twice that of norm 1
+_LARGEST_SQUARE = 2 << (2 * DIRECTION_BITS)  # limit of the squared norm of a column of V: 2, in squared steps
 _ROWS_AT_ONCE = 1 << 18
 _LOW = np.int64((1 << LOW_BITS) - 1)
 
@@ -124,7 +124,7 @@ class UnroundedProduct(RowSum):
 
 
 BITS = 12
-"""Grid of the records. No noise is added on this grid, so it affects the work but not the noise."""
+"""The bits of the grid of records. No noise is added on this grid, so it affects computing time but not noise."""
 
 EIGENSOLVER_DIRECTION_BITS = 36
 LIMBS, LIMB_BITS = 3, 16

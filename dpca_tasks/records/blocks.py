@@ -1,4 +1,4 @@
-"""Stored blocks of private rows, sources of blocks, and gridded records.
+"""Stored blocks of private rows, sources of blocks, and records that are clipped and rounded to a grid.
 
 This module has the types of a stored block, of a source of blocks, and of the bounded records of one block. Each record
 is made canonical, clipped and rounded to integers separately. Block sources are arrays in memory, and rows that are
@@ -33,15 +33,15 @@ class Block(Protocol):
     def first_record(self) -> int: ...  # noqa: D102
     @property
     def rejected(self) -> NDArray[np.bool_] | None:
-        """Mask of the records that an ingest rejected, of shape (n_records,); these are empty. None without any."""
+        """Mask of the records that were rejected at ingest and are stored as empty records; None if there are none."""
 
     @property
     def density(self) -> float | None:
-        """The declared share of stored entries: public, never counted from the data. None if not declared."""
+        """The declared, public share of stored entries, which is never counted from the data; None if not declared."""
 
     @property
     def first_seen(self) -> int | None:
-        """The number of the ingest that added the ids of all its records, or None if it is unknown."""
+        """The number of the ingest that added the ids of this block's records; None if unknown."""
 
 
 class BlockSource(Protocol):
@@ -59,7 +59,7 @@ class BlockSource(Protocol):
 
     @property
     def content(self) -> str:
-        """The digest of the records. Secret: only the request digest uses it."""
+        """The digest of the records. It is secret, and used only within the digests of requests."""
 
     def read(self, block: int, /) -> Block:
         """Read one block."""
@@ -106,14 +106,15 @@ class RowBlock:
 
 
 RECORDS_VERSION = 2
-"""Version of clipping and rounding. Code that changes any bit of a record needs a new version, and so new noise."""
+"""Version of clipping and rounding. A change of any bit of a record needs a new version, which has new noise."""
 
 
 def canonical(block: Block, *, n_features: int) -> Block:
     """Merge duplicate columns, sort each row, and drop column ids that are out of range.
 
-    Two entries ``a`` in one column have norm ``sqrt(2) a`` but act as ``2 a``. Without the merge they would pass the
-    clip and break every sensitivity. Ingest stores canonical rows, but privacy must not depend on that.
+    Two entries ``a`` of a row in the same column have norm ``sqrt(2) a``, but act in sums like one entry ``2 a``. If
+    they were not merged before the clipping, a record could contribute more than every sensitivity allows. Ingest
+    stores canonical rows, but privacy must not depend on that.
     """
     if gridding.rows_are_canonical(block.indices, block.row_ptr, n_features):
         return block
@@ -143,11 +144,12 @@ def grid_block(block: Block, *, n_features: int, clip_norm: float, bits: int, bo
 
     Guarantees
     ----------
-    - Every record's integer squares sum to at most ``bound``, compared in int64. A record that meets the bound after
-      rounding to nearest is kept so. Any other record is scaled to the clip norm, if it is longer, and rounded again.
+    - Every record's integer squares sum to at most ``bound``, compared in int64. A record that satisfies the bound
+      after rounding to nearest is not changed further. Any other record is scaled to the clip norm, if it is longer,
+      and rounded again.
       If rounding alone makes it too long, it is rounded toward zero from ``1 - 2^-24`` of its size. This covers the
       rounding of norm and scale (relative errors of about ``2^-53`` times the number of stored values).
-    - A record with a non-finite value becomes the empty record, and so does one of norm 0. Both still count as records.
+    - A record with a non-finite value, or with norm 0, becomes the empty record. It still counts as a record.
     - Magnitudes up to the largest float are clipped without overflow: a power of two is factored out first.
     """
     rows = canonical(block, n_features=n_features)
@@ -188,7 +190,8 @@ class ArrayBlocks:
         The publicly known share of nonzero entries: another performance setting. By default a NumPy array counts as
         full.
     first_seen : int array of shape (n_records,), optional
-        The nondecreasing number of the ingest that added each record's id; all records of a block have one number.
+        For each record, the number of the ingest that added its id. The numbers must not decrease. A new block begins
+        where the number changes.
     """
 
     def __init__(
@@ -262,8 +265,8 @@ class ArrayBlocks:
 class NormalisedBlocks:
     """A block source whose records are scaled to one norm: the row policy ``normalise``.
 
-    Every record is scaled separately, and then clipped and gridded like any other, so no sensitivity depends on the
-    scaling. Empty records stay empty.
+    Every record is scaled separately, and then clipped and rounded like any other record. So no sensitivity depends on
+    the scaling. Empty records stay empty.
 
     Parameters
     ----------
@@ -307,5 +310,5 @@ def _block_bounds(n_records: int, block_records: int, seen: NDArray[np.int64] | 
 
 
 def snapshot_content(source: BlockSource) -> str:
-    """Return the content digest of the stored rows, without the row policy of the source. Secret."""
+    """Return the secret digest of the stored rows, which does not depend on a row policy such as ``normalise``."""
     return snapshot_content(source.snapshot) if isinstance(source, NormalisedBlocks) else source.content

@@ -30,7 +30,7 @@ class SplitRatings:
     Attributes
     ----------
     train, held : csr_array of shape (n_users, n_items)
-        Stored entries are ratings; no rating is in both.
+        Stored entries are ratings. No rating is in both matrices.
     low, high : float
         The public range of ratings.
     """
@@ -146,7 +146,7 @@ def split(ratings: sparse.csr_array, *, low: float, high: float, rng: np.random.
 
 
 def pairs(ratings: SplitRatings) -> SplitRatings:
-    """Return implicit data, with 1 for every rating and the range ``[0, 1]``."""
+    """Return the same pairs of user and item as implicit data: every rating becomes 1, in the range ``[0, 1]``."""
     train, held = ratings.train.copy(), ratings.held.copy()
     train.data[:], held.data[:] = 1.0, 1.0
     return SplitRatings(train=train, held=held, low=0.0, high=1.0)
@@ -160,7 +160,7 @@ def _kept(ratings: sparse.csr_array, keep: NDArray[np.bool_]) -> sparse.csr_arra
 def _product(
     users: NDArray[np.float64], items: NDArray[np.float64], indices: NDArray[np.integer], row_ptr: NDArray[np.integer]
 ) -> sparse.csr_array:
-    """Return the entries of ``U V^T`` at given places."""
+    """Return the entries of ``U V^T`` at the positions that ``indices`` and ``row_ptr`` give, as a sparse matrix."""
     rows = np.repeat(np.arange(len(users)), np.diff(row_ptr))
     values = np.zeros(rows.size)
     for factor in range(users.shape[1]):

@@ -1,9 +1,9 @@
 """The tasks of an exact sum on a Dask cluster, and the rules for waiting and giving up.
 
-A sum is one message to the scheduler: one graph, whose tasks name the worker where they should run and may run on any
-other. Source and query are sent pickled, so that the scheduler opens no dataset. Small ones are sent inside the tasks,
-large ones once for each worker. Small totals are sent to the client directly; others are merged on the workers first.
-Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
+A sum is sent to the scheduler in one message, as one graph of tasks. Each task names the worker where it should run,
+but may run on any other. Source and query are sent pickled, so that the scheduler opens no dataset. Small ones are sent
+inside the tasks, large ones once for each worker. Small totals are sent to the client directly; others are merged on
+the workers first. Neighbouring partitions share a worker, their home, so the first merges transfer nothing.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ from dpca_tasks.threads import is_loopback, one_thread
 
 FAN_IN = 4
 RETRIES = 2
-SMALL_INPUT = 1 << 18  # bytes of pickled input that are sent inside every task
-SMALL_TOTALS = 1 << 22  # bytes of all partials that the client merges itself
+SMALL_INPUT = 1 << 18  # largest pickled input in bytes that is sent inside every task
+SMALL_TOTALS = 1 << 22  # largest number of bytes of all partial sums that the client merges itself
 NEAR_TOTALS = 1 << 26  # the same limit after the first merge, if all workers are on this machine
 PATIENCE = 120.0  # seconds without a worker after which a sum is abandoned
 HEARTBEAT = 2.0  # seconds between checks of the workers
@@ -62,9 +62,9 @@ RESUBMISSIONS = 10  # resubmissions of stranded tasks; equal to the worker losse
 class Stranded(WorkerFailed):
     """Tasks wait for workers that are gone, and Dask assigns them to no other worker; they must be submitted again.
 
-    Dask moves a task whose home is gone to another worker. But a task may find no worker at all, because the last one
-    was just lost. Then Dask assigns it to later workers only if its home is among them. A restarted worker has a new
-    address.
+    Dask moves a task to another worker if its home (the worker where it should run) is gone. But if no worker is left
+    at that moment, Dask later assigns the task only to its home. A restarted worker has a new address, so it is not
+    the home.
     """
 
 
@@ -93,7 +93,7 @@ class Packed:
         return len(self.content) + sum(array.nbytes for array in self.arrays)
 
     def __dask_tokenize__(self) -> str:
-        """Return a unique name, because hashing the content, as Dask would, takes longer than a sum of few rows."""
+        """Return a unique name; the hash of the content, Dask's default, would take longer than a sum of few rows."""
         return self.name
 
 
@@ -105,7 +105,7 @@ def sum_on_cluster(
     progress: Callable[[int, int], None] | None = None,
     residency: Residency | None = None,
 ) -> Partial:
-    """Fold every partition on the cluster and merge; see `dpca_tasks.sums.exact_sum.exact_sum`.
+    """Sum every partition on the cluster, and merge the partial sums; see `dpca_tasks.sums.exact_sum.exact_sum`.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def sum_on_cluster(
 
 
 def resubmitted[T](attempt: Callable[[], T]) -> T:
-    """Submit tasks and wait for their result, and repeat both while the tasks are stranded."""
+    """Call ``attempt``, which submits tasks and waits for their result; call it again if the tasks are stranded."""
     for _ in range(RESUBMISSIONS):
         with suppress(Stranded):
             return attempt()
@@ -186,7 +186,7 @@ def collect(
     residency : Residency, optional
         Receives the futures of the data that stays on the workers.
     rows, prepared : mapping of int to str
-        The keys of gridded rows and of prepared blocks that are to stay, by partition.
+        The keys of the rows and of the prepared blocks that stay on the workers, by partition.
     progress : callable, optional
         As for `dpca_tasks.sums.exact_sum.exact_sum`.
     """
@@ -228,20 +228,20 @@ class Graph:
         return {key: self.homes[at] for key, at in self._partition_of.items()}
 
     def add(self, name: str, at: int, *task: Any) -> str:
-        """Add a task, a function and its arguments, at the home of a partition, and return its key."""
+        """Add a task (a function and its arguments) at the home of partition ``at``, and return the key of the task."""
         key = f"{name}-{self._run}-{at}"
         self._tasks[key] = task
         self._partition_of[key] = at
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Add merges of neighbouring partials, each at the home of its first partial, and return their keys."""
+        """Add merges of neighbouring partial sums, each at the home of its first partial sum, and return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
 
     def ship(self, name: str, value: Any) -> list[Any]:
-        """Return, for each partition, the pickled value if it is small, else the key of the copy on its home worker."""
+        """Return, for each partition, the pickled value if it is small, or else the key of a copy on the worker."""
         packed = Packed.of(value)
         if sys.getsizeof(packed) <= SMALL_INPUT:
             return [packed] * len(self.homes)
@@ -281,7 +281,7 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
     def report(future: "Future[Partial]") -> None:
         if future.status != "finished":  # abandoned, and possibly submitted again
             return
-        if release:  # only the merges need it
+        if release:  # only the merges on the cluster need this result
             future.release()
         progress(next(done), len(futures))
 
@@ -330,7 +330,7 @@ def gather[T](
                 alone_since = alone_since or time.monotonic()
                 _give_up_after(alone_since)
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
-            if is_stranded and was_stranded:  # twice, because the client may not be informed of a finished task yet
+            if is_stranded and was_stranded:  # twice: a finished task may not be reported yet
                 raise Stranded(
                     "workers of the cluster were lost repeatedly, perhaps for lack of memory; start others or give "
                     "them more memory, and run the same request again."
@@ -349,7 +349,7 @@ def gather[T](
 
 
 def await_workers(client: Client) -> dict[str, int]:
-    """Return the memory limit by address of the workers that accept tasks, after waiting until there is one."""
+    """Wait until a worker accepts tasks; return the memory limits of all such workers, by address."""
     start = time.monotonic()
     while True:
         memory = {at: info["memory_limit"] or 0 for at, info in _running(_known_workers(client)).items()}
@@ -360,7 +360,7 @@ def await_workers(client: Client) -> dict[str, int]:
 
 
 def _take_work(workers: Mapping[str, Any]) -> bool:
-    """Return whether any worker accepts tasks or, paused for memory, still executes some."""
+    """Return whether any worker accepts tasks, or still executes tasks while it is paused for lack of memory."""
     return bool(_running(workers)) or any(worker["metrics"].get("executing") for worker in workers.values())
 
 
@@ -369,7 +369,7 @@ def _running(workers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rests(client: Client, tasks: Container[str]) -> bool:
-    """Return whether no worker is assigned any of the tasks."""
+    """Return whether none of the tasks is assigned to a worker."""
     given: dict[str, Sequence[str]] = client.processing()
     return not any(key in tasks for keys in given.values() for key in keys)
 
@@ -394,7 +394,7 @@ def _give_up_after(start: float) -> None:
 def sum_tile_on_cluster(
     source: BlockSource, query: TiledSum, tile: Tile, *, of: bytes, client: Client, residency: Residency
 ) -> Partial:
-    """Fold a tile of every partition on the cluster and merge; see `dpca_tasks.sums.exact_sum.tile_sum`.
+    """Sum a tile over every partition on the cluster, and merge the sums; see `dpca_tasks.sums.exact_sum.tile_sum`.
 
     Raises
     ------

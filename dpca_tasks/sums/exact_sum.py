@@ -1,8 +1,9 @@
 """The exact sum of a query over all blocks, in this process or on a Dask cluster, with the same bits either way.
 
-One task folds a contiguous range of blocks into one partial sum; partial sums are merged in a tree. Contributions are
-integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it covers,
-and a merge refuses an overlap or a gap. So a lost worker or a repeated task can neither lose a row nor count it twice.
+One task computes the partial sum over a contiguous range of blocks. Partial sums are merged in a tree. Contributions
+are integers, so the order does not matter. Every partial sum lists the blocks, records and stored values that it
+covers, and a merge refuses an overlap or a gap. So a lost worker or a repeated task can neither lose a row nor count it
+twice.
 
 >>> import numpy as np
 >>> from dpca_tasks.records.blocks import ArrayBlocks
@@ -47,9 +48,10 @@ def exact_sum(
     client : distributed.Client, optional
         The cluster to run on; None sums in this process.
     progress : callable, optional
-        Called on a cluster with the number of finished partitions and the number of all; both are public.
+        Called on a cluster with the numbers of finished partitions and of all partitions; both are public.
     residency : Residency, optional
-        Keeps gridded rows between sums over the same rows, on the workers or in this process. None reads them again.
+        Keeps clipped and rounded rows in memory between sums, on the workers or in this process. With None, every sum
+        reads the rows again.
 
     Returns
     -------
@@ -112,7 +114,7 @@ def tile_sum(
 
 
 def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
-    """Return the total of a partial sum that covers a source.
+    """Check that a partial sum covers the whole source, and return its total.
 
     Raises
     ------
@@ -126,7 +128,7 @@ def check_covered(source: BlockSource, whole: Partial) -> NDArray[np.int64]:
 
 
 def _sum_here(source: BlockSource, query: TiledSum, tile: Tile, *, of: bytes, residency: "Residency") -> Partial:
-    """Sum in this process, which keeps prepared blocks where they fit next to the caller's rows."""
+    """Sum the items of a tile in this process, and keep prepared blocks in memory while there is room."""
     total, records, stored = np.zeros(tile.size, np.int64), 0, 0
     for blocks in _prepared_here(source, query, of=of, residency=residency):
         total += fold_tile(blocks, tile).total

@@ -11,12 +11,13 @@ covers.
 >>> merge([fold(source, query, 1, 2), fold(source, query, 0, 1)]).total
 array([256,   0, 256])
 
-Workers keep gridded rows in memory, so that a release with many passes reads and grids the rows once. They also keep
-the blocks that one step prepared for its tiles, until the next step. The sum of one tile runs over prepared blocks.
+Workers keep clipped and rounded rows in memory, so a release with many passes reads and converts the rows once. They
+also keep the blocks that one step prepared for its tiles, until the next step. The sum of one tile runs over prepared
+blocks.
 
-Prepared blocks are secret and a pure function of the rows and of public inputs, so they may be kept in memory, lost,
-and computed again. They are kept next to the rows on the workers, or in this process without a cluster, while there is
-room and until another step is requested. Without room they are computed for every tile. The sum has the same bits
+Prepared blocks are secret. They are a pure function of the rows and of public inputs, so they can be lost and computed
+again. They are kept on the workers, or in this process without a cluster, while there is room and until another step is
+requested. Without room they are computed again for every tile. The sum has the same bits
 either way.
 """
 
@@ -39,14 +40,14 @@ PARTITIONS_PER_WORKER = 4
 
 
 def first_homes(workers: Sequence[str]) -> list[str]:
-    """Assign neighbouring partitions to each worker."""
+    """Return the worker (home) of each partition: `PARTITIONS_PER_WORKER` neighbouring partitions for each worker."""
     return [worker for worker in workers for _ in range(PARTITIONS_PER_WORKER)]
 
 
 def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
     """Move partitions from workers that are gone, or have too many, to the workers with the fewest.
 
-    A restarted worker has a new address, and gets back partitions that another worker took over.
+    A restarted worker has a new address, so it counts as a new worker and gets partitions from the others.
     """
     most = -(-len(homes) // len(workers))
     loads = dict.fromkeys(workers, 0)
@@ -64,9 +65,9 @@ def settle_homes(homes: Sequence[str], workers: Sequence[str]) -> list[str]:
 
 
 def cut(extents: NDArray[np.int64], partitions: int) -> list[int]:
-    """Return the bounds of contiguous partitions with nearly equal numbers of stored values and rows.
+    """Return the bounds of contiguous partitions of blocks with nearly equal numbers of stored values and rows.
 
-    The number of partitions is public. The bounds are not, and stay with the workers and the scheduler.
+    The number of partitions is public. The bounds depend on the rows, so only the workers and the scheduler get them.
     """
     weights = extents[:, 1] + extents[:, 2]
     middles = np.cumsum(weights) - weights / 2
@@ -90,7 +91,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gridded:
-    """Blocks ``first <= i < last`` on the grid of a query, before sampling and noise."""
+    """The clipped and rounded rows of blocks ``first <= i < last``, before sampling and noise."""
 
     first: int = field(repr=False)
     last: int = field(repr=False)
@@ -98,7 +99,7 @@ class Gridded:
     blocks: tuple[RowBlock, ...] = field(repr=False)
 
     def __sizeof__(self) -> int:
-        """Include the rows, because Dask moves small objects between workers."""
+        """Return the size with all rows; otherwise Dask would move this object between workers as a small one."""
         return sum(
             block.values.nbytes + block.indices.nbytes + block.row_ptr.nbytes + block.record_ptr.nbytes
             for block in self.blocks
@@ -106,7 +107,7 @@ class Gridded:
 
 
 def fold(source: BlockSource, query: RowSum, first: int, last: int) -> Partial:
-    """Read and add up blocks ``first .. last - 1``, one at a time; an empty range gives zero.
+    """Read blocks ``first`` to ``last - 1`` one at a time, and sum the query over them; an empty range gives zero.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def grid(source: BlockSource, query: RowSum, first: int, last: int) -> Gridded:
 
 
 def fold_gridded(rows: Gridded, query: RowSum) -> Partial:
-    """Add up blocks that are already on the grid of the query, with the same result as `fold`.
+    """Sum the query over rows that are already on its grid, with the same result as `fold`.
 
     Raises
     ------
@@ -191,7 +192,7 @@ def _added(query: RowSum, blocks: Iterable[RowBlock]) -> tuple[NDArray[np.int64]
 
 
 def without_cause[T](work: Callable[[], T]) -> T:
-    """Run a worker's function on rows; on failure, report only the type of the exception."""
+    """Call a worker's function that reads rows; if it fails, report only the type of the exception."""
     try:
         return work()
     except WorkerFailed:
@@ -212,7 +213,7 @@ class PreparedBlocks:
     blocks: tuple[Prepared, ...] = field(repr=False)
 
     def __sizeof__(self) -> int:
-        """Include the arrays, because Dask moves small objects between workers."""
+        """Return the size with all arrays; otherwise Dask would move this object between workers as a small one."""
         return sum(block.nbytes for block in self.blocks)
 
 
@@ -252,7 +253,7 @@ def prepare_gridded(rows: Gridded, query: TiledSum) -> PreparedBlocks:
 
 
 def fold_tile(prepared: PreparedBlocks, tile: Tile) -> Partial:
-    """Add up the items of a tile over prepared blocks.
+    """Sum the items of a tile over prepared blocks.
 
     Raises
     ------
@@ -278,13 +279,13 @@ if TYPE_CHECKING:
 
 SHARE = 0.3
 OWN_MEMORY = 1 << 30
-"""Bytes that gridded rows, or prepared blocks, may use in this process, without a cluster."""
+"""Largest number of bytes of rows, and of prepared blocks, that this process keeps if there is no cluster."""
 
-_BYTES = np.array([8, 8, 8])  # per record (its bound), per row (its bound), per stored value (4, and 4 for its column)
+_BYTES = np.array([8, 8, 8])  # bytes per record, per row, and per stored value with its column
 
 
 class Residency:
-    """The gridded rows of one release in memory, of the workers or of this process, and the homes of its partitions."""
+    """The rows of one release that stay in memory between sums, and the worker (home) of each partition."""
 
     def __init__(self) -> None:
         self.homes: list[str] = []
@@ -308,7 +309,7 @@ class Residency:
         Returns
         -------
         bool
-            Whether the rows fit and should be kept.
+            Whether the rows fit in the memory of the workers and should be kept there.
         """
         of = (source.content, grid_of(query))
         if of != self._of or len(self.homes) < PARTITIONS_PER_WORKER * len(memory):
@@ -324,13 +325,13 @@ class Residency:
         return True
 
     def settle_prepared(self, source: BlockSource, query: "TiledSum", memory: Mapping[str, int], *, of: bytes) -> bool:
-        """Drop blocks prepared for another step, and return whether prepared blocks fit next to the rows."""
+        """Drop blocks prepared for another step; return whether prepared blocks and rows fit in memory together."""
         if of != self._prepared_of:
             self.prepared, self._prepared_of = {}, of
         return fits(source.extents, memory, extra=query.prepared_bytes)
 
     def rows_here(self, source: BlockSource, query: RowSum) -> Gridded | None:
-        """Return all gridded rows, which this process keeps, or None if they would use more than `OWN_MEMORY`."""
+        """Return all rows on the grid, which this process keeps; None if they would use more than `OWN_MEMORY`."""
         of = (source.content, grid_of(query))
         if of != self._of:
             self.clear()
@@ -340,7 +341,7 @@ class Residency:
         return self._gridded
 
     def prepared_here(self, of: bytes) -> "dict[int, PreparedBlocks]":
-        """Return the blocks that this process prepared under a name, by number, and drop those of other names."""
+        """Return the kept blocks that were prepared under the name ``of``, by number; drop blocks with other names."""
         if of != self._prepared_of:
             self._here, self._prepared_of = {}, of
         return self._here
@@ -355,7 +356,7 @@ class Residency:
         return self._of == (source.content, grid_of(query))
 
     def clear(self) -> None:
-        """Drop all rows; Dask frees them on the workers."""
+        """Drop all kept rows and prepared blocks; Dask then frees them on the workers."""
         self.rows, self.prepared, self.homes, self._of = {}, {}, [], None
         self._here, self._prepared_of, self._gridded = {}, None, None
 

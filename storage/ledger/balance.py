@@ -206,7 +206,7 @@ class Pace:
 def read_charged(connection: sa.Connection, population: str) -> tuple[Budget, Charge]:
     """Return a population's budget and the total charge of the population's releases.
 
-    Callers compute prices from the two after the database transaction, because computing takes time.
+    Callers compute prices from budget and charge after the database transaction, because computing takes time.
     """
     budget = read_budget(connection, population)
     return budget, charged_to(connection, budget)

@@ -45,7 +45,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that pays for ticks of a stream; with the earlier paying releases, ``ticks`` ticks are paid for."""
+    """A release that pays for ticks of a stream; the paying releases up to this one pay for ``ticks`` ticks."""
 
     release_id: str
     ticks: int
