@@ -19,14 +19,15 @@ from pathlib import Path
 
 from tests.mutants.operators import Mutation, mutations
 from tests.mutants.reached import FOLDER, Reached, read
-from tests.mutants.targets import mirror, modules, source_file
+from tests.mutants.targets import compiles, mirror, modules, source_file
 from tests.mutants.trial import Outcome, run, warm_up
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.json")
 SURVIVED, OWN, WIDER = "survived", "own", "wider"
 OWN_SECONDS, WIDER_SECONDS = 60.0, 60.0
 """The most seconds of tests in each stage; the fastest tests come first, and at least one is chosen."""
-START, LONGEST = 30.0, 600.0
+START, COMPILING, LONGEST = 60.0, 180.0, 1800.0
+"""Seconds added to the limit of a trial: for the imports, and for kernels to compile."""
 PROCESSES = 2
 
 type Run = Callable[[Sequence[str], Mutation | None, float], Outcome]
@@ -82,7 +83,10 @@ class Judge:
 
     def _trial(self, mutation: Mutation) -> Verdict:
         for stage, tests, seconds in self.stages(mutation):
-            found = self.run(tests, mutation, 5 * seconds + START)
+            limit = 5 * seconds + START + COMPILING * compiles(mutation.module)
+            found = self.run(tests, mutation, limit)
+            if found.late and self.run(tests, None, limit).late:
+                continue  # the machine is too slow, not the mutation
             if not found.passed:
                 return Verdict(mutation.key, stage, found.failed)
         return Verdict(mutation.key, SURVIVED)
@@ -142,11 +146,20 @@ def _judge_part(part: list[Mutation], judge: Judge, end: float) -> None:
 
 def _recheck(judge: Judge, verdicts: Mapping[str, Verdict]) -> dict[str, Verdict]:
     """Run each test that found a mutation once without one; leave out verdicts of tests that fail then."""
-    tests = sorted({verdict.test for verdict in verdicts.values() if verdict.test})
-    wrong = {test for test in tests if not judge.run([test], None, LONGEST).passed}
-    for test in sorted(wrong):
+    wrong = _failing(judge.run, sorted({verdict.test for verdict in verdicts.values() if verdict.test}))
+    for test in wrong:
         print(f"without a mutation, this test fails in a trial: {test}", file=sys.stderr)
     return {key: verdict for key, verdict in verdicts.items() if verdict.test not in wrong}
+
+
+def _failing(run: Run, tests: Sequence[str]) -> list[str]:
+    """Return the tests that fail without a mutation, found by halving."""
+    if not tests or run(tests, None, LONGEST).passed:
+        return []
+    if len(tests) == 1:
+        return [*tests]
+    half = len(tests) // 2
+    return _failing(run, tests[:half]) + _failing(run, tests[half:])
 
 
 def main() -> None:

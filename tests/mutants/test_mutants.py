@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.mutants.__main__ import EQUIVALENTS, Judge, Verdict, sample, summary
+from tests.mutants.__main__ import EQUIVALENTS, Judge, Verdict, _recheck, sample, summary
 from tests.mutants.operators import mutate, mutations
 from tests.mutants.targets import ROOT, mirror, modules, source_file
 from tests.mutants.trial import Outcome
@@ -123,6 +123,21 @@ def test_a_function_that_no_test_enters_is_judged_by_the_tests_of_its_module(tmp
     judge = Judge(tmp_path / "state", {mutation.module: {"another": [(0.1, test)]}})
     assert [chosen for _, chosen, _ in judge.stages(mutation)] == [[test]]
     assert list(Judge(tmp_path / "state", {}).stages(mutation)) == []
+
+
+def test_a_late_trial_finds_a_mutation_only_if_its_tests_are_in_time_without_the_mutation(tmp_path):
+    (mutation,) = sample(3, 1)
+    reached = {mutation.module: {mutation.function: [(0.1, f"{mirror(mutation.module)}test_x.py::a")]}}
+    late = Outcome(passed=False, late=True)
+    for without, found_by in ((Outcome(passed=True), "own"), (late, "survived")):
+        judge = Judge(tmp_path / found_by, reached, lambda tests, planted, seconds, w=without: late if planted else w)
+        assert judge.judge(mutation).found_by == found_by
+
+
+def test_verdicts_of_tests_that_fail_without_a_mutation_are_left_out(tmp_path):
+    found = {each: Verdict(each, "own", test=each) for each in "abcde"}
+    judge = Judge(tmp_path / "state", {}, lambda tests, planted, seconds: Outcome(passed="c" not in tests))
+    assert _recheck(judge, found).keys() == {*"abde"}
 
 
 def test_the_score_leaves_out_equivalents_and_names_harmful_survivors():

@@ -38,10 +38,11 @@ def warm_up() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a trial: whether all tests passed in time, and the name of the test that failed, if one did."""
+    """The result of a trial: whether all tests passed, which test failed, and whether the time was up."""
 
     passed: bool
     failed: str = ""
+    late: bool = False
 
 
 def run(tests: Sequence[str], mutation: Mutation | None, seconds: float) -> Outcome:
@@ -62,7 +63,7 @@ def run(tests: Sequence[str], mutation: Mutation | None, seconds: float) -> Outc
         failed = named.read_text() if named.exists() else ""
     if code is not None and code not in (PASSED, FAILED, INTERRUPTED) and code >= 0:
         raise RuntimeError(f"pytest ended with code {code}:\n{output[-2000:]}")
-    return Outcome(code == PASSED, failed)
+    return Outcome(code == PASSED, failed, late=code is None)
 
 
 class _FirstFailure:
@@ -93,9 +94,7 @@ def _run(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> None:
         os.environ["TMPDIR"] = str(temporary)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "start"), str(ROOT)])
         if mutation is not None:
-            if compiles(
-                mutation.module
-            ):  # a mutated kernel must neither enter the cache of the tree nor come out of it
+            if compiles(mutation.module):  # the tree's cache must neither receive nor supply a mutated kernel
                 os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")
             os.environ["DPCA_MUTATION"] = describe(mutation)
             install(describe(mutation))
