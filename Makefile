@@ -102,7 +102,7 @@ soak-home: .venv ## Make 1,000 releases in one home, and compare time and bytes 
 
 .mutants/reached.json: .venv .venv-tools
 	@mkdir -p .mutants
-	@rm -f .mutants/reached-*.json
+	@rm -f .mutants/reached-*.jsonl
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m pytest -q -n 3 --dist worksteal -p tests.mutants.reached
 	@.venv/bin/python -m tests.mutants.reached
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.mutants.operators import Mutation, mutations
-from tests.mutants.reached import FOLDER, Reached, read
+from tests.mutants.reached import FOLDER, Reached, Timed, read
 from tests.mutants.targets import compiles, mirror, modules, source_file
 from tests.mutants.trial import Outcome, run, warm_up
 
@@ -94,11 +94,11 @@ class Judge:
     def stages(self, mutation: Mutation) -> Iterator[tuple[str, list[str], float]]:
         """Yield the tests of the mirrored folder that enter the function, then others, with their whole duration.
 
-        A function that no test enters is compiled, or runs at import. Then these are the tests that enter its module.
+        A function that no test enters is compiled, or runs at import. Then these are the tests that enter its module,
+        and all tests of the folder.
         """
-        functions = self.reached.get(mutation.module, {})
-        known = functions.get(mutation.function) or sorted({each for tests in functions.values() for each in tests})
-        folder = mirror(mutation.module)
+        functions, folder = self.reached.get(mutation.module, {}), mirror(mutation.module)
+        known = functions.get(mutation.function) or self._of_module(functions, folder)
         for stage, is_own, most in ((OWN, True, OWN_SECONDS), (WIDER, False, WIDER_SECONDS)):
             chosen, total = list[str](), 0.0
             for seconds, test in known:
@@ -106,6 +106,11 @@ class Judge:
                     chosen, total = [*chosen, test], total + seconds
             if chosen:
                 yield stage, chosen, total
+
+    def _of_module(self, functions: Mapping[str, Timed], folder: str) -> Timed:
+        every = (tests for module in self.reached.values() for tests in module.values())
+        own = {(seconds, test) for tests in every for seconds, test in tests if test.startswith(folder)}
+        return sorted(own | {(seconds, test) for tests in functions.values() for seconds, test in tests})
 
 
 def summary(verdicts: Mapping[str, Verdict], equivalents: Mapping[str, str]) -> str:

@@ -21,8 +21,10 @@ MAP = FOLDER / "reached.json"
 _TOOL = sys.monitoring.PROFILER_ID
 _PREFIXES = tuple(str(ROOT / package) for package in PACKAGES)
 
-type Reached = dict[str, dict[str, list[tuple[float, str]]]]
-"""For each module and function, the durations and names of the tests that enter it, the fastest first."""
+type Timed = list[tuple[float, str]]
+"""Durations and names of tests, the fastest first."""
+type Reached = dict[str, dict[str, Timed]]
+"""For each module and function, the tests that enter it."""
 
 
 class Recorder:
