@@ -72,6 +72,22 @@ def pessimistic(event: Event, delta: float, *, interval: float) -> float:
     return float(total.get_epsilon_for_delta(delta))
 
 
+@pytest.mark.parametrize("high", [0.5, 3.0])
+def test_losses_are_rounded_to_the_nearest_point_and_those_outside_to_the_ends(high: float) -> None:
+    """Compare the masses with the distribution function, and the mean error of losses inside with its bounds."""
+    step, atom = 0.125, (0.3, 0.25)
+    loss = module.StepLoss(low=-0.75, high=high, below=lambda x: 0.75 * norm.cdf(x), atoms=(atom,))
+    found = loss.rounded(step)
+    edges = [-math.inf, *((found.points[1:] + found.points[:-1]) / 2), math.inf]
+    expected = 0.75 * np.diff(norm.cdf(edges)) + 0.25 * np.isclose(found.points, 0.25)
+    assert found.masses == pytest.approx(expected, abs=1e-15)
+    assert (found.points[0], found.points[-1]) == (-0.75, high)
+    least, most = -0.75 - step / 2, high + step / 2
+    inside = integrate.quad(lambda x: x * norm.pdf(x), least, most)[0]
+    mean = 0.75 * (inside + least * norm.cdf(least) + most * norm.sf(most)) + 0.25 * 0.3
+    assert found.errors[0] <= found.points @ found.masses - mean <= found.errors[1] < found.errors[0] + 1e-3
+
+
 def test_thousands_of_steps_of_little_loss_are_bracketed_within_two_percent() -> None:
     """Bracket an event on which dp-accounting with a grid step of 0.001 returns 0.0513; the true value is 0.0044."""
     coarse = pessimistic(ONE_ROW_A_STEP, 1e-6, interval=1e-3)
