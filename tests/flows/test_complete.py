@@ -231,6 +231,11 @@ def test_embeddings_are_evaluated_privately_at_no_charge_or_publicly_at_a_charge
     assert "a subspace is needed" in dpca("subspace", "evaluate", "taste", "films").complaint(1)
     wrong = dpca("completion", "evaluate", "taste.evaluation", "films").complaint(1)
     assert "a set of item embeddings is needed" in wrong
+    items, plays = home / "plays.txt", home / "plays.csv"
+    items.write_text("\n".join(reversed(ITEMS)))
+    plays.write_text(f"user,film,stars\n0,{ITEMS[0]},5\n")
+    assert dpca("dataset", "ingest", plays, "--name", "plays", "--feature-names", items, *INGEST).status == 0
+    assert "have other names" in dpca("completion", "evaluate", "taste@1", "plays").complaint(1)
 
 
 TWICE = "user,film,stars\n" + "".join(f"{user},{film},4\n" for user in range(40) for film in ("a", "b", "c", "a"))

@@ -26,7 +26,7 @@ EQUIVALENTS = Path(__file__).with_name("equivalents.json")
 SURVIVED, OWN, WIDER = "survived", "own", "wider"
 OWN_SECONDS, WIDER_SECONDS = 60.0, 60.0
 """The most seconds of tests in each stage; the fastest tests come first, and at least one is chosen."""
-START, COMPILING, LONGEST = 60.0, 180.0, 1800.0
+START, COMPILING, LONGEST = 30.0, 90.0, 1800.0
 """Seconds added to the limit of a trial: for the imports, and for kernels to compile."""
 PROCESSES = 2
 
@@ -83,7 +83,7 @@ class Judge:
 
     def _trial(self, mutation: Mutation) -> Verdict:
         for stage, tests, seconds in self.stages(mutation):
-            limit = 5 * seconds + START + COMPILING * compiles(mutation.module)
+            limit = 3 * seconds + START + COMPILING * compiles(mutation.module)
             found = self.run(tests, mutation, limit)
             if found.late and self.run(tests, None, limit).late:
                 continue  # the machine is too slow, not the mutation
