@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.mutants.operators import Mutation, mutations
 from tests.mutants.reached import FOLDER, Reached, Timed, read
-from tests.mutants.targets import compiles, mirror, modules, source_file
+from tests.mutants.targets import compiled_modules, mirror, modules, source_file
 from tests.mutants.trial import Outcome, run, warm_up
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.json")
@@ -83,7 +83,7 @@ class Judge:
 
     def _trial(self, mutation: Mutation) -> Verdict:
         for stage, tests, seconds in self.stages(mutation):
-            limit = 3 * seconds + START + COMPILING * compiles(mutation.module)
+            limit = 3 * seconds + START + COMPILING * (mutation.module in compiled_modules())
             found = self.run(tests, mutation, limit)
             if found.late and self.run(tests, None, limit).late:
                 continue  # the machine is too slow, not the mutation

@@ -1,5 +1,6 @@
 """The mutated modules, and the tests that must find a mutation of each."""
 
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,7 @@ def mirror(module: str) -> str:
     return "/".join(("tests", *module.split(".")[:-1])) + "/"
 
 
-def compiles(module: str) -> bool:
-    """Return whether Numba compiles functions of a module, whose cached code a trial must not use."""
-    return "numba" in source_file(module).read_text()
+@functools.cache
+def compiled_modules() -> frozenset[str]:
+    """Return the names of all modules with functions that Numba compiles, whose cached code a trial must not use."""
+    return frozenset(module for module in modules() if "numba" in source_file(module).read_text())

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.compiled import copy_unchanged
 from tests.mutants.imports import describe, install
 from tests.mutants.operators import Mutation
-from tests.mutants.targets import ROOT, SHORT, compiles
+from tests.mutants.targets import ROOT, SHORT, compiled_modules
 
 LIBRARIES = (
     *("numpy", "scipy.stats", "hypothesis", "sqlalchemy", "zarr", "mpmath", "distributed", "dp_accounting"),
@@ -94,8 +95,9 @@ def _run(tests: Sequence[str], mutation: Mutation | None, folder: Path) -> None:
         os.environ["TMPDIR"] = str(temporary)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "start"), str(ROOT)])
         if mutation is not None:
-            if compiles(mutation.module):  # the tree's cache must neither receive nor supply a mutated kernel
+            if mutation.module in compiled_modules():  # the tree's cache must not receive a mutated function
                 os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")
+                copy_unchanged(mutation.module, folder / "numba")
             os.environ["DPCA_MUTATION"] = describe(mutation)
             install(describe(mutation))
         early = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # Hypothesis and Zarr are plug-ins of pytest
