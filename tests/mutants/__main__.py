@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.mutants.compiled import callers
 from tests.mutants.operators import Mutation, mutations
 from tests.mutants.reached import FOLDER, Reached, Timed, read
 from tests.mutants.targets import compiled_modules, mirror, modules, source_file
@@ -94,11 +95,11 @@ class Judge:
     def stages(self, mutation: Mutation) -> Iterator[tuple[str, list[str], float]]:
         """Yield the tests of the mirrored folder that enter the function, then others, with their whole duration.
 
-        A function that no test enters is compiled, or runs at import. Then these are the tests that enter its module,
-        and all tests of the folder.
+        A function that no test enters is compiled, or runs at import. Then these are the tests that enter its module
+        or its callers, and all tests of the folder.
         """
         functions, folder = self.reached.get(mutation.module, {}), mirror(mutation.module)
-        known = functions.get(mutation.function) or self._of_module(functions, folder)
+        known = functions.get(mutation.function) or self._around(mutation, folder)
         for stage, is_own, most in ((OWN, True, OWN_SECONDS), (WIDER, False, WIDER_SECONDS)):
             chosen, total = list[str](), 0.0
             for seconds, test in known:
@@ -107,10 +108,11 @@ class Judge:
             if chosen:
                 yield stage, chosen, total
 
-    def _of_module(self, functions: Mapping[str, Timed], folder: str) -> Timed:
-        every = (tests for module in self.reached.values() for tests in module.values())
-        own = {(seconds, test) for tests in every for seconds, test in tests if test.startswith(folder)}
-        return sorted(own | {(seconds, test) for tests in functions.values() for seconds, test in tests})
+    def _around(self, mutation: Mutation, folder: str) -> Timed:
+        entered = [(module, function) for module, functions in self.reached.items() for function in functions]
+        near = {*callers(mutation, entered), *(each for each in entered if each[0] == mutation.module)}
+        known = {(seconds, test) for module, function in near for seconds, test in self.reached[module][function]}
+        return sorted(known | {(seconds, test) for seconds, test in self.reached[""][""] if test.startswith(folder)})
 
 
 def summary(verdicts: Mapping[str, Verdict], equivalents: Mapping[str, str]) -> str:

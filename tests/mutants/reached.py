@@ -24,7 +24,7 @@ _PREFIXES = tuple(str(ROOT / package) for package in PACKAGES)
 type Timed = list[tuple[float, str]]
 """Durations and names of tests, the fastest first."""
 type Reached = dict[str, dict[str, Timed]]
-"""For each module and function, the tests that enter it."""
+"""For each module and function, the tests that enter it. The module with an empty name lists all tests."""
 
 
 class Recorder:
@@ -94,7 +94,7 @@ def collect() -> Reached:
     """Merge the files of all processes into one map, and store it."""
     found: Reached = {}
     for each in _recorded():
-        for path, function in each["entered"]:
+        for path, function in [("", ""), *each["entered"]]:
             module = path.removesuffix(".py").replace("/", ".")
             found.setdefault(module, {}).setdefault(function, []).append((each["seconds"], each["test"]))
     for functions in found.values():
