@@ -110,9 +110,12 @@ class Judge:
 
     def _around(self, mutation: Mutation, folder: str) -> Timed:
         entered = [(module, function) for module, functions in self.reached.items() for function in functions]
-        near = {*callers(mutation, entered), *(each for each in entered if each[0] == mutation.module)}
-        known = {(seconds, test) for module, function in near for seconds, test in self.reached[module][function]}
-        return sorted(known | {(seconds, test) for seconds, test in self.reached[""][""] if test.startswith(folder)})
+        using = callers(mutation, entered)
+        first = {(seconds, test) for module, function in using for seconds, test in self.reached[module][function]}
+        inside = self.reached.get(mutation.module, {}).values()
+        others = {(seconds, test) for tests in inside for seconds, test in tests}
+        others |= {(seconds, test) for seconds, test in self.reached[""][""] if test.startswith(folder)}
+        return sorted(first) + sorted(others - first)
 
 
 def summary(verdicts: Mapping[str, Verdict], equivalents: Mapping[str, str]) -> str:

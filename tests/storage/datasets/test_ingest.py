@@ -352,6 +352,16 @@ def test_only_an_equal_request_resumes_an_ingest(catalog: Catalog, parts: list[P
     assert hidden(catalog) == []
 
 
+def test_only_an_equal_declaration_of_a_header_resumes_an_ingest(catalog: Catalog, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(6)]
+    for path in paths:
+        path.write_text("1,2\n" * 500)
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, paths, progress=Interrupted(3), header=True, features=2)
+    (left,) = hidden(catalog)
+    assert take(catalog, paths, resume=True, header=False, features=2).snapshot not in left.name
+
+
 @pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[::-1]])
 def test_changed_rows_are_detected_on_resume(catalog: Catalog, parts: list[Path], change: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
