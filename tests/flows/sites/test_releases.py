@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +11,13 @@ import pytest
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.reader import Registry
 from dpca_tasks.accounting import events
-from dpca_tasks.errors import SiteSilent
+from dpca_tasks.errors import InvalidInput, SiteSilent
 from flows.cli import main
 from flows.demo import Federation, aggregator, await_listening, start, stop
 from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame
 from flows.sites import releases as stages
+from flows.sites.plans import _check_columns
 from storage.registry.agreement import compare_artifacts
 from storage.workspace import Workspace
 from tests.flows.sites.joint import (
@@ -30,6 +33,17 @@ from tests.flows.sites.joint import (
     request,
     silent,
 )
+
+
+def test_sites_need_the_same_declared_names_in_the_same_order() -> None:
+    entries: Any = [SimpleNamespace(n_features=2)] * 2
+    for names in (["a", "b"], None):
+        _check_columns(["north", "south"], entries, [["a", "b"], names])
+        _check_columns(["north", "south"], entries, [names, ["a", "b"]])
+    with pytest.raises(InvalidInput, match="different names"):
+        _check_columns(["north", "south"], entries, [["a", "b"], ["b", "a"]])
+    with pytest.raises(InvalidInput, match="same number"):
+        _check_columns(["north", "south"], [*entries[:1], SimpleNamespace(n_features=3)], [None, None])
 
 
 @pytest.mark.parametrize(
