@@ -27,6 +27,8 @@ LIBRARIES = (
 PASSED, FAILED = 0, 1
 INTERRUPTED = 2
 """The exit codes of pytest that a trial accepts. An import that fails interrupts the collection."""
+NOT_IMPORTED = "found no collectors for"
+"""A part of pytest's message if some requested tests are in a module whose import fails."""
 
 
 def warm_up() -> None:
@@ -62,7 +64,8 @@ def run(tests: Sequence[str], mutation: Mutation | None, seconds: float) -> Outc
         output = (Path(folder) / "output").read_text(errors="replace")
         named = Path(folder) / "failed"
         failed = named.read_text() if named.exists() else ""
-    if code is not None and code not in (PASSED, FAILED, INTERRUPTED) and code >= 0:
+    known = code is None or code < 0 or code in (PASSED, FAILED, INTERRUPTED)
+    if not known and NOT_IMPORTED not in output:
         raise RuntimeError(f"pytest ended with code {code}:\n{output[-2000:]}")
     return Outcome(code == PASSED, failed, late=code is None)
 
