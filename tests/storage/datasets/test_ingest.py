@@ -381,6 +381,21 @@ def test_changed_rows_are_detected_on_resume(catalog: Catalog, parts: list[Path]
     assert catalog.entries() == []
 
 
+def test_rows_that_are_missing_on_resume_are_detected(catalog: Catalog, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.svm" for number in range(6)]
+    for path in paths:
+        path.write_text("1 1:1 2:2 3:3 4:4\n" * 500)
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, paths, progress=Interrupted(3), features=4)
+    (left,) = hidden(catalog)
+    for path in paths[1:]:
+        path.write_text("#" * (path.stat().st_size - 1) + "\n")
+        _restore_time(left, path)
+    with pytest.raises(Conflict, match="fewer rows than the killed ingest wrote"):
+        take(catalog, paths, resume=True, features=4)
+    assert catalog.entries() == []
+
+
 def _restore_time(left: Path, part: Path) -> None:
     """Reset a file's time to the time that the killed ingest saw."""
     seen = {path: int(when) for path, _, when in json.loads((left / ".request").read_text())["files"]}
