@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from dpca.backends import atomic_files
 from dpca.errors import Unavailable
 from dpca.registry.reader import Registry
 from flows.cli import main
+from flows.commands.subspace import _agreed
 from flows.doctor import examine
 from flows.orchestration.stage_calls import directly
 from flows.releases.streams import make_tick, offer_extension
@@ -282,6 +284,12 @@ def test_two_schedulers_that_run_the_same_slot_give_one_tick(opened: Path) -> No
 
 
 class TestCommands:
+    def test_warnings_of_a_plan_precede_the_confirmation(self, capsys: pytest.CaptureFixture[str]) -> None:
+        terms = SimpleNamespace(plan=SimpleNamespace(warnings=("little is left",)))
+        offer = SimpleNamespace(terms=terms, refusal=None, standing=False, question="Open it?")
+        assert _agreed(offer, dry_run=False, yes=True, as_json=False)
+        assert "warning: little is left" in capsys.readouterr().err
+
     def test_a_slot_is_the_day_on_which_it_was_planned(self, opened: Path, prefect: SyncPrefectClient) -> None:
         assert main(["stream", "tick", "nightly", "--json"]) == 0
         (found,) = Workspace.read_only().ledger.streams.show("nightly")[1]

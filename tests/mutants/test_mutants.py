@@ -120,7 +120,8 @@ def test_the_fastest_tests_that_enter_the_function_come_first_and_those_of_the_f
 def test_a_function_that_no_test_enters_is_judged_by_the_tests_of_its_module_and_of_its_folder(tmp_path):
     (mutation,) = sample(3, 1)
     a, b = (f"{mirror(mutation.module)}test_x.py::{name}" for name in "ab")
-    reached = {mutation.module: {"another": [[0.1, a]]}, "": {"": [[0.1, a], [0.2, b], [0.3, "tests/other"]]}}
+    every = [(0.1, a), (0.2, b), (0.3, "tests/other")]
+    reached = {mutation.module: {"another": [(0.1, a)]}, "": {"": every}}
     judge = Judge(tmp_path / "state", reached)
     assert [chosen for _, chosen, _ in judge.stages(mutation)] == [[a, b]]
 
@@ -130,7 +131,8 @@ def test_a_late_trial_finds_a_mutation_only_if_its_tests_are_in_time_without_the
     reached = {mutation.module: {mutation.function: [(0.1, f"{mirror(mutation.module)}test_x.py::a")]}}
     late = Outcome(passed=False, late=True)
     for without, found_by in ((Outcome(passed=True), "own"), (late, "survived")):
-        judge = Judge(tmp_path / found_by, reached, lambda tests, planted, seconds, w=without: late if planted else w)
+        outcomes = {True: late, False: without}
+        judge = Judge(tmp_path / found_by, reached, lambda tests, planted, seconds, o=outcomes: o[planted is not None])  # type: ignore[misc]
         assert judge.judge(mutation).found_by == found_by
 
 

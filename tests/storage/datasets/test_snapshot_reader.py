@@ -354,9 +354,9 @@ def test_different_records_have_different_digests(records: list[Record], others:
 def test_the_digest_depends_on_which_records_were_emptied() -> None:
     digests = []
     for rejected in (None, [False, False], [True, False], [False, True]):
-        digest, empty = ContentDigest(n_features=3), np.zeros(0, np.int64)
+        digest, (empty, rows) = ContentDigest(n_features=3), (np.zeros(0, np.int64), np.zeros(2, np.int64))
         flags = None if rejected is None else np.array(rejected)
-        digest.update(values=empty, indices=empty, row_nnz=np.zeros(2), record_rows=np.ones(2), rejected=flags)
+        digest.update(values=empty, indices=empty, row_nnz=rows, record_rows=rows + 1, rejected=flags)
         digests.append(digest.hexdigest())
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
