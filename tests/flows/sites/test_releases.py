@@ -42,8 +42,9 @@ def test_sites_need_the_same_declared_names_in_the_same_order() -> None:
         _check_columns(["north", "south"], entries, [names, ["a", "b"]])
     with pytest.raises(InvalidInput, match="different names"):
         _check_columns(["north", "south"], entries, [["a", "b"], ["b", "a"]])
+    entries[1] = SimpleNamespace(n_features=3)
     with pytest.raises(InvalidInput, match="same number"):
-        _check_columns(["north", "south"], [*entries[:1], SimpleNamespace(n_features=3)], [None, None])
+        _check_columns(["north", "south"], entries, [None, None])
 
 
 @pytest.mark.parametrize(
