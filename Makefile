@@ -1,7 +1,7 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when requirements.lock or pyproject.toml
 # changes. Targets whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
+.PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model mutants soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -100,6 +100,15 @@ soak-store: .venv .venv-tools ## Ingest, release, back up and restore on an obje
 soak-home: .venv ## Make 1,000 releases in one home, and compare time and bytes of the first fifty with the last fifty.
 	@OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.crash.soak_home --folder $(or $(wildcard /dev/shm),/tmp)
 
+# Tests that are recorded already are left out, so this also continues a run that was cut, and adds new tests.
+.mutants/reached.json: .venv .venv-tools
+	@mkdir -p .mutants
+	@OPENBLAS_NUM_THREADS=1 $(PYTEST) -q -p tests.mutants.reached -m "not audit and not audit_only" || [ $$? -ne 2 ]
+	@.venv/bin/python -m tests.mutants.reached
+
+mutants: .mutants/reached.json ## Plant COUNT=300 random faults, chosen by SEED=0, and count those that the tests find; continue a run that was cut.
+	@$(IN_MEMORY) OPENBLAS_NUM_THREADS=1 .venv/bin/python -m tests.mutants --seed $(or $(SEED),0) --count $(or $(COUNT),300)
+
 model: .venv .venv-tools ## Check the TLA+ models of the protocol with TLC, and find every planted fault (Java).
 	@.venv/bin/python -m tests.model.check
 
@@ -139,7 +148,7 @@ pin-images: ## Append to each tag in deployments/images.env the digest reported 
 	@deployments/pin-images.sh
 
 clean: ## Remove all files made by make and its tools, except fetched data.
-	rm -rf .venv .venv-tools .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf .venv .venv-tools .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .mutants
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 .venv: .venv/.complete

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import sqlalchemy as sa
 from dpca.artifacts.embeddings import ItemEmbeddings
 from dpca.errors import BadSource
 from dpca.registry.reader import Registry
+from dpca_tasks.mechanisms.base import ItemFactors
 from dpca_tasks.queries import joint_sum
+from flows.families.completion import of_item
 from flows.transform import read_ratings
 from storage.database import tables
 from storage.workspace import Workspace
@@ -231,6 +234,18 @@ def test_embeddings_are_evaluated_privately_at_no_charge_or_publicly_at_a_charge
     assert "a subspace is needed" in dpca("subspace", "evaluate", "taste", "films").complaint(1)
     wrong = dpca("completion", "evaluate", "taste.evaluation", "films").complaint(1)
     assert "a set of item embeddings is needed" in wrong
+    items, plays = home / "plays.txt", home / "plays.csv"
+    items.write_text("\n".join(reversed(ITEMS)))
+    plays.write_text(f"user,film,stars\n0,{ITEMS[0]},5\n")
+    assert dpca("dataset", "ingest", plays, "--name", "plays", "--feature-names", items, *INGEST).status == 0
+    assert "have other names" in dpca("completion", "evaluate", "taste@1", "plays").complaint(1)
+
+
+def test_an_audit_reads_the_offset_of_an_item_or_the_absolute_value_of_its_factor() -> None:
+    nothing: Any = None
+    read, offsets = of_item(nothing, nothing), np.array([0.5, 2.0])
+    assert read(ItemFactors(offsets=offsets, factors=-np.array([[3.0, 1.0], [4.0, 5.0]]), user_step={})) == 3.0
+    assert read(ItemFactors(offsets=offsets, user_step={})) == 0.5
 
 
 TWICE = "user,film,stars\n" + "".join(f"{user},{film},4\n" for user in range(40) for film in ("a", "b", "c", "a"))

@@ -17,7 +17,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp
-from scipy import integrate, optimize, stats
+from scipy import integrate, interpolate, optimize, stats
 from scipy.stats import norm
 
 from dpca_tasks.accounting import epsilon_bracket as module
@@ -70,6 +70,42 @@ def pessimistic(event: Event, delta: float, *, interval: float) -> float:
         inner, count = (step["event"], step["count"]) if step["name"] == "self_composed" else (step, 1)
         total = total.compose(loss(inner, 1.0).self_compose(count))
     return float(total.get_epsilon_for_delta(delta))
+
+
+@pytest.mark.parametrize("high", [0.5, 3.0])
+def test_losses_are_rounded_to_the_nearest_point_and_those_outside_to_the_ends(high: float) -> None:
+    """Compare the masses with the distribution function, and the mean error of losses inside with its bounds."""
+    step, atom = 0.125, (0.3, 0.25)
+    loss = module.StepLoss(low=-0.75, high=high, below=lambda x: 0.75 * norm.cdf(x), atoms=(atom,))
+    found = loss.rounded(step)
+    edges = [-math.inf, *((found.points[1:] + found.points[:-1]) / 2), math.inf]
+    expected = 0.75 * np.diff(norm.cdf(edges)) + 0.25 * np.isclose(found.points, 0.25)
+    assert found.masses == pytest.approx(expected, abs=1e-15)
+    assert (found.points[0], found.points[-1]) == (-0.75, high)
+    least, most = -0.75 - step / 2, high + step / 2
+    inside = integrate.quad(lambda x: x * norm.pdf(x), least, most)[0]
+    mean = 0.75 * (inside + least * norm.cdf(least) + most * norm.sf(most)) + 0.25 * 0.3
+    assert found.errors[0] <= found.points @ found.masses - mean <= found.errors[1] < found.errors[0] + 1e-3
+
+
+def test_the_mean_error_has_its_bounds_when_the_density_turns_before_its_halves_show_it() -> None:
+    """Let most of the density rise and fall in cell 150, whose halves have almost equal masses."""
+
+    def density(rise: float) -> interpolate.BSpline:
+        nodes = np.array([-0.5, 149.5, 149.5 + rise, 149.501 + rise, 150.5, 300.5])
+        return interpolate.make_interp_spline(nodes, [1e-4, 5e-4, 5e-4, 2.5, 5e-4, 1e-4], k=1)
+
+    def rest(rise: float) -> float:
+        halves = [float(density(rise).integrate(*ends)) for ends in ((149.5, 150), (150, 150.5))]
+        return halves[0] - halves[1] + 1e-7
+
+    found = density(optimize.brentq(rest, 0.2, 0.4))
+    below, whole = found.antiderivative(), float(found.integrate(-0.5, 300.5))
+    loss = module.StepLoss(low=0.0, high=300.0, below=lambda x: below(np.clip(x, -0.5, 300.5)) / whole)
+    rounded = loss.rounded(1.0)
+    knots = np.unique(found.t)
+    mean = sum(integrate.quad(lambda x: x * found(x), *ends)[0] for ends in itertools.pairwise(knots)) / whole
+    assert rounded.errors[0] <= rounded.points @ rounded.masses - mean <= rounded.errors[1] < rounded.errors[0] + 0.01
 
 
 def test_thousands_of_steps_of_little_loss_are_bracketed_within_two_percent() -> None:

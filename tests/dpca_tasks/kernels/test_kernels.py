@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from dpca_tasks.kernels import dense_products, outer_products, products
+from dpca_tasks.kernels import dense_products, outer_products, products, word_moments
 from dpca_tasks.kernels.dense_products import add_long_products
 from dpca_tasks.queries.rounded_product import UNLIMITED
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -351,3 +351,36 @@ def test_a_second_moment_has_the_same_bits_for_any_declared_density(bits):
     )
     for total in declared:
         np.testing.assert_array_equal(total, undeclared)
+
+
+def retained(counts: list[float], most: int) -> dict[int, int]:
+    """Return the counts of a document after its reduction, listed word by word."""
+    whole = all(0 <= count < math.inf and count == int(count) for count in counts)
+    listed = [word for word, count in enumerate(counts) for _ in range(int(count))] if whole else []
+    if not 3 <= len(listed) <= 1 << 40:
+        return {}
+    length = len(listed)
+    if length > most:
+        listed = [word for i, word in enumerate(listed, 1) if i * most // length > (i - 1) * most // length]
+    return {word: listed.count(word) for word in listed}
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0, 1, 2, 3, 7, 0.5, 1.5, -1, math.nan, math.inf]), max_size=6), max_size=6),
+    st.integers(3, 9),
+)
+def test_word_counts_are_reduced_evenly_and_invalid_documents_have_none(documents: list[list[float]], most: int):
+    values = np.array([count for document in documents for count in document], np.float64)
+    indices = np.array([word for document in documents for word in range(len(document))], np.int32)
+    row_ptr = np.array([0, *np.cumsum([len(document) for document in documents])], np.int64)
+    counts, words, starts = word_moments.count_words(values, indices, row_ptr, most)
+    for row, document in enumerate(documents):
+        part = slice(starts[row], starts[row + 1])
+        assert dict(zip(words[part].tolist(), counts[part].tolist(), strict=True)) == retained(document, most)
+
+
+def test_a_document_of_too_many_words_is_invalid():
+    for lengths in ([2**40, 1], [2**40 + 1]):
+        row_ptr, indices = np.array([0, len(lengths)]), np.arange(len(lengths), dtype=np.int32)
+        assert word_moments.count_words(np.array(lengths, float), indices, row_ptr, 10)[0].size == 0
+    assert word_moments.count_words(np.array([2.0**40]), indices, row_ptr, 10)[0].tolist() == [10]

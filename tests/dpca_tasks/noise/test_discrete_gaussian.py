@@ -9,6 +9,7 @@ one draw changes it by at most ``1 / n``. By McDiarmid, they exceed ``sqrt(m / n
 probability below 1e-6. Keys are fixed.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -95,6 +96,12 @@ def test_any_range_can_be_drawn_separately():
     assert draws(0, 50).size == 0
     other = discrete_gaussians(subkey(bytes(32), label="other", info=b""), start=0, stop=100, squared_scale=50)
     assert (other != whole[:100]).any()
+
+
+def test_draws_of_the_first_two_tiles_are_the_recorded_ones():
+    made = draws(200, 1000, start=4000)
+    digest = "82da1d062930f011d05c1ae019efc4b5734ccce43e1c7c441fae57fee940f2c5"
+    assert hashlib.sha256(made.astype("<i8").tobytes()).hexdigest() == digest
 
 
 def test_more_random_words_are_read_until_they_suffice(monkeypatch):

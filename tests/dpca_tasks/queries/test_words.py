@@ -173,6 +173,12 @@ def test_documents_of_one_word_attain_the_sensitivity(relation, directions, atta
     assert query.sensitivity("l2") == pytest.approx(attained, rel=1e-3)
 
 
+def test_rounding_adds_at_most_one_step_for_each_entry_of_two_cores():
+    query = word_triples("replace_one", directions=AXES, bits=8)
+    exact = math.sqrt(2) * (1 + 2**-12) ** 3
+    assert 0 < query.sensitivity("l2") - exact < 2.001 * AXES.shape[1] ** 1.5 / query.steps_per_unit
+
+
 def test_short_directions_have_the_bound_of_the_triangle_and_opposite_ones_attain_it():
     opposite = on_direction_grid(np.array([[0.5], [-0.5], [0.1], [0.1], [0.1]]))
     query = word_triples(directions=opposite, bits=26)

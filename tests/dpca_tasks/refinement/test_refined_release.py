@@ -400,3 +400,15 @@ def test_a_verdict_begins_with_the_captured_variance_and_rounds_bounds_down():
     shown = [percent_at_least(share) for share in (0.9999, 1.0, 0.049, 0.0999)]
     assert shown == ["99 %", "100 %", "4.9 %", "9.9 %"]
     assert "random" in verdict({"above_noise": 0, "cv_low": None}, n_components=10)
+
+
+def test_the_slack_of_the_best_possible_energy_is_the_deviation_of_the_squared_norm() -> None:
+    """Compare the slack with the variance of the squared norm of 40,000 noisy matrices of the same signal."""
+    order, values = 6, np.full(6, 5.0)
+    signal = np.eye(order) * math.sqrt((order * 25.0 - order * (order + 1)) / order)
+    made = np.random.default_rng(7).standard_normal((40_000, order, order))
+    drawn = ((signal + (made + made.transpose(0, 2, 1)) / math.sqrt(2.0)) ** 2).sum(axis=(1, 2))
+    best = vars(refined_release)["_best_possible"]
+    without, wide = (best(values, count=1, above=0, trace=math.inf, slack=slack) ** 2 for slack in (0.0, 1.0))
+    assert without == pytest.approx(float((values**2).sum()) - order * (order + 1))
+    assert wide - without == pytest.approx(float(drawn.std()), rel=0.02)

@@ -551,3 +551,16 @@ def test_a_sum_without_any_remaining_worker_ends_with_an_error(lonely, monkeypat
 def test_the_repr_of_transferred_objects_reveals_nothing():
     assert repr(Packed.of(ArrayBlocks(CLUSTER_SUM_ROWS))) == "Packed()"
     assert repr(Gridded(first=0, last=1, stored=3, blocks=())) == "Gridded()"
+
+
+@given(
+    extents=st.lists(st.lists(st.integers(10**3, 10**6), min_size=3, max_size=3), min_size=1, max_size=4),
+    extra=st.lists(st.integers(0, 50), min_size=4, max_size=4),
+    workers=st.integers(1, 3),
+)
+def test_rows_fit_if_the_bytes_of_all_kept_data_do(extents, extra, workers):
+    per_record, per_row, per_value, per_block = extra
+    needed = sum(r * (8 + per_record) + n * (8 + per_row) + v * (8 + per_value) + per_block for r, n, v in extents)
+    for share, expected in ((1.001, True), (0.999, False)):
+        memory = {str(worker): int(needed / SHARE / workers * share + (share > 1)) for worker in range(workers)}
+        assert fits(np.array(extents), memory, extra=extra) == expected

@@ -47,6 +47,13 @@ def test_show_gives_the_spectrum_as_numbers(dpca: Command) -> None:
     assert "spectrum" not in json.loads(dpca("registry", "show", "sub@1", "--json").out)
 
 
+@pytest.mark.usefixtures("released")
+def test_a_list_of_all_versions_mentions_no_earlier_ones(dpca: Command) -> None:
+    ending = dpca("registry", "list", "--limit", "1")
+    assert "sub@1" in ending.out
+    assert "earlier" not in ending.err
+
+
 @pytest.mark.usefixtures("ready")
 def test_a_release_of_directions_alone_has_no_spectrum_to_show(dpca: Command) -> None:
     assert dpca(*FIT, "--mechanism", "exponential", "--delta", "0", "--direct", "--yes").status == 0

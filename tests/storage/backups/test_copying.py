@@ -100,6 +100,12 @@ def test_a_backup_neither_overwrites_another_nor_is_inside_the_home(filled_on_sq
     create_backup(tmp_path / "backup")
     with pytest.raises(Refused, match="never overwritten"):
         create_backup(tmp_path / "backup")
+    empty, link = tmp_path / "empty", tmp_path / "link"
+    empty.mkdir()
+    link.symlink_to(tmp_path / "nothing")
+    for present in (empty, link):
+        with pytest.raises(Refused, match="never overwritten"):
+            create_backup(present)
     with pytest.raises(NotFound, match="is not a backup"):
         open_backup(tmp_path)
 

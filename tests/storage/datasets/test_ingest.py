@@ -352,6 +352,16 @@ def test_only_an_equal_request_resumes_an_ingest(catalog: Catalog, parts: list[P
     assert hidden(catalog) == []
 
 
+def test_only_an_equal_declaration_of_a_header_resumes_an_ingest(catalog: Catalog, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.csv" for number in range(6)]
+    for path in paths:
+        path.write_text("1,2\n" * 500)
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, paths, progress=Interrupted(3), header=True, features=2)
+    (left,) = hidden(catalog)
+    assert take(catalog, paths, resume=True, header=False, features=2).snapshot not in left.name
+
+
 @pytest.mark.parametrize("change", [lambda rows: rows + 1, lambda rows: rows[::-1]])
 def test_changed_rows_are_detected_on_resume(catalog: Catalog, parts: list[Path], change: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -368,6 +378,21 @@ def test_changed_rows_are_detected_on_resume(catalog: Catalog, parts: list[Path]
     with pytest.raises(Conflict, match="blocks that the killed ingest wrote"):
         take(catalog, parts, resume=True)
     assert hidden(catalog) == []
+    assert catalog.entries() == []
+
+
+def test_rows_that_are_missing_on_resume_are_detected(catalog: Catalog, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.svm" for number in range(6)]
+    for path in paths:
+        path.write_text("1 1:1 2:2 3:3 4:4\n" * 500)
+    with pytest.raises(KeyboardInterrupt):
+        take(catalog, paths, progress=Interrupted(3), features=4)
+    (left,) = hidden(catalog)
+    for path in paths[1:]:
+        path.write_text("#" * (path.stat().st_size - 1) + "\n")
+        _restore_time(left, path)
+    with pytest.raises(Conflict, match="fewer rows than the killed ingest wrote"):
+        take(catalog, paths, resume=True, features=4)
     assert catalog.entries() == []
 
 

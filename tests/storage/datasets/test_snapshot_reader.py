@@ -351,6 +351,17 @@ def test_different_records_have_different_digests(records: list[Record], others:
     assert (digest_of(records) == digest_of(others)) == (records == others)
 
 
+def test_the_digest_depends_on_which_records_were_emptied() -> None:
+    digests = []
+    for rejected in (None, [False, False], [True, False], [False, True]):
+        digest, (empty, rows) = ContentDigest(n_features=3), (np.zeros(0, np.int64), np.zeros(2, np.int64))
+        flags = None if rejected is None else np.array(rejected)
+        digest.update(values=empty, indices=empty, row_nnz=rows, record_rows=rows + 1, rejected=flags)
+        digests.append(digest.hexdigest())
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
+
+
 def test_the_digest_depends_on_the_width() -> None:
     assert digest_of([[[(0, 1)]]], n_features=7) != digest_of([[[(0, 1)]]], n_features=8)
 

@@ -64,6 +64,13 @@ def test_the_line_end_of_the_first_line_applies_and_gives_the_same_rows(tmp_path
     assert rows_of(tmp_path / "a.mtx").tolist() == [[5, 0], [0, 7], [0, 0]]
 
 
+def test_a_header_is_split_at_delimiters_outside_quotes_if_there_is_a_quote() -> None:
+    for delimiter in (",", "::"):
+        line = f'"a{delimiter}b"{delimiter}c\r'
+        assert delimited.split_line(line, delimiter=delimiter, quote=None) == ['"a', 'b"', "c"]
+    assert delimited.split_line('"a,b",c\r', delimiter=",", quote='"') == ["a,b", "c"]
+
+
 @pytest.mark.filterwarnings("ignore:The 'future.infer_string' option", "ignore::FutureWarning")
 def test_mixed_line_ends_are_read_after_a_return_and_spoil_their_line_after_a_line_feed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"x,y\r1,2\r\n3,4\n5,6")

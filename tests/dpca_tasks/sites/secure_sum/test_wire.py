@@ -20,6 +20,8 @@ from dpca_tasks.sites.secure_sum import attempt, opening, shares
 from dpca_tasks.sites.secure_sum.session import PRIME, SiteSession, recover, split
 from dpca_tasks.sites.secure_sum.wire import (
     HEAD_BYTES,
+    LONGEST_SESSION,
+    Identity,
     Participants,
     Reader,
     Scene,
@@ -126,6 +128,15 @@ def test_a_site_with_an_unlisted_identity_cannot_participate():
     facts = {"scene": scene_of(circle_of(3)), "site": "a", "memory": Remembered(), "contribute": lambda masks: None}
     with pytest.raises(InvalidInput, match="differs from the one in the roster"):
         SiteSession(identity=identity_of("b"), **facts)
+
+
+def test_each_drawn_identity_signs_with_another_key():
+    assert len({Identity.draw().public for _ in range(3)}) == 3
+
+
+def test_the_longest_name_of_a_session_fills_a_proposal():
+    scene = scene_of(circle_of(3, session="s" * LONGEST_SESSION))
+    assert len(attempt.propose(scene)) == HEAD_BYTES + attempt.Begin.longest(scene)
 
 
 def test_secrets_are_never_printed():

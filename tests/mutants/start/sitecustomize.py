@@ -1,0 +1,8 @@
+"""Start-up of every Python process of a trial: the mutation applies to workers and commands too."""
+
+import os
+
+if "DPCA_MUTATION" in os.environ:
+    from tests.mutants.imports import install
+
+    install(os.environ["DPCA_MUTATION"])
