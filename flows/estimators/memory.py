@@ -153,7 +153,7 @@ class Fit:
             charged[_text(self.parameters)] += 1
 
     def other_terms(self, stored: Mapping[str, Any]) -> Conflict:
-        """Return the error for a slot that was charged with other terms; it names the terms that differ in ``stored``."""
+        """Return the error for a slot charged with other terms; it names the terms that differ from ``stored``."""
         left_open = _RESOLVED if self.request.mechanism == "auto" else ()
         differing = [
             _PARAMETERS.get(name, name)
