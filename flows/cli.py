@@ -25,7 +25,7 @@ INTERRUPTED = 130  # the status that Typer returns after Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `own_server` starts one with a password instead
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # the module `own_server` starts a server with a password instead
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
@@ -100,12 +100,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and map every outcome to an exit code."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    before = os.umask(OTHERS)  # for files that libraries write; storage sets the modes of its files itself
+    before = os.umask(OTHERS)  # files that libraries write are private; storage sets its own modes
     try:
         status = _run(arguments)
     finally:
         os.umask(before)
-    if arguments is None:  # this process is the command
+    if arguments is None:  # no arguments were passed, so this process runs only the command
         _end(status)
     return status
 
@@ -127,7 +127,7 @@ def _run(arguments: list[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
-    except Exception as error:  # noqa: BLE001 - the one place where an error becomes a line and a code
+    except Exception as error:  # noqa: BLE001 - every error becomes one line and an exit code here
         return _fail(*_explain(error))
     if status == INTERRUPTED:
         return _fail("interrupted; the same request resumes the unfinished work.", 1)
@@ -135,7 +135,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _named(command: Any, words: list[str]) -> str:
-    """Return the most specific command that ``words`` name; its help explains the remaining words."""
+    """Return the name of the command that ``words`` call, such as ``dpca budget open``; an error refers to its help."""
     path = ["dpca"]
     for word in words:
         commands = getattr(command, "commands", {})
@@ -186,7 +186,7 @@ def _end(status: int) -> None:
 
     The teardown takes more than a second without any output, and many seconds on a busy machine.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads; this order is multiprocessing's too
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads before exit functions, as multiprocessing does
     atexit._run_exitfuncs()
     with suppress(OSError, ValueError):  # if no one reads the remaining output, the interpreter's exit reports it
         sys.stdout.flush()

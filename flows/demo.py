@@ -34,7 +34,7 @@ from flows.sites.roster import HELPER
 
 NAME = "a9a"
 FEATURES = 123
-CLIP_NORM = 14.0**0.5  # the encoding of the data gives each row at most 14 ones
+CLIP_NORM = 14.0**0.5  # the root of 14, because each encoded row has at most 14 ones
 COMPONENTS, EPSILON, DELTA = 10, 1.0, 1e-6
 BUDGET_EPSILON, RECORDS_AT_MOST = 4.0, 40_000
 SUBSPACE, ALIAS = "a9a-subspace", "champion"
@@ -101,7 +101,7 @@ def release() -> dict[str, Any]:
 FEDERATION_DELTA, BUDGET = 1e-5, 100.0
 FEDERATION_CLIP_NORM = 1.0
 START = "from flows.cli import main; import sys; sys.exit(main())"
-SEED = 20181109  # of the synthetic rows
+SEED = 20181109  # seed of the synthetic rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 PACKAGE = "dpca-pipeline"
 PROBE = b"dpca doctor"
 FREE_BYTES = 2**30
-CLOCK_SKEW = 5.0  # seconds between this clock and the database's
+CLOCK_SKEW = 5.0  # largest accepted difference between this machine's clock and the database's clock, in seconds
 PLACES = (
     *("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLDER", "DPCA_STATE_FOLDER"),
     *("DPCA_REQUIRE_SIGNATURE", "DPCA_SIGNATURE_DAYS"),
@@ -156,11 +156,12 @@ def _is_verified(address: str) -> bool:
     try:
         url = sa.make_url(address)
     except (ArgumentError, ValueError):
-        return True  # not a valid address; the check of the database reports it
+        return True  # an invalid address is reported by the check of the database
     if url.query.get("sslmode", os.environ.get("PGSSLMODE")) == "verify-full":
         return True
     named = [url.host] if url.host else sa.util.to_list(url.query.get("host")) or []
-    hosts = [urlsplit(f"//{host}").hostname for host in named if not host.startswith("/")]  # "/" begins a socket folder
+    # a host that begins with "/" is the folder of a local socket
+    hosts = [urlsplit(f"//{host}").hostname for host in named if not host.startswith("/")]
     return all(host is not None and is_loopback(host) for host in hosts)
 
 
@@ -214,7 +215,7 @@ def _private(check: str, folder: Path) -> Finding:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         advice = "mount its disk for writing" if is_on_read_only_disk(folder) else f"chown it to {os.getuid()}"
         return Finding(check=check, verdict="fix", found=f"{folder} cannot be written", advice=advice)
-    if mode & OTHERS:  # DPCA_ALLOW_SHARED_HOME is set, or the folder would have been refused
+    if mode & OTHERS:  # possible only if DPCA_ALLOW_SHARED_HOME is set
         return Finding(
             check=check,
             verdict="note",
@@ -292,7 +293,7 @@ def _ledger_as_it_is() -> Iterator[Finding]:
 def _streams(workspace: Workspace) -> Iterator[Finding]:
     """Check that no live stream has used all its ticks or lacks an answer that its estimates need."""
     for name in dict.fromkeys(stream.name for stream in workspace.ledger.streams.all()):
-        stream, ticks = workspace.ledger.streams.show(name)  # the newest stream of a name; only it may be live
+        stream, ticks = workspace.ledger.streams.show(name)  # of several streams of a name, only the newest may be live
         if not stream.is_live:
             continue
         kept = Answers(place=workspace.store, ticks=ticks)
@@ -403,7 +404,7 @@ def _sees(address: str, path: str) -> bool:
 def _prefect() -> Iterator[Finding]:
     from prefect.settings import Settings as PrefectSettings
 
-    settings = PrefectSettings()  # read again, as a run that starts now would
+    settings = PrefectSettings()  # read now, because the settings may have changed
     if any(name.split(".")[0] == "dpca" for name in settings.logging.extra_loggers or ()):
         yield Finding(
             check="logging",

@@ -327,7 +327,7 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None) -> dict[
 
 
 def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
-    """Return the state named after the verdict on a request, and write the verdict as a Prefect artifact.
+    """Judge a request without charging it, show the verdict in Prefect, and return a state named after the verdict.
 
     ``releases`` and ``series`` are passed to `judge_request`.
     """

@@ -97,7 +97,7 @@ def with_options[**P, T](
 
 
 def _spelled_in(parameter: inspect.Parameter, annotation: Annotation) -> inspect.Parameter:
-    """Return the parameter, annotated by the function ``annotation`` if the parameter is a shared option."""
+    """Return a parameter of a function; if it is one of the shared options, annotate it with ``annotation``."""
     declared = parameter.annotation
     if not any(isinstance(one, FieldInfo) for one in getattr(declared, "__metadata__", ())):
         return parameter
@@ -148,7 +148,7 @@ def _spelled(option: OptionField) -> Any:
     for kind, parser, metavar in _PARSED:
         if option.kind == kind:
             return typer.Option(flag, help=option.help, parser=parser, metavar=metavar)
-    if bounds.keys() & {"gt", "lt"}:  # the option record checks intervals with an open end
+    if bounds.keys() & {"gt", "lt"}:  # Typer has no strict bounds, so the option record checks them
         bounds = {}
     return typer.Option(flag, help=option.help, min=bounds.get("ge"), max=bounds.get("le"))
 
@@ -195,7 +195,7 @@ _PARSED = (
     (float | str, _number_or_word, "NUMBER|WORD"),
     (int | str, _count_or_word, "COUNT|auto"),
 )
-"""The parser and the metavariable of each kind of option that Typer does not read."""
+"""The kinds of option values that Typer cannot parse, each with a parser and the placeholder shown in help."""
 
 # Options that flows and commands share in addition to their records
 
@@ -287,7 +287,7 @@ def text_settings(given: Given, *, of: str) -> dict[str, str]:
     Raises
     ------
     Invalid
-        If the part of another mechanism is filled in.
+        If settings of another mechanism are given.
     """
     settings: dict[str, str] = {}
     for name, value in dict(given or ()).items():

@@ -155,7 +155,7 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     Parameters
     ----------
     reference : str
-        A published moment with a mean, or such a subspace that kept its matrix.
+        A published moment with a mean, or a subspace with a mean that kept its matrix.
     output : Path
         Its suffix selects the format: .csv or .parquet.
     n_rows : int
@@ -165,9 +165,10 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     Returns
     -------
     dict
-        A report: for the columns as written, encoded again, the difference of their means and correlations from the
-        released ones. ``rms`` is the root of the mean square, and ``noise`` the same root of the released standard
-        errors. ``parent`` is the digest of the release, which a Parquet file also contains.
+        A report that compares the written rows, after encoding them again, with the release. It contains the
+        differences of means and of correlations: ``rms`` is their root mean square, and ``noise`` is the root mean
+        square of the released standard errors. ``parent`` is the digest of the release, which a Parquet file also
+        contains.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The closed loop from files in an inbox to promoted releases.
+"""Automatic processing of an inbox, from arrived files to promoted releases.
 
 Each arrival is ingested, released, judged, and promoted or held, and notices report the outcome. A file triggers its
 own release, so no two schedules have to agree. Each arrival is one snapshot and one release. The release is charged
@@ -47,7 +47,7 @@ LOOP: Mapping[str, Any] = {"releases": None, "alias": CHAMPION, "drift_at_most":
 AT_ONCE = 1000
 """The largest number of arrivals that one stage takes."""
 SERIES = "refresh/"
-nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default
+nobody: Callable[[dict[str, Any]], None] = lambda _: None  # noqa: E731 - a default that does nothing
 _notify: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("notify", default=nobody)
 
 
@@ -187,7 +187,7 @@ def make_refresh(
     faults, failures, ingested, left = dict[str, str](), list[Exception](), 0, list(waiting.tokens)
 
     def take_on() -> tuple[str, str] | None:
-        """Take arrivals up to the first that becomes a snapshot; return its token and the snapshot's id, if any."""
+        """Ingest arrivals until one becomes a snapshot; return the arrival's token and the snapshot's id, if any."""
         nonlocal ingested, left
         begin_step("ingesting")
         found, snapshot = run(take_next, left[:AT_ONCE], request.dataset, options)
@@ -290,7 +290,7 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
     workspace = Workspace.read_only()
     current = next((entry for entry in workspace.catalog.entries() if entry.name == request.dataset), None)
     if current is not None:
-        with suppress(BudgetExhausted):  # then the release of each file is refused
+        with suppress(BudgetExhausted):  # without a charge to show, the prompt shows the remaining budget
             cost = next_cost(workspace, request, current, series=SERIES, releases=releases)
             return f"Spend, for each arrived file, {cost} the first?"
     population = current.population if current is not None else options.population or request.dataset
@@ -299,7 +299,7 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
 
 
 def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:
-    """Split the parameters of a loop into the options of the ingest and the request."""
+    """Split the parameters of a refresh flow into the options of the ingest and the release request."""
     names = {item.name for item in fields(IngestOptions)}
     options = {name: value for name, value in given.items() if name in names}
     return IngestOptions(**options), SubspaceRequest(
@@ -308,7 +308,11 @@ def parted(given: dict[str, Any]) -> tuple[IngestOptions, SubspaceRequest]:
 
 
 def _check_loop(request: SubspaceRequest, *, alias: str, drift_at_most: float, settled: float) -> None:
-    """Refuse options that would fail after a charge, write outside the home folder, or void the gate."""
+    """Check the options of a refresh before anything is charged.
+
+    An invalid name could lead to a path outside the home folder, or fail only after a charge. With an invalid
+    ``drift_at_most``, the promotion gate would have no effect.
+    """
     check_name(request.publish)
     check_dataset(request.dataset)
     check_alias(alias)

@@ -22,7 +22,7 @@ MECHANISM = "Mechanism: how noise is added."
 NOT_IN_FORMS = ("i_know_this_is_not_private",)
 """Options that no flow takes, because a run that voids a budget must be confirmed by a user at a terminal."""
 NOT_IN_LOOPS = (*NOT_IN_FORMS, "run_key", "resume", "unattended")
-"""Options of a request or an ingest that a loop sets for each arrival, or never sets."""
+"""Options of a request or an ingest that users of a refresh cannot give, because the loop sets or excludes them."""
 
 type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]
 """The private mechanisms of a family and its reference mechanisms, by name."""
@@ -370,7 +370,7 @@ SUBSPACE_MECHANISMS, COMPLETION_MECHANISMS = ("captured_share",), ("prediction_e
 
 @option_record
 class Evaluated:
-    """The release to evaluate, in a separate base class so that commands take it before the dataset."""
+    """Field of the release to evaluate, in a separate base class so that commands take it before the dataset."""
 
     artifact: Annotated[
         str,

@@ -69,7 +69,7 @@ def score_file(
             shape = (batch.row_ptr.size - 1, reader.n_features)
             rows = sparse.csr_array((batch.values, batch.indices, batch.row_ptr), shape=shape)
             rows = rows if order is None else rows[:, order]
-            rows.sort_indices()  # so that sums do not depend on the order of the file's columns
+            rows.sort_indices()  # scores then do not depend on the order of the file's columns
             parts.append(release.transform(rows))
             ids += [] if batch.unit_ids is None else [batch.unit_ids]
             done += len(parts[-1])

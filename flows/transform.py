@@ -162,7 +162,7 @@ def transform_file(
         file and the release both name their columns, the columns are matched by name. If the release has an encoder,
         CSV, TSV and Parquet files are read as raw tables.
     output : Path
-        The file of scores or posterior weights, float64, written whole or not at all. A ``.npy`` file has shape
+        The file of scores or posterior weights, float64, written completely or not at all. A ``.npy`` file has shape
         (n_rows, n_components). A ``.parquet`` file has the columns ``component0``, ``component1``, ..., preceded by
         ``id`` if the rows have ids.
     format : str or None

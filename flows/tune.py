@@ -107,7 +107,7 @@ def search(requested: Search, *, progress: Callable[[int, int], None] = lambda *
 
 
 def held_out_error(found: ItemFactors, ratings: SplitRatings, *, users: int) -> float:
-    """Return the RMSE on the held-out ratings of the first ``users`` users that have any."""
+    """Return the RMSE on the held-out ratings of the first ``users`` users that have held-out ratings."""
     items, tested = embeddings_of(found, ratings), ratings.tested(users)
     predicted = [items.predict(*ratings_of(ratings.train, user))[ratings_of(ratings.held, user)[0]] for user in tested]
     return rmse(np.concatenate(predicted), np.concatenate([ratings_of(ratings.held, user)[1] for user in tested]))

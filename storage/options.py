@@ -164,7 +164,7 @@ _RULES = {
 
 
 def rules_of(bounds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return bounds, given by their names in Pydantic, by their names in JSON Schema."""
+    """Rename bounds from their names in Pydantic to their names in JSON Schema."""
     return {_RULES[bound]: to for bound, to in bounds.items()}
 
 

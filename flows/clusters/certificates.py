@@ -1,7 +1,8 @@
 """Certificates of a Dask cluster.
 
-The processes of a cluster present a certificate to each other, and accept certificates of one authority only. Both
-come from files of the settings. A cluster that is started for one run uses an authority in memory that signs once.
+The processes of a cluster present certificates to each other, and accept only certificates that one authority signed.
+The settings name the files with the certificates. A local cluster, which is started for one run, uses a temporary
+authority in memory, which signs one certificate.
 """
 
 import os
@@ -21,7 +22,7 @@ from distributed.security import Security
 from dpca_tasks.errors import InvalidInput
 from flows.settings import Settings
 
-_LIFETIME = timedelta(days=30)  # longer than any run
+_LIFETIME = timedelta(days=30)  # validity of temporary certificates, longer than any run
 _SIGNS = x509.KeyUsage(
     key_cert_sign=True,
     **dict.fromkeys(
@@ -54,7 +55,7 @@ def issue() -> Issued:
     )
     known = x509.SubjectKeyIdentifier.from_public_key(ours.public_key())
     root = root.add_extension(known, critical=False).add_extension(_SIGNS, critical=True)
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict clients require it
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict TLS clients require this
     leaf = _builder(subject, authority, theirs).add_extension(address, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False)
     return Issued(
@@ -77,7 +78,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivate
     )
 
 
-ROLES = ("client", "scheduler", "worker")  # a cluster that is started for a run uses one certificate for all
+ROLES = ("client", "scheduler", "worker")  # all roles use one certificate
 
 
 def is_configured(settings: Settings) -> bool:

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 NO_CLUSTER = "none"
 MOST_ALONE = 1e9
 """Operations of a sum up to which one process is as fast as a cluster, whose start takes about two seconds."""
-_LEAST_EACH = 20.0  # operations for each stored value, including the time to read it
+_LEAST_EACH = 20.0  # least number of operations counted for a stored value, to include the time to read it
 
 
 def suffices_alone(entry: Entry, *, density: float | None) -> bool:
     """Return whether the declared facts of a snapshot imply that one process sums its rows at once.
 
     The facts are the bounds on records and on rows of a record, the number of columns, and the density, which is None
-    if it is not declared. Without a bound, nothing is implied. Rows never decide, and neither do counts.
+    if it is not declared. If a bound is not declared, the result is False. It never depends on rows or their number.
 
     Guarantees
     ----------

@@ -39,25 +39,27 @@ WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.allowed-failures": 10,
-    "distributed.deploy.lost-worker-timeout": "24 hours",  # wait for the restart of a killed worker
+    "distributed.deploy.lost-worker-timeout": "24 hours",  # time for a killed worker to restart
     "distributed.admin.large-graph-warning-threshold": "1 GiB",
 }
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 26)}
-"""Thresholds below which glibc keeps the memory of a block for the next one. Fresh pages would cost as much as a third
-of a sum of dense rows."""
+"""Environment variables by which glibc reuses freed memory instead of returning it to the operating system.
+
+New memory pages for each block would take as much time as a third of a sum of dense rows.
+"""
 LOCAL_SETTINGS = {
     **WORKER_SETTINGS,
     **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in ALLOCATOR.items()},
-    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP checks no certificate
+    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP without certificates
 }
 """Dask settings of workers that this process starts."""
 WORKER_ENVIRONMENT = ALLOCATOR | {
     "DASK_" + name.upper().replace(".", "__").replace("-", "_"): str(value) for name, value in WORKER_SETTINGS.items()
 }
-"""The same settings as environment variables of processes that are started elsewhere."""
+"""The settings of workers and allocator as environment variables, for workers that a launcher starts."""
 
 GATEWAY = "gateway:"
-"""Prefix of the address of a gateway's cluster; the name of the cluster follows."""
+"""Prefix of the address of a gateway's cluster, before the cluster's name."""
 
 _MODULES = {"kubernetes": "dask_kubernetes.operator", "gateway": "dask_gateway", "slurm": "dask_jobqueue"}
 
@@ -204,7 +206,7 @@ class _Begun:
 
 
 _begun: dict[Settings, _Begun] = {}
-"""Local clusters that were begun and not opened yet."""
+"""Local clusters whose start has begun, and which no run uses yet."""
 
 
 @contextmanager
@@ -324,7 +326,7 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
             if not isinstance(error, OSError) and not _is_loss(error):
                 raise
         if client is None:
-            gc.collect()  # a refused client closes when it is collected, which blocks while another client starts
+            gc.collect()  # closes the refused client now, because closing it later could block another client's start
             raise Unavailable(
                 f"no Dask scheduler answers at {address}, or it rejects this certificate; start it, or "
                 "fix DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
@@ -343,7 +345,7 @@ def _close(client: Client) -> None:
     """Close a client; ignore errors about a lost cluster, which do not change the computed result."""
     try:
         client.close()
-    except Exception:  # noqa: BLE001 - the error that ended its message reader is raised again each time
+    except Exception:  # noqa: BLE001 - closing again would raise the same error while the task is set
         client._handle_report_task = None
         with suppress(Exception):
             client.close()
@@ -376,7 +378,7 @@ def _show_dashboard(client: Client) -> None:
     """Print the link of a cluster's dashboard once, to an interactive terminal only and never to a log."""
     try:
         link = client.dashboard_link
-    except (KeyError, AttributeError):  # it has none
+    except (KeyError, AttributeError):  # the cluster has no dashboard
         return
     if link and STDERR.is_terminal and link not in _dashboards:
         _dashboards.add(link)

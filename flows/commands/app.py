@@ -1,6 +1,7 @@
-"""Format of all help texts.
+"""Format of the help texts of all commands.
 
-Commands and options are listed in named groups and in whole lines, with a pointer to the glossary.
+Commands and options are listed in named groups. The first sentence of a command is never cut off. A last line refers
+to the glossary.
 """
 
 from collections.abc import Callable, Mapping
@@ -68,7 +69,7 @@ class HelpfulCommand(TyperCommand):
 
 
 class HelpfulGroup(TyperGroup):
-    """A group of commands whose help shows the whole first sentence of each command."""
+    """A group of commands whose help shows the complete first sentence of each command."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, in named groups at the top level."""

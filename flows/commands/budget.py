@@ -281,7 +281,10 @@ def serve(*, config: Annotated[Path, typer.Option("--config", help="The configur
 
 
 def _shown(charged: int, before: str | None) -> str:
-    """Describe what accepting a restored ledger charged; the ledger may have been accepted before."""
+    """Return a sentence about the releases that accepting a restored ledger charged again.
+
+    ``charged`` is their number, and ``before`` is the time of an earlier acceptance, if there was one.
+    """
     if charged:
         return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, as the journal records"
     if before is None:

@@ -141,7 +141,7 @@ def create(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Copy database and registry at one point of the journal, whole or not at all, and never keys of releases."""
+    """Back up database and registry as of one journal entry, completely or not at all, without keys of releases."""
     from storage.backups.contents import facts_of
     from storage.backups.copying import create_backup, note_date
 

@@ -138,7 +138,7 @@ def audit(
     for name in [mechanism] if mechanism else subjects:
         subject = subjects[name]
         for relation in get_args(Relation):
-            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # no claim in this relation
+            with activity(f"attacking {name}, {relation}") as seen, suppress(Refused):  # no claim for this relation
                 findings.append(
                     audit_mechanism(
                         subject.build(name),

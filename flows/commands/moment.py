@@ -165,7 +165,7 @@ def _derive(
     theme: str,
     as_json: bool,
 ) -> None:
-    """Publish what is derived, draw it on request, and print its facts with its leading rows."""
+    """Publish the artifact that ``made`` derives from a moment, plot it on request, and print facts and first rows."""
     with activity("deriving from the release"):
         from dpca.artifacts.derived import Correlations, DerivedModel
         from flows.published import derive_release
@@ -186,7 +186,7 @@ def _derive(
 
 
 def _two(text: str) -> tuple[float, float]:
-    """Read A,B as two numbers."""
+    """Parse the text ``A,B`` as two numbers."""
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:

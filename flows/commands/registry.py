@@ -375,7 +375,7 @@ def _print(root: "Root", *, as_json: bool) -> None:
 
 
 def _keys(given: Sequence[str] | None) -> list[str]:
-    """Return public keys that are given in hex or as files."""
+    """Return public keys in hex; each is given in hex or as the path of a file that contains it."""
     from dpca.errors import Unavailable
 
     try:

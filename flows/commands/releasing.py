@@ -1,7 +1,7 @@
-"""Commands that release a request or an estimate, made from the request class of a family.
+"""Commands that make a release, or estimate the quality of a release, generated from a family's request class.
 
-All families therefore have the same commands. Such a command shows its request, asks for confirmation, releases, and
-prints the outcome. Options that several nouns share are declared here as well.
+All families therefore have the same commands. Such a command shows its request, asks for confirmation, makes the
+release, and prints the outcome. Options that several nouns share are declared here as well.
 """
 
 from collections.abc import Callable

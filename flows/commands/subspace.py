@@ -101,7 +101,7 @@ def refresh(
                 **loop,
             )
     finally:
-        for report in found:  # even if the run then fails
+        for report in found:  # reports are shown even if the run failed
             _show_refreshed(report, as_json=as_json)
     if found and found[-1]["set_aside"]:
         STDERR.print(
@@ -253,7 +253,10 @@ def _show_stream(facts: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _agreed(offer: Any, *, dry_run: bool, yes: bool, as_json: bool) -> bool:
-    """Show the charge, refuse it if the budget does not admit it, confirm it, and return whether to charge."""
+    """Show an offered charge, ask the user to confirm it, and return whether to charge.
+
+    Raise the budget's refusal if the budget does not admit the charge.
+    """
     for warning in offer.terms.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")
     if dry_run:

@@ -57,7 +57,7 @@ _CHARGED: dict[str, Counter[str]] = defaultdict(Counter)
 
 
 def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> Made:
-    """Return the release of a fit's slot, or charge a budget for a new release and make it.
+    """Return the existing release of a fit's slot, or charge a budget for a new release and make it.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def _check_relation(requested: str | None, charged: str) -> None:
 
 
 def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
-    """Find or charge a release, finish it from its charged snapshot, and publish it."""
+    """Return the published release of a fit; charge it if necessary, and compute it from its stored snapshot."""
     workspace, ledger = budget.workspace, budget.workspace.ledger
     release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
     if release.state in GIVEN_UP:
@@ -152,7 +152,7 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
     """
     workspace, ledger = budget.workspace, budget.workspace.ledger
     rows = fit.read_rows()
-    planned = _check_plan(budget, fit)  # before rows are written
+    planned = _check_plan(budget, fit)  # refuses an impossible request before rows are written
     family_of(planned.request).refuse_noise(planned)
     charged = _CHARGED[ledger.id]
     fit.warn_if_repeated(charged, payer=budget)
@@ -163,18 +163,18 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
             planned = replace(planned, run_key=_run_key(budget, fit.slot), fingerprint=fit.digest)
         grant = charge_release(ledger, planned)
     except Conflict:
-        _of_slot(budget, fit)  # another process took the slot in the meantime, with other terms
+        _of_slot(budget, fit)  # another process charged the slot with other terms in the meantime
         raise
     finally:
         if grant is None or not grant.is_new:
-            with suppress(Refused):  # an interrupt came after the charge, which needs the rows
+            with suppress(Refused):  # if this fit was charged and then interrupted, its rows are still needed
                 workspace.catalog.remove(entry.name, snapshot=entry.snapshot)
     fit.note_charge(charged)
     return grant.release_id
 
 
 def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
-    """Plan a request as if its rows were stored already, so that an impossible request is refused before that."""
+    """Plan a fit's request as if its rows were stored, so that an impossible request is refused before they are."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,
@@ -211,11 +211,11 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 records_at_most=records_at_most,
                 dtype="float64",
                 keep_zeros=rows.has_zeros,
-                duplicates="refuse" if rows.has_zeros else None,  # the rows are canonical
+                duplicates="refuse" if rows.has_zeros else None,  # the rows of a fit contain no duplicates
                 feature_names=None if encoded else _write_names(rows.feature_names(), folder),
                 table_schema=None if encoded is None else _write_schema(encoded, folder),
             ),
-            progress=lambda *_: os.utime(folder),  # a folder without changes counts as abandoned
+            progress=lambda *_: os.utime(folder),  # cleanup removes folders that do not change
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -227,7 +227,7 @@ def _write(rows: TableRows, piece: int, folder: Path) -> Path:
     made = rows.pieces[piece]()
     kind = ".mtx" if rows.has_zeros else ".npz" if sparse.issparse(made) else ".npy"
     file = folder / f"{piece:08}{kind}"
-    create_file(file)  # not readable by other users from the first byte on
+    create_file(file)  # creates the file so that other users can never read it
     if rows.has_zeros:
         mmwrite(file, made, precision=_DIGITS, symmetry="general")
     elif sparse.issparse(made):

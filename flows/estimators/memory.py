@@ -1,7 +1,8 @@
 """Identity of a fit, and a budget in memory.
 
-The arguments of a fit identify its release, never its rows. Without a slot, each fit is a new release and a new charge.
-A slot names one release of a budget. It keeps the rows of the fit that was charged, and rows passed later are not read.
+A release is identified by arguments of the fit, never by its rows. Without a slot, each fit is a new release and a new
+charge. A slot names one release of a budget. It keeps the rows of the fit that was charged, and rows passed later are
+not read.
 
 A budget in memory admits releases while they fit, and keeps the release of each slot.
 """
@@ -38,9 +39,9 @@ from storage.ledger.budgets import Budget
 
 LONGEST_SLOT = 100
 _PARAMETERS = {"components": "n_components", "rank": "n_components", "publish": "published name"}
-"""Names of estimator parameters, by their different names in requests."""
+"""Names of the estimator parameters that have another name in requests, by the name in requests."""
 _RESOLVED = ("mechanism", "settings")
-"""Fields of a stored request that hold the outcome of the choice if ``mechanism="auto"``."""
+"""Fields of a stored request that contain the choice made for ``mechanism="auto"``."""
 LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
 
 
@@ -152,7 +153,7 @@ class Fit:
             charged[_text(self.parameters)] += 1
 
     def other_terms(self, stored: Mapping[str, Any]) -> Conflict:
-        """Return the error for a slot that was charged with other terms; ``stored`` holds some of those terms."""
+        """Return the error for a slot charged with other terms; it names the terms that differ from ``stored``."""
         left_open = _RESOLVED if self.request.mechanism == "auto" else ()
         differing = [
             _PARAMETERS.get(name, name)

@@ -150,7 +150,7 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class _Released(PrivateEstimator):
-    """The release of a fit, made as other private estimators make theirs."""
+    """Internal estimator of `PrivateRidge`, which makes the release of a fit as other private estimators do."""
 
     def __init__(self, of: PrivateRidge) -> None:
         self.of = of

@@ -45,8 +45,8 @@ class Entries:
         If true, NaN is a missing entry, and a stored zero of a sparse table is a value. If false, NaN is refused, and
         zeros are not stored.
     duplicates : str
-        Policy for several entries in one place of a sparse table if ``missing`` is true, one of `DUPLICATES`. If
-        ``missing`` is false, such entries are added up, as scipy defines.
+        Policy for several entries of the same row and column of a sparse table if ``missing`` is true, one of
+        `DUPLICATES`. If ``missing`` is false, such entries are added up, as scipy defines.
     """
 
     missing: bool = False
@@ -76,7 +76,8 @@ class Entries:
     def conversion(self) -> dict[str, Any]:
         """Return the arguments with which scikit-learn converts and checks values."""
         return {
-            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",  # "csr" alone adds up duplicates
+            # if entries may be missing, duplicates are not added up, as a conversion to csr would do
+            "accept_sparse": ["csr", "coo", "csc", "bsr"] if self.missing else "csr",
             "dtype": np.float64,
             "ensure_all_finite": "allow-nan" if self.missing else True,
         }
@@ -326,7 +327,8 @@ def quoting_no_value() -> Iterator[None]:
                 "X contains objects that are not numbers (float() argument must be a string or a real "
                 "number); convert or drop their columns."
             ) from None
-        if "argument must be" in str(error) or str(error).startswith("Sparse data"):  # scikit-learn, without a value
+        # these errors of scikit-learn quote no value
+        if "argument must be" in str(error) or str(error).startswith("Sparse data"):
             raise
         raise ValueError(_NO_NUMBERS) from None
     except ValueError as error:
@@ -412,7 +414,7 @@ def _merged(table: Any, duplicates: str) -> Any:
     """Return the stored non-missing entries of a sparse table, including zeros, with duplicates merged."""
     found = table.tocoo()
     given = np.flatnonzero(~np.isnan(found.data))
-    given = given[np.lexsort((found.col[given], found.row[given]))]  # stable, so entries of one place keep their order
+    given = given[np.lexsort((found.col[given], found.row[given]))]  # stable, so duplicates keep their order
     rows, columns, values = found.row[given], found.col[given], found.data[given]
     starts = np.flatnonzero(np.diff(rows, prepend=-1) | np.diff(columns, prepend=-1))
     if len(starts) < len(values):

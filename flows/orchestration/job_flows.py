@@ -40,8 +40,11 @@ def job(*, name: str) -> Callable[[Callable[..., Any]], JobFlow[..., Any]]:
 
 
 def unknown_parameters(flow: Flow[..., Any], parameters: Mapping[str, Any]) -> str:
-    """Return one line with the parameters that a flow lacks and the nearest known ones; empty if it has all of them."""
-    known, taken = list(flow.parameters.properties), signature(flow.fn).parameters  # a form does not show all of them
+    """Return one line that lists the given parameters that a flow does not have; empty if there are none.
+
+    After each of these names, the line suggests the most similar name of a parameter that the flow has.
+    """
+    known, taken = list(flow.parameters.properties), signature(flow.fn).parameters  # forms show only the `known` ones
     wrong = []
     for name in parameters:
         if name not in taken:

@@ -49,7 +49,8 @@ def left_servers() -> Iterator[tuple[int, int]]:
 def _is_left(folder: Path) -> bool:
     """Return whether a temporary server is orphaned.
 
-    A server starts as a child of the interpreter that it runs on, so a parent that is another program adopted it.
+    A server starts as a child of a process that runs the same Python interpreter. If its parent runs another program,
+    the process that started the server has ended.
     """
     if _MARK not in (folder / "environ").read_bytes().split(b"\0"):
         return False
@@ -61,7 +62,7 @@ def _is_left(folder: Path) -> bool:
 
 
 SERVER = "flows.orchestration.server_process"
-_GRACE = 5.0  # seconds that a server has to terminate
+_GRACE = 5.0  # seconds after which a server that does not terminate is killed
 _SERVED = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 
 
@@ -129,7 +130,7 @@ def _start() -> _Server:
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # `_await` reports a server that has ended already
         process.stdin.write(f"{password}\n".encode())
-        process.stdin.flush()  # stays open, so that it ends with this process
+        process.stdin.flush()  # the pipe stays open, so that the server ends with this process
     return server
 
 

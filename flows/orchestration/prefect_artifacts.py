@@ -179,7 +179,7 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     key, artifact, due = artifact_key("progress", label), cast("UUID | None", None), 0.0
-    has_ended, one_at_a_time = False, Lock()  # a cluster reports from threads, some of them after the end
+    has_ended, one_at_a_time = False, Lock()  # a cluster reports from several threads, even after the end
     with suppress(Exception), _client() as client:
         _remove_left(client, key)
 
@@ -194,9 +194,9 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
                 return
             if artifact is None:
                 made = create_progress_artifact(share, key=key, description=label)
-                artifact = cast("UUID", made)  # typed as awaitable, which it is only in an event loop
+                artifact = cast("UUID", made)  # awaitable only inside an event loop
             else:
-                shown, artifact = artifact, None  # it is created again if another run removed it
+                shown, artifact = artifact, None  # if the update fails, the next call creates a new card
                 update_progress_artifact(shown, share)
                 artifact = shown
 
@@ -219,7 +219,7 @@ def _remove_left(client: SyncPrefectClient, key: str) -> None:
     for card in cards:
         silent = card.updated is not None and datetime.now(UTC) - card.updated > FORSAKEN
         if card.key == key or card.flow_run_id not in live or silent:
-            with suppress(Exception):  # another run removed it first
+            with suppress(Exception):  # another run may have removed the card first
                 client.delete_artifact(card.id)
 
 

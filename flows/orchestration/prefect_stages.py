@@ -167,7 +167,7 @@ def under_prefect[**P, T](stage: Callable[P, T], /, *args: P.args, **kwargs: P.k
     Raises
     ------
     StageEnded
-        When the stage failed; the cause is kept for `finish`.
+        When the stage failed; `finish` later raises the original error.
     """
     # The overloads of Task cannot express that the stage is synchronous.
     call: Callable[..., Any] = as_task(stage, patient=is_deployed())
@@ -188,7 +188,7 @@ def as_task(stage: Callable[..., Any], *, patient: bool = False) -> Task[..., An
             return directly(stage, *args, **kwargs)
         except (KeyboardInterrupt, ExternalSignal):  # the run is being stopped; the signal holds no data
             raise
-        except BaseException as error:  # noqa: BLE001 - kept for this process, hidden from Prefect
+        except BaseException as error:  # noqa: BLE001 - the error stays in this process, hidden from Prefect
             return _failed(error, is_public=stage.__name__ in READ_NO_ROW or isinstance(error, NotFound))
 
     return Task(
@@ -214,7 +214,7 @@ def in_flow[T](body: Callable[[Runner], T]) -> T | State[Any]:
         return Failed(name=end.name, message=str(end))
     except (KeyboardInterrupt, ExternalSignal):
         raise
-    except BaseException as error:  # noqa: BLE001 - as for a stage; such as a cluster that fails to start
+    except BaseException as error:  # noqa: BLE001 - an error outside of a stage, such as a cluster that fails to start
         return _failed(error, is_public=True)
 
 
@@ -231,7 +231,7 @@ def finish(flow: Callable[[], State[Any]]) -> Any:
             flow()
         except Exception:
             if not ended.results and not ended.failures:
-                raise  # else the server failed or lost the run after the body had ended
+                raise  # the body never ended; otherwise only Prefect's server failed, after the body
     if ended.results:
         return ended.results[-1]
     raise ended.failures[-1] if ended.failures else StageEnded("StageFailed")

@@ -23,7 +23,7 @@ def serve(descriptor: int, parent: int) -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if not password or os.getppid() != parent:
         return
-    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = password  # before Prefect reads its settings
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = password  # set before Prefect is imported and reads its settings
     import uvicorn
 
     application = "prefect.server.api.server:create_app"

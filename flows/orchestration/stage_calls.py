@@ -27,7 +27,7 @@ ENDINGS = {
 
 
 class StageEnded(DpcaError):
-    """Failure of a stage under Prefect, of which this process has only the name of the end state."""
+    """Failure of a stage under Prefect, identified only by the name of the state in which the stage ended."""
 
     def __init__(self, name: str, message: str | None = None) -> None:
         super().__init__(message or ENDINGS[name])
@@ -59,7 +59,7 @@ READ_NO_ROW = (
     *("reserve_release", "judge_request", "reserve_sites", "released_before", "begin_tick", "unfinished_tick"),
     *("begun_request", "state_release"),
 )
-"""Stages that read only public facts, so that their errors may name a parameter."""
+"""Names of the stages that read only public facts. Their error messages may therefore name parameters."""
 
 
 def parameters_at_fault(error: BaseException, parameters: Mapping[str, Any]) -> str:
@@ -78,7 +78,7 @@ def parameters_at_fault(error: BaseException, parameters: Mapping[str, Any]) -> 
 
 
 def _states(text: str, spelled: str) -> bool:
-    """Return whether a text contains these words, but not as part of longer words, such as 0.1 in 0.15."""
+    """Return whether a text contains ``spelled`` as separate words, not within a longer word, as 0.1 is within 0.15."""
     return re.search(rf"(?<![\w-]){re.escape(spelled)}(?![\w.]*\w)", text) is not None
 
 
@@ -98,7 +98,7 @@ def emit_public_event(event: str, *, resource: str, facts: Mapping[str, Any]) ->
     from prefect.events import emit_event
 
     labels = {f"dpca.{name}": str(value) for name, value in facts.items() if isinstance(value, (str, int, float))}
-    with suppress(Exception):  # a failed event does not fail a release
+    with suppress(Exception):  # a release does not fail because an event cannot be sent
         emit_event(event=event, resource={**labels, "prefect.resource.id": resource}, payload=dict(facts))
 
 

@@ -143,17 +143,17 @@ def decode(payload: bytes, *, most: int) -> Frame:
 
 
 def packed(raw: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Return the facts and the array of a frame that holds a message in another format."""
+    """Return the facts and the array of a frame that carries the bytes of a message in another format."""
     return {"length": len(raw)}, {CARRIED: np.frombuffer(raw + bytes(-len(raw) % 8), "<u8")}
 
 
 def unpacked(frame: Frame) -> bytes:
-    """Return the message in another format that a frame holds; the inverse of `packed`.
+    """Return the bytes that `packed` put into a frame.
 
     Raises
     ------
     Refused
-        When the frame holds no such message.
+        When the frame does not carry such bytes.
     """
     words, length = frame.arrays.get(CARRIED), frame.fact("length", int)
     if (

@@ -372,7 +372,7 @@ class Callers:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
         self._places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-        self.threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # all callers may use their share at once
+        self.threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # enough for all callers at once
 
     async def answer(
         self,
@@ -412,7 +412,7 @@ class Callers:
         except (DpcaError, StorageError) as error:
             log_event("refused", route=route, caller=caller or "a stranger", **logged(error))
             return refusal({"kind": type(error).__name__, "line": reported(error)}, _status(error))
-        except Exception as error:  # noqa: BLE001 - its message may hold anything, so callers get another line
+        except Exception as error:  # noqa: BLE001 - its message may contain private data, so callers receive a general line
             log_event("failed", route=route, caller=caller, **logged(error))
             return refusal({"kind": "Failed", "line": reported(error)}, 500)
 

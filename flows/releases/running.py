@@ -119,7 +119,7 @@ def deliver_notices(home: Path) -> int:
         return 0
     try:
         url, secret = _webhook()
-    except (InvalidInput, Unavailable) as refused:  # from a Prefect block, which is read after the charge
+    except (InvalidInput, Unavailable) as refused:  # a faulty Prefect block is found only here
         log_event("notices_pending", count=len(waiting), reason=str(refused))
         return len(waiting)
     left, began = 0, time.monotonic()
@@ -130,14 +130,14 @@ def deliver_notices(home: Path) -> int:
                 continue
             taken = url is None
             if url is not None and time.monotonic() - began < LONGEST:
-                from flows.releases.webhook import posted  # with the libraries of HTTP
+                from flows.releases.webhook import posted  # loads HTTP libraries, so it is imported late
 
                 taken = posted(url, shown.read_bytes(), key=shown.stem, secret=secret, pauses=pauses)
             if taken:
                 claim_file(_taken(shown), b"")
             else:
                 left, pauses = left + 1, ()
-                os.utime(shown)  # the next delivery starts with the others
+                os.utime(shown)  # a failed notice becomes the last one in the next delivery
     if left:
         log_event("notices_pending", count=left)
     return left
@@ -271,7 +271,7 @@ def run_mechanism(planned: PlannedRelease[Any], source: BlockSource, reservation
 
 
 def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
-    """Return a curator, which answers without noise only in a release that was planned as not private."""
+    """Return the curator of a release; it answers without noise only if the release was planned as not private."""
     if planned.plan.target.i_know_this_is_not_private:
         return DisclosingCurator(source, reservation, i_know_this_is_not_private=True, **others)
     return Curator(source, reservation, **others)

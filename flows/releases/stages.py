@@ -124,7 +124,7 @@ def make_reserved(run: Runner, request: Request, settings: Settings, release_id:
 
 
 ALONE = "none; by the declared facts, one process suffices (--workers starts a cluster)"
-"""The fact of a report that no cluster was started, although none was excluded."""
+"""The report's fact ``cluster`` if no cluster was started because declared facts make one unnecessary."""
 
 
 def _sufficient(settings: Settings, release_id: str) -> Settings:
@@ -136,7 +136,7 @@ def _sufficient(settings: Settings, release_id: str) -> Settings:
     try:
         entry = catalog.entry(workspace.ledger.release(release_id).snapshot_id)
         is_small = suffices_alone(entry, density=catalog.open(entry).manifest.density)
-    except StorageError:  # the computation reports it
+    except StorageError:  # a missing or damaged snapshot is reported later, by the computation
         return settings
     return settings.model_copy(update={"cluster": NO_CLUSTER}) if is_small else settings
 
@@ -183,7 +183,7 @@ def _compute(workspace: ReleaseWorkspace, release_id: str, address: str) -> str:
 
 LONGEST_RUN_KEY = 200
 CHAMPION = "champion"
-"""The alias of the promoted version of a name."""
+"""The usual alias of the version of a name that consumers should use."""
 
 
 def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None = None) -> PlannedRelease[Any]:
@@ -353,7 +353,7 @@ def publish_in(workspace: ReleaseWorkspace, release_id: str, digest: str, reques
 
 
 def _wanted(workspace: ReleaseWorkspace, release_id: str, digest: str, request: Request) -> str:
-    """Return the digest of the release's artifact in the form that the request specifies.
+    """Return the digest of the artifact to publish: the release's own, or one derived from it as requested.
 
     Raises
     ------

@@ -2,9 +2,9 @@
 
 The operator's actions are: open, extend, show, close. They run in the calling process and do not need Prefect.
 
-The stages of a tick are: begin it, compute its answer, state its version, publish, report. Every stage takes and
-returns names and public numbers. A slot has one tick. When a slot fires again, its tick is found by the slot. The tick
-then resumes where it stopped, on the snapshot that it began with.
+The stages of a tick are: begin it, compute its answer, write its version, publish, report. Every stage takes and
+returns names and public numbers. A slot of the schedule has one tick. If a schedule runs a slot again, the slot's tick
+resumes where it stopped, on the snapshot that it began with.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Quoted charge for opening or extending a stream.
+    """Offer to open or extend a stream, with the charge and its effect on the budget.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Offer:
     charged : int, number of ticks paid for before the charge
     event : Event
     epsilon : float
-    standing : bool, whether these ticks are paid for already
+    standing : bool, whether these ticks are already paid for, so that nothing would be charged
     refusal : BudgetExhausted or None
     spent_after : float
     remaining, remaining_after : float
@@ -146,7 +146,7 @@ def extend_stream(name: str, *, ticks: int) -> dict[str, Any]:
         event = terms.event_of(ticks, charged=stream.ticks)
         epsilon, after = terms.epsilon_of(event), stream.ticks
         stream = workspace.ledger.streams.extend(name, ticks=ticks, event=event, epsilon=epsilon, after=after)
-    for charge in stream.charges:  # an earlier attempt may have died before its warning
+    for charge in stream.charges:  # an earlier attempt may have ended before it sent the warnings
         warn_of_budget(workspace.ledger, charge.release_id, stream.population)
     return _facts(workspace, name)
 
@@ -179,7 +179,7 @@ def stream_facts(stream: Stream, ticks: tuple[Tick, ...], answers: Answers) -> d
     """
     charged = stream.ticks
     known = {"stream": stream.name, "id": stream.id, "live": stream.is_live, "population": stream.population}
-    if not stream.terms:  # re-entered in the ledger from its versions alone
+    if not stream.terms:  # a restore inserted the stream again from its published versions, which lack the terms
         return {**known, "ticks": charged, "used": len(ticks), "left": 0}
     terms = read_terms(stream.terms)
     kept, weights = list(answers), terms.weights

@@ -76,13 +76,13 @@ def reserve_paced(
         try:
             keyed = replace(request, epsilon=epsilon, run_key=run_key)
             grant = charge_release(ledger, plan_started(workspace, snapshot, keyed, start=start))
-        except Conflict:  # another process reserved the release in the meantime, perhaps with another share
+        except Conflict:  # another process charged this run key in the meantime, perhaps with another epsilon
             standing = ledger.find(run_key)
             if standing is None:
                 raise
         else:
             return ledger.release(grant.release_id)
-    warn_of_budget(ledger, standing.id, standing.population)  # the charging process may have died before its warning
+    warn_of_budget(ledger, standing.id, standing.population)  # the charging process may have ended before it warned
     if standing.state in GIVEN_UP:
         raise Refused(
             f"release {standing.id} of this run was {standing.state} by an operator and cannot "
@@ -322,7 +322,7 @@ def judge_request(
 def note_budget(request: Request, *, series: str = "") -> None:
     """Write the verdict on the next run into the form of the running flow's deployment; a failure is ignored."""
     with suppress(Exception):
-        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment  # loaded by the flow
+        from flows.orchestration.prefect_stages import deployed_parameters, note_on_deployment
 
         deployed = deployed_parameters()
         if deployed is None:

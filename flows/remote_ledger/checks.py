@@ -1,7 +1,8 @@
 """Checks of a remote ledger before it charges or commits a release that a client planned.
 
-Pricing an event uses a grid of privacy losses and exact fractions. Its time and memory grow with the parameters of the
-event, so their bounds are checked first. The events of dpca's mechanisms are far inside these bounds.
+Pricing an event means computing its epsilon. The time and memory for this grow with the event's parameters, for example
+with its number of steps. Therefore the parameters are compared with fixed bounds first. The events of dpca's mechanisms
+are far inside these bounds.
 
 A release resumes from its stored request, which also documents the release for readers. Therefore every field that can
 be computed from the catalog, the budget or other fields is computed again here, and must be equal.
@@ -42,7 +43,7 @@ from storage.ledger.releases import Release
 from storage.options import options_of
 
 MOST_PLACES = 20_000
-"""Largest number of step entries in a written event; each entry may represent many steps."""
+"""Largest number of entries in the description of an event; an entry is a step with its number of repetitions."""
 MOST_STEPS = 1_000_000
 MOST_SAMPLED = 100_000
 """Largest number of steps of an event, and largest number of its steps on random samples of the rows."""
@@ -55,9 +56,9 @@ LEAST_DELTA = 1e-60
 LARGEST_EPSILON = 1000.0
 """Largest epsilon of a step that states only its (epsilon, delta), not its noise."""
 WIDEST = 256.0
-"""Largest spread of the privacy losses of an event; the largest epsilon of a budget is 100."""
-_ROUNDING = 1e-6  # accepted relative excess: sampled steps are calibrated and priced on different grids of losses
-_LEAST_SHARE = 0.9  # least accepted ratio of the event's epsilon to the stated epsilon; calibration is within 1 %
+"""Largest width of the range of an event's total privacy loss. For comparison, a budget's epsilon is at most 100."""
+_ROUNDING = 1e-6  # accepted relative excess of an epsilon, since calibration and pricing discretize losses differently
+_LEAST_SHARE = 0.9  # least accepted ratio of the event's epsilon to the stated one; calibration reaches at least 0.99
 _CHOICE = "auto"
 
 
@@ -190,7 +191,7 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], plan: Plan
 
 
 def check_family(request: Mapping[str, Any]) -> None:
-    """Check that a remote ledger serves this family of requests, which means one release of one dataset.
+    """Check that a request is for one release of one dataset; a remote ledger serves no other family of requests.
 
     Other families are excluded for these reasons. The process that charges a stream must also be able to end it. A
     site sends its noised sum to the aggregator before its release ends. An evaluation reads the artifact that its
@@ -244,14 +245,17 @@ def check_request(entry: Entry, budget: Budget, requested: Requested) -> Plan:
     _same("mechanism", plan.mechanism, mechanism.name)
     for name in sorted({*stored["plan"]["problem"], *problem}):
         _same(f"{name} of the plan", stored["plan"]["problem"].get(name), problem.get(name))
-    if requested.fingerprint not in fingerprints:  # of requests with ``mechanism=auto``, too
+    if requested.fingerprint not in fingerprints:
         raise _different("fingerprint")
     _same("calibration", plan.printed, getattr(main_mechanism(mechanism), "calibration", "tight") == "paper")
     return plan
 
 
 def _given(request: Request) -> list[Request]:
-    """Return the requests that may have led to a stored request: the same request, also with ``mechanism=auto``."""
+    """Return the requests that a user may have made, given the stored request, which names the chosen mechanism.
+
+    They are the stored request itself and, if the mechanism may have been chosen, the same with ``mechanism=auto``.
+    """
     (named,) = (option for option in options_of(type(request)) if option.name == "mechanism")
     may_choose = _CHOICE in named.words and not request.settings
     return [request, *([dataclasses.replace(request, mechanism=_CHOICE)] if may_choose else [])]
@@ -280,14 +284,14 @@ def check_bounds(requested: Priced, *, replaced: bool) -> None:
         When the event exceeds a bound; the message names the first such bound.
     """
     places = list(islice(leaves(requested.event), MOST_PLACES + 1))
-    _within("places of steps in the event", len(places), most=MOST_PLACES)
-    _within("steps of the event", sum(count for _, count in places), most=MOST_STEPS)
+    _within("number of step entries in the event", len(places), most=MOST_PLACES)
+    _within("number of steps of the event", sum(count for _, count in places), most=MOST_STEPS)
     if requested.delta:
         _within("delta", requested.delta, least=LEAST_DELTA)
     parts = parts_of(requested.event, replaced=replaced)
     different = len(parts.gaussians) + len(parts.sampled) + len(parts.approximate)
-    _within("different steps", different, most=MOST_PARTS)
-    _within("steps on samples", sum(parts.sampled.values()), most=MOST_SAMPLED)
+    _within("number of different steps", different, most=MOST_PARTS)
+    _within("number of steps on samples of the rows", sum(parts.sampled.values()), most=MOST_SAMPLED)
     for multiplier in parts.gaussians:
         _within("noise_multiplier", multiplier, *MULTIPLIERS)
     for rate, multiplier in parts.sampled:
@@ -301,7 +305,7 @@ def check_bounds(requested: Priced, *, replaced: bool) -> None:
         if not (epsilon or delta):
             raise Invalid("a step of epsilon 0 and delta 0 releases nothing and is charged nothing; leave it out.")
     if parts.sampled:
-        _within("spread of the privacy losses", spread_of_losses(parts), most=WIDEST)
+        _within("range of privacy losses", spread_of_losses(parts), most=WIDEST)
 
 
 def _within(what: str, found: float, least: float = 0.0, most: float = math.inf) -> None:

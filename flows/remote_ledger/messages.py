@@ -29,7 +29,7 @@ from pydantic_core import to_json
 from dpca_tasks.accounting.events import Relation
 from dpca_tasks.accounting.prices import Charge
 
-if TYPE_CHECKING:  # clients need no FastAPI
+if TYPE_CHECKING:  # not imported at run time, because clients need no FastAPI
     from fastapi.exceptions import RequestValidationError
 
 PROTOCOL = 1
@@ -67,14 +67,14 @@ type Facts = dict[str, SkipValidation[JsonValue]]
 
 
 class Message(BaseModel):
-    """Base of all requests; used itself for requests without fields."""
+    """Base class of all requests, and the class of requests without fields."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
     def _check_values(cls, sent: object) -> object:
-        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # one error in place of one for each name
+        if isinstance(sent, dict) and len(sent) > len(cls.model_fields):  # raises one error for all unknown names
             raise ValueError("it has unknown names")
         _check_value(sent, depth=1)
         return sent
@@ -193,7 +193,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """Response when a release begins: its event and relation, and its snapshot's content digest if it is known."""
+    """Response when a release begins: its event, its relation and, if known, its snapshot's content digest."""
 
     event: Facts
     relation: Relation

@@ -27,7 +27,7 @@ from dpca_tasks.accounting.filters import build_filter
 from dpca_tasks.accounting.prices import Known, Unpriced, known, known_prices_only, learn
 from dpca_tasks.errors import DpcaError
 
-if TYPE_CHECKING:  # import little, so that pricing processes start quickly
+if TYPE_CHECKING:  # not imported at run time, so that pricing processes start quickly
     from flows.remote_ledger.messages import Priced
     from storage.ledger.budgets import Budget
 
@@ -146,7 +146,7 @@ class Pricing:
         """Return the connection to a new process, forked from a process that has already imported the modules."""
         ours, theirs = socket.socketpair()
         with theirs:
-            for _ in range(2):  # try again if the process to be forked was killed
+            for _ in range(2):  # the second attempt is for the case that the forking process was killed
                 control = self.start()
                 with suppress(ConnectionError):
                     socket.send_fds(control, [b"."], [theirs.fileno()])
@@ -205,7 +205,7 @@ def fork_for_each(control: socket.socket) -> None:
             return
         if os.fork() == 0:
             try:
-                control.close()  # otherwise a request sent after the parent's death would get no error
+                control.close()  # if it stayed open here, requests sent after the parent's death would get no error
                 _compute(Connection(connections[0]))
             finally:
                 os._exit(1)
@@ -217,7 +217,7 @@ def _compute(link: Connection) -> None:
     kind, terms, event, delta = link.recv()
 
     def end_with_it() -> None:
-        link.poll(None)  # no more data is sent, so this returns when the connection is closed
+        link.poll(None)  # returns only when the connection is closed, because no further data is sent
         os._exit(1)
 
     Thread(target=end_with_it, daemon=True).start()

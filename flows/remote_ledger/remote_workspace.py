@@ -223,7 +223,7 @@ class RemoteLedger:
         return Quote(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the warning levels, in percent of the budget left, that the charge of this release crossed first."""
+        """Return the warning levels, in percent of the budget left, that this release's charge was first to reach."""
         return self.connection.call("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:

@@ -104,9 +104,9 @@ class SiteRelease:
 
 
 def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
-    """Return the run key to use now, and the release charged under this key, if any.
+    """Return the run key to use for a charge, and the release already charged under this key, if any.
 
-    If earlier releases of the run key were given back, the returned key ends in a number.
+    An abandoned release blocks its run key. Then a key that ends in a number is used instead.
     """
     number, counted = 1, run_key
     while (found := ledger.find(counted)) is not None and found.state == _ABANDONED:

@@ -54,7 +54,7 @@ type Lineage = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quotes:
-    """Reply of all budgets to a planned release: its cost, and the first refusal, if any.
+    """Result of comparing a planned release with all budgets: its cost, and the first refusal, if any.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
                 fingerprint=planned.fingerprint,
                 request=stored,
             )
-            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # `names` are the first sites
+            for name, entry in zip(planned.names, planned.snapshots, strict=False)  # sites that take no part come last
         }
 
     def found(self) -> str:
@@ -394,7 +394,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
             total=total,
             release_id=planned.joint_id,
             releases={
-                name: releases.get(name) or self.reserve(name)  # the answer to the first request may be lost
+                name: releases.get(name) or self.reserve(name)  # repeats a request whose answer was lost
                 for name in planned.names
                 if name in self._took_part
             },
@@ -413,7 +413,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         part = [site["site"] for site in sites]
         silent = self._report_all("finish", {"artifact": digest}, part)
         for name in (each for each in self.planned.names if each not in part):
-            with suppress(Refused):  # the site was silent during the reservation, so it reserved nothing
+            with suppress(Refused):  # a site that was silent may have reserved nothing, and then refuses
                 silent += self._report_all("finish", {"artifact": digest}, [name])
         return silent
 
@@ -502,7 +502,7 @@ class RemoteParty:
     def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
         self.name, self.caller, self._planned = caller.name, caller, planned
         self._folder = f"/v1/releases/{planned.place}"
-        self.dealing = ""  # set before each attempt, to the same value for all sites
+        self.dealing = ""  # name of the dealing, which is set before each attempt, equally for all sites
 
     def call(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
         """Send a request about the release, and return the answer."""
@@ -543,7 +543,7 @@ class RemoteParty:
             except Refused as refused:
                 if is_first:
                     raise
-                raise SiteSilent(str(refused)) from None  # the site was restarted; the other sites may continue
+                raise SiteSilent(str(refused)) from None  # a restarted site counts as silent
             finally:
                 public.clear()
 

@@ -107,7 +107,7 @@ def reserve_sites(request: SitesRequest) -> dict[str, str]:
         When the cluster, or too many sites, cannot be reached.
     """
     with sites_of(request, Workspace.open()) as sites:
-        with_parent(sites.planned)  # refuses an unusable earlier release before any charge
+        with_parent(sites.planned)  # raises before any charge if the earlier release is unusable
         quotes = sites.quotes()
         if quotes.refusal is not None:
             raise quotes.refusal

@@ -345,7 +345,7 @@ def _is_https(address: str) -> bool:
     try:
         parts = urlsplit(address)
         return parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no valid port, or an unclosed bracket
+    except ValueError:  # the address has an invalid port or an unclosed bracket
         return False
 
 

@@ -197,10 +197,8 @@ class SiteService:
         if planned.plan.roster is not None:
             raise Refused(f"with {planned.mechanism.name}, sites send no separate release; request a round.")
         with release.turn:
-            curator, release.curator = (
-                self._curator(release),
-                None,
-            )  # a separate release is one step, with its own curator
+            # the curator is used once, because a separate release has only one step
+            curator, release.curator = self._curator(release), None
             part = mechanism.noised_part(curator, planned.plan_of(self._config.name))
         return encode({}, {"part": np.asarray(part)})
 

@@ -1,4 +1,4 @@
-"""Manifest of a backup, and copies of the files of a store and of the rows of a database.
+"""Content of a backup: its manifest, the store files, and the database rows.
 
 A backup is a folder. Its manifest lists every file with its digest, and describes the home that was backed up.
 
@@ -14,10 +14,10 @@ A backup never contains the key of a release's noise, the stored answers of an u
 that detects an outdated ledger; see ``docs/how-to/backup.md``.
 
 All database rows are read in one snapshot of the database. These rows determine which files of the store are copied, so
-that files and rows describe the same state. Copied are the artifacts of versions and committed releases, the answers of
-streams, and, on request, datasets. Pointer files and the other small files of the registry are copied while a lock
-prevents new publications. All checkpoints of the ledger's audit trail are copied, even checkpoints
-newer than the rows, because an additional signed statement does no harm. A restore requires an empty store.
+that files and rows describe the same state. A backup contains the artifacts of versions and committed releases, the
+answers of streams and, on request, datasets. Pointer files and the other small files of the registry are copied while a
+lock prevents new publications. All checkpoints of the ledger's audit trail are copied, even checkpoints newer than the
+rows, because an additional signed statement does no harm. A restore requires an empty store.
 
 The rows of the database are written as text, one JSON object per line, in the same form for SQLite and PostgreSQL. A
 restore requires the database schema from which the rows were read.
@@ -237,7 +237,7 @@ ARTIFACT_MARKER = "manifest.json"
 
 
 def copy_pointers(place: Place, to: Path) -> list[str]:
-    """Copy the small files of a registry, everything except artifacts; return the missing or damaged paths.
+    """Copy all files of a registry except artifacts; return the paths that are missing or damaged.
 
     The caller holds the ledger's lock, so that no version is published during the copy.
     """
@@ -290,7 +290,7 @@ def refuse_full_place(place: Place, contents: Contents) -> None:
 def put_back(source: Path, contents: Contents, place: Place, *, home: Path, datasets: bool) -> None:
     """Restore the files of a backup into an empty store.
 
-    Each artifact and dataset appears as a whole or not at all. Pointer files are written last. Files that an
+    Each artifact and dataset is restored completely or not at all. Pointer files are written last. Files that an
     interrupted restore has already written stay unchanged.
     """
     paths = sorted(path.removeprefix(f"{STORE}/") for path in contents.files if path.startswith(f"{STORE}/"))
@@ -300,8 +300,6 @@ def put_back(source: Path, contents: Contents, place: Place, *, home: Path, data
     for folder, marker in whole.items():
         staged = home / STAGING / token_hex(16)
         try:
-            # copied files keep their old modification times, so cleanup would take the staging folder for an orphan
-            # unless it were created now
             make_folder(staged)
             for path in paths:
                 if path.startswith(f"{folder}/"):
@@ -341,7 +339,7 @@ def _copy(place: Place, to: Path, folder: str, *, digest: str | None = None) -> 
 def _is_dataset(folder: Path, content: str) -> bool:
     """Return whether a copied dataset has the content digest `content`, so that no ingested row is missing.
 
-    An incomplete listing of the store could have left out files.
+    This check is necessary because an incomplete listing of the store could have left out files.
     """
     try:
         return Dataset.open(folder).verify() == content

@@ -4,10 +4,10 @@ A backup contains the state of the ledger as of one journal entry. The backup ap
 other processes continue while it is made. Writers of the ledger wait while pointer files are copied, so that pointers
 and database rows describe the same state. All other copied files never change once they are written.
 
-A backup is restored into an empty target. The restored ledger is locked until an operator accepts it. The lock results
-from the witness, a file outside the home that records the newest journal entry: it is never restored, so it does not
-match the restored database. Keys and files are restored first, and the database last, in one transaction. Therefore an
-interrupted restore leaves no ledger.
+A backup is restored into an empty target. The restored ledger is locked until an operator accepts it. The witness is a
+file outside the home that records the newest journal entry. It is never restored, so it does not match the restored
+database, and this mismatch locks the ledger. Keys and files are restored first, and the database last, in one
+transaction. Therefore an interrupted restore leaves no ledger.
 
 A rehearsal restores a backup into a temporary target, checks the restored contents, and removes the target. With
 SQLite, the temporary database is a file in a temporary folder. With PostgreSQL, it is a separate schema on the same
@@ -74,9 +74,10 @@ from storage.workspace import Workspace
 
 
 def note_date(ledger: str, *, what: str, entries: int) -> None:
-    """Record that a backup of a ledger was ``made`` or ``rehearsed`` now.
+    """Record the current time as the time of a ledger's last backup or last rehearsal.
 
-    ``what`` is ``made`` or ``rehearsed``, and ``entries`` is the number of journal entries in the backup.
+    ``what`` is ``made`` for a backup or ``rehearsed`` for a rehearsal. ``entries`` is the number of journal entries in
+    the backup.
     """
     path = _path(ledger)
     with writing(path.parent):
@@ -296,8 +297,8 @@ def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]
 class Rehearsal:
     """The result of a successful rehearsal.
 
-    The counts are of restored items that were compared with the backup, except ``missing``: the number of files that
-    were already missing when the backup was made.
+    Each count is the number of restored items that were compared with the backup. The exception is ``missing``, the
+    number of files that were already missing when the backup was made.
     """
 
     ledger: str

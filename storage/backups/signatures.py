@@ -76,7 +76,7 @@ def unseal(sealed: bytes, *, passphrase: str, ledger: str) -> dict[str, bytes]:
     Raises
     ------
     Refused
-        If the passphrase or the ledger is another one.
+        If the keys were sealed with another passphrase or for another ledger.
     Corrupt
         If the input is damaged, or contains a file that is not a signing key.
     """
@@ -135,7 +135,8 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
     Corrupt
         If the backup has changed since it was written.
     Refused
-        If another key signed it, the passphrase is another one, or there is neither a key nor a passphrase to check it.
+        If the backup is signed by another key or was made with another passphrase. Also if there is neither a key nor a
+        passphrase to check the signature.
     """
     if key is not None and not re.fullmatch("[0-9a-f]{64}", key):
         raise Invalid(f"key {key!r} is not a public key of 64 hexadecimal digits; give the published key.")

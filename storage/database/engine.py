@@ -99,7 +99,10 @@ def _held_here() -> _Connections | None:
 
 
 def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Identity | None, sa.Connection]:
-    """Return the shared connection and its files' identity, or a new connection if the shared one may not be reused."""
+    """Return the shared connection to the SQLite file at `path`, or a new one if the shared one may not be reused.
+
+    The first item is the shared connection's identity (see `_identity`), or None for a new connection.
+    """
     if engine not in connections:
         return None, engine.connect()
     identity, held = connections.pop(engine)
@@ -110,7 +113,10 @@ def _taken(connections: _Connections, engine: sa.Engine, path: str) -> tuple[_Id
 
 
 def _identity(path: str) -> _Identity:
-    """Return this process id, and the device and inode of the database file and of its write-ahead log."""
+    """Identify this process and the files at `path`.
+
+    Return the process id, and the device and inode of the database file and of its write-ahead log.
+    """
     found: list[object] = [os.getpid()]
     for file in (path, f"{path}-wal"):
         try:

@@ -91,7 +91,7 @@ charged_total = sa.Table(
     sa.Column("population", Text, sa.ForeignKey("budget.population"), primary_key=True),
     sa.Column("charge", Text, nullable=False),  # the charge is stored as JSON, because its integers may exceed 64 bits
     sa.Column("accounting", Text, nullable=False),
-    sa.Column("releases", sa.BigInteger, nullable=False),  # including abandoned ones
+    sa.Column("releases", sa.BigInteger, nullable=False),  # number of releases, including abandoned ones
 )
 step = sa.Table(
     "step",

@@ -75,7 +75,7 @@ class Units:
             raise _unequal()
 
     def reject_missing(self, rejects: Rejects) -> int:
-        """Reject in `rejects` each row whose id is missing or unreadable, and return the number of these rows."""
+        """Pass each row whose id is missing or unreadable to `rejects`, and return the number of these rows."""
         count = 0
         for first in range(0, len(self._ids), _STEP):
             missing = self._take(slice(first, first + _STEP)).is_null().to_numpy(zero_copy_only=False)

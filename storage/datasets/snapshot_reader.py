@@ -430,7 +430,7 @@ def _checked(array: Stored, dtype: np.dtype[Any], digest: str, *, where: str) ->
 
 @contextmanager
 def _reading(place: Place, failure: str) -> Iterator[None]:
-    """Convert errors of reading: to Corrupt if files were changed or lost, to Unavailable if the store fails."""
+    """Convert errors while reading: raise Corrupt if files were changed or lost, and Unavailable if the store fails."""
     with place.reaching():
         try:
             yield

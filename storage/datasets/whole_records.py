@@ -79,7 +79,7 @@ PART_IDS = 1 << 18
 
 _MARKER = "segment.json"  # this file lists the digests of a segment's other files, and is written last
 _MOST_BYTES = 1 << 23  # size limit of a segment's files: hashes take 16 bytes per id, the marker 70 bytes per file
-_AT_ONCE = 8  # files read concurrently
+_AT_ONCE = 8  # number of files that are read concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +251,7 @@ class FirstSeenTable:
 
 
 class _Lost(Exception):
-    """A segment, database row or key of a first-seen table is missing or damaged."""
+    """Error for a first-seen table of which a segment, database row or key is missing or damaged."""
 
 
 def _epoch_of(key: bytes) -> str:

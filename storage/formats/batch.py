@@ -113,7 +113,7 @@ class Rejects:
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
 
     def located(self, number: int) -> tuple[int, str]:
-        """Convert a row number that counts over all files to the number in the row's file, and that file's address."""
+        """Return the number of a row within its file, and the file's address; `number` counts rows over all files."""
         if not self.origins:
             return number, self.file
         first, file = self.origins[bisect_right(self.origins, number, key=itemgetter(0)) - 1]
@@ -427,9 +427,9 @@ def make_canonical(
 
 
 def _place(place: str, number: int, nearby: int, rejects: Rejects) -> str:
-    """Return text that names the line or row `number`.
+    """Return text such as "line 3" for the line or row `number`, or "line 3 of FILE".
 
-    The file is included if the line `nearby`, which the message also names, is in another file.
+    The file is named only if it differs from the file that contains the line or row `nearby`.
     """
     (own, file), (_, other) = rejects.located(number), rejects.located(nearby)
     return f"{place} {own}" if file == other else f"{place} {own} of {file}"

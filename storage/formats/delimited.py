@@ -305,7 +305,7 @@ class DelimitedReader(TextReader):
                 yield self._schema.batch(table[some], places=places[some], place="line", rejects=rejects, bad=bad[some])
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets as text; an id may be yielded again in a later array."""
+        """Yield arrays of the column ids of triplets, as text; several arrays may contain the same id."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table, _, _ in self._tables([name], rejects):
@@ -369,7 +369,7 @@ class DelimitedReader(TextReader):
         return table.combine_chunks().to_batches()[0], places, bad
 
     def _judge(self, text: bytes, first_line: int, extent: Extent | None) -> NDArray[np.uint8]:
-        """Return for each of some complete lines whether it is a row, or what is wrong; see `judge_lines`.
+        """Return a verdict on each complete line of the text; see `judge_lines`.
 
         Raises
         ------
@@ -520,7 +520,10 @@ def _listed(count: int, schema: Schema) -> list[str]:
 
 
 def resembles_row(names: list[str], declared: Declared) -> bool:
-    """Return whether a first line contains a number, and no declaration shows that it contains column names."""
+    """Return whether a first line, split into `names`, may be a row of values instead of column names.
+
+    It may be a row if a field is a number, and the declared columns or feature names do not match its fields.
+    """
     known = set(names)
     if declared.unit_column in known or set(declared.columns) <= known:
         return False

@@ -111,7 +111,7 @@ class MatrixMarketReader(TextReader):
     def _parse(
         self, text: bytes, line: int, rejects: Rejects
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], NDArray[np.bool_], int]:
-        """Parse complete lines.
+        """Parse complete lines into entries.
 
         Return (rows, columns, values, line numbers, a mask of bad entries, number of lines). A bad line becomes an
         entry with value 0 in the line's row. If the line has no valid row number, the row is -1.

@@ -89,7 +89,7 @@ def by_suffix(suffix: str) -> str | None:
 
 
 def of_reader(format: str) -> Format | None:  # noqa: A002
-    """Return the format that a reader reports, such as ``csv.gz`` for compressed CSV.
+    """Return the format whose name a reader reports, with or without compression, such as CSV for ``csv.gz``.
 
     Return None for "several", which is reported for files of several formats.
     """

@@ -1,8 +1,8 @@
 """Conversion of tables in CSV or Parquet, read as Arrow record batches, to row batches.
 
-A table with a row column, a column column and a value column contains triplets. Any other table is wide: it has one
-column per feature, and each row is one record. A raw table contains text, dates or categories, which its declared
-schema encodes as numbers. Parquet files are read a part of a row group at a time.
+A table with columns for the row, the column and the value of each entry contains triplets. Any other table is wide: it
+has one column per feature, and each row is one record. A raw table contains text, dates or categories, which its
+declared schema encodes as numbers. Parquet files are read a part of a row group at a time.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -220,7 +220,7 @@ class Faults:
     ) -> None:
         self.bad = np.zeros(len(places), dtype=np.bool_) if bad is None else bad.copy()
         self._reasons: list[tuple[int, str, str]] = []
-        # rows for which no further broken rule is noted
+        # true for rows in which further broken rules are not recorded
         self._hides = self.bad if not rejects.counts_all else self.bad.copy()
         self._places, self._place, self._rejects = places, place, rejects
 
@@ -251,7 +251,7 @@ def ids_of(
 
 
 def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Sequence[str] | None) -> dict[str, Any]:
-    """Return the types of a table's ids: of individuals under "unit", and of rows under "row".
+    """Return the types of the id columns: under "unit" of individuals' ids, and under "row" of rows' ids.
 
     Raises
     ------
@@ -472,7 +472,7 @@ class ParquetReader:
             yield self._schema.batch(table, places=places, place="row", rejects=rejects)
 
     def items(self, rejects: Rejects) -> Iterator[pa.Array]:
-        """Yield the column ids of triplets as text; an id may be yielded again in a later array."""
+        """Yield arrays of the column ids of triplets, as text; several arrays may contain the same id."""
         if self._schema.triplet is not None:
             name = self._schema.triplet[1]
             for table in self._tables([name]):

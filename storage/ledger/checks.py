@@ -16,11 +16,11 @@ Examples
         compare(connection)
 
 An incremental check reads everything that is new since an earlier check, and a part of the older entries. It trusts the
-result of the earlier check, which is stored next to the secret keys. New are the journal entries since then, and all
-releases that had not ended. Of the older entries, the next `PART` entries are verified and replayed, together with all
-entries of the releases among them. After enough checks, all older entries have been read again. In addition, every
-check detects a missing or surplus row of any age, an edited budget or alias, and an edited charge or state that changes
-what a population has spent.
+result of the earlier check, which is stored next to the secret keys. The new part consists of the journal entries since
+then, and of all releases that had not ended then. Of the older entries, the next `PART` entries are verified and
+replayed, together with all entries of the releases among them. After enough checks, all older entries have been read
+again. In addition, every check detects a missing or surplus row of any age, an edited budget or alias, and an edited
+charge or state that changes what a population has spent.
 """
 
 import json

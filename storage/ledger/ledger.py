@@ -99,7 +99,7 @@ class Ledger:
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context for drawing a key; an error in the context erases the keys without a database row."""
+        """Return a context for drawing a key; if the context fails, keys without a database row are erased."""
         return self._files.drawing(self.engine)
 
     def open_budget(

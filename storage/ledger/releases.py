@@ -440,7 +440,7 @@ class ReleaseFiles:
 
     @contextmanager
     def drawing(self, engine: sa.Engine) -> Iterator[None]:
-        """If a transaction that draws a key fails, for example on a full disk, run `sweep` to remove the key.
+        """Return a context for a transaction that draws a key; if the transaction fails, remove the key with `sweep`.
 
         Opening a home also runs `sweep`, but a long-running process may not open the home again.
         """

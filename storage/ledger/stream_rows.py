@@ -246,7 +246,7 @@ def keep_answer(
 ) -> str:
     """Write the answer of a tick durably to the answer store, and return the digest of the file.
 
-    The file contains the answer and, after it, the public inputs of its query: the array of their names, then each.
+    The file contains the answer. If its query has public inputs, an array of their names follows, and then the inputs.
     """
     buffer = io.BytesIO()
     np.save(buffer, answer, allow_pickle=False)

@@ -374,7 +374,10 @@ class Streams:
 
 
 def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
-    """Close a stream's paying releases and unfinished tick; return the closed releases, whose keys to erase."""
+    """Close a stream's paying releases and its unfinished tick.
+
+    Return the ids of the closed releases, whose keys are no longer needed.
+    """
     ended = [tick.release_id for tick in ticks_of(connection, stream.id) if tick.state == "noising"]
     ended += [charge.release_id for charge in stream.charges if charge.state == "noising"]
     for release_id in ended:

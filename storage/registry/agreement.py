@@ -211,7 +211,7 @@ def read_numbers(connection: sa.Connection, names: Collection[str] | None) -> di
     return {row.name: row.number for row in rows}
 
 
-_AT_ONCE = 500  # keys per query
+_AT_ONCE = 500  # number of keys in one query
 _JOINT = tables.joint_version.c
 _OF_RELEASES = (
     sa.select(_VERSION.name, _VERSION.version, _VERSION.digest, _VERSION.release_id)

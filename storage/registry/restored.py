@@ -62,7 +62,7 @@ _LOST = "lost with the ledger"
 
 
 def enter_stream_facts(connection: sa.Connection, note: Note) -> None:
-    """If a missing release opened a stream or pays for ticks, insert the rows about this from its note.
+    """Insert the stream that a missing release opened, and its payment for ticks, if its note contains them.
 
     The release itself is already inserted. ``note`` is from the witness in the state folder.
     """
@@ -81,7 +81,9 @@ def make_room(
     name: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Insert a missing tick's stream and earlier ticks, and the charges for them, as far as they are missing.
+    """Prepare the insertion of a missing tick: insert its stream, its charge and all earlier ticks, where missing.
+
+    If the last known tick is unfinished, it is committed or closed.
 
     Parameters
     ----------
@@ -190,10 +192,10 @@ def _pay(
     name: str,
     release_id: str,
 ) -> None:
-    """Charge the whole Gaussian event of a stream, for a stream or an extension that the ledger lacks.
+    """Insert a missing release that opened or extended a stream, and charge it for the stream's whole Gaussian event.
 
-    The missing charge was never larger. An extension reaches at most ten times the number of ticks, and costs less than
-    the stream itself.
+    The original charge was never larger: an extension reaches at most ten times the number of ticks, and costs less
+    than the stream itself.
     """
     budget, event = read_budget(connection, population), gaussian(multiplier)
     charge = budget.build_filter().charge_after(charged_to(connection, budget), event, delta=budget.delta)
@@ -460,9 +462,9 @@ def _begin_reserved(connection: sa.Connection) -> list[str]:
 
 
 def _from_note(connection: sa.Connection, note: Note) -> dict[str, Any]:
-    """Return the row of a release from its note in the state folder, with the budget opened if it is missing.
+    """Return the row of a release from its note in the state folder; open the release's budget if it is missing.
 
-    The row has the old charge. If the terms of the budget changed, the charge is None.
+    The row contains the charge in the note. If the terms of the budget have changed, the charge is None.
     """
     terms = Budget(**note["budget"])
     standing = find_budget(connection, terms.population)

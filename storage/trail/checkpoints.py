@@ -150,7 +150,7 @@ class Checkpoint:
     def check_journal(self, roots: "JournalRoots") -> None:
         """Check that a journal begins with exactly the entries that this checkpoint covers.
 
-        Also check for each population in ``roots`` that none of its entries among them is missing.
+        Also check for each population in ``roots`` that none of its covered entries is missing.
 
         Raises
         ------

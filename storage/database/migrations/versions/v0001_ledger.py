@@ -20,12 +20,15 @@ TAKEN = {
     "tick": "release_id = NEW.release_id OR (stream = NEW.stream AND (tick = NEW.tick OR slot = NEW.slot))",
     "tick_answer": "stream = NEW.stream AND tick = NEW.tick",
 }
-"""The tables whose rows never change, with the condition for rows that a new row would replace."""
+"""The tables whose rows never change, each with the SQL condition for an old row that a new row would replace."""
 ONCE = {
     "arrival_epoch": "OLD.lost_at IS NULL AND NEW.id = OLD.id AND NEW.population = OLD.population",
     "arrival_segment": "OLD.number IS NULL AND NEW.id = OLD.id AND NEW.epoch = OLD.epoch",
 }
-"""The tables whose rows change only once, when an epoch is lost or a segment gets its number."""
+"""The tables whose rows change only once, each with the SQL condition that allows the change.
+
+An arrival epoch changes when it is lost, and an arrival segment when it gets its number.
+"""
 FORWARD = (
     "(OLD.state = NEW.state"
     " OR (OLD.state = 'reserved' AND NEW.state IN ('noising', 'abandoned'))"
