@@ -9,9 +9,10 @@ its diagonal and 2 on it, and ``K = P P^T`` is known. K is the identity for a re
 b, c and d, ``Cov(a^T A b, c^T A d) = s^2 ((a^T K c)(b^T K d) + (a^T K d)(b^T K c))``. All standard errors follow from
 this identity. They describe the noise of the release only, not the sampling of the rows.
 
-*Inverses.* The mean of ``(S + E + M)^-1`` is close to ``(S + M - h K)^-1``, where ``h = s^2 tr(K (S + E + M)^-1)``:
-noise reduces a ridge penalty by h. So `dpca.symmetric.resolvent` adds h, and h is the only root of an increasing
-function of the released eigenvalues. The matrix that is inverted is always positive definite.
+*Inverses.* A regression inverts ``A + M``, where M is the matrix of the ridge penalty. The mean of ``(A + M)^-1`` is
+close to ``(S + M - h K)^-1`` with ``h = s^2 tr(K (A + M)^-1)``: the noise acts like a penalty that is smaller by h K.
+So `dpca.symmetric.resolvent` adds h K before it inverts. It finds the only h for which ``h = s^2 tr(K G)`` with the
+positive definite inverse ``G = (A + M + h K)^-1``.
 
 References
 ----------
@@ -41,17 +42,19 @@ from dpca.symmetric import Matrix, entry_errors, resolvent
 type Columns = NDArray[np.intp]
 
 DEFAULT_L2 = 1.0
-"""The default ridge penalty in noise edges.
+"""The default ridge penalty, in units of the noise edge (the expected largest eigenvalue of the noise).
 
-The edge is the least penalty that makes a matrix of noise alone positive definite. The noise then increases the
+A penalty of one noise edge makes a matrix of noise alone positive definite. With this penalty, the noise increases the
 variance of a coefficient by at most a third over its first-order value, for any rows."""
 LEAST_SHARE = 3.0
-"""A variance or share that scales a column counts at least so many of its standard errors."""
+"""The least number of standard errors of a count, variance or share by which a column is divided.
+
+A smaller value is raised to this bound, or is treated as hidden by the noise."""
 MARGIN = 2.0
-"""A factor on suggestions of less noise, since the suggestion depends on a noisy number."""
+"""A safety factor on a suggested reduction of the noise, because the suggestion depends on a noisy number."""
 _INFLATED, _DOUBLINGS = 0.35, 40
 _MOST_INFLATED = 3.0
-"""The largest relative increase of a variance by noise in the inverse for which standard errors are stated."""
+"""The largest relative increase of a variance, by noise in the inverse, for which standard errors are computed."""
 
 
 class Estimate(NamedTuple):
@@ -85,7 +88,7 @@ class Moment:
     released : array of shape (p, p), data units squared
         The symmetric release, a sum over rows. Its last row and column belong to the constant, if there is one.
     noise_std : float, data units squared
-        s, the standard deviation of the noise off the diagonal before weights.
+        s, the standard deviation of the noise off the diagonal if K is the identity.
     constant : float, data units, optional
         c. Without it, there is no mean.
     weights : array of shape (p, p), optional
@@ -128,7 +131,7 @@ class Moment:
         Invalid
             If the release has no mean.
         TooNoisy
-            If the number is below `LEAST_SHARE` of its standard errors, in a release in one round.
+            If a release in one round has a number of rows below `LEAST_SHARE` of its standard errors.
         """
         constant, last = self._constant(), float(self.released[-1, -1])
         if self._is_uncounted:
@@ -139,7 +142,7 @@ class Moment:
 
     @property
     def noise_edge(self) -> float:
-        """The largest eigenvalue that the noise is expected to have, in units of the matrix."""
+        """The noise edge: an upper bound of the expected largest eigenvalue of the noise, in units of the matrix."""
         return self._edge(self._weights())
 
     def second_moment(self) -> Estimate:
@@ -188,7 +191,7 @@ class Moment:
         Invalid
             If the release has no mean.
         TooNoisy
-            If this holds for every feature.
+            If every feature has such a small variance.
         """
         scatter, noise, _ = self._centred()
         least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std * np.diag(noise)
@@ -204,7 +207,7 @@ class Moment:
         Parameters
         ----------
         l2 : float, squared data units summed over rows, optional
-            As in `ridge`. Default: `DEFAULT_L2` times an upper bound of the noise edge around the mean.
+            As in `ridge`. By default, `DEFAULT_L2` times an upper bound of the noise edge of the centred matrix.
         """
         scatter, noise, _ = self._centred()
         penalty = DEFAULT_L2 * self._edge(noise) if l2 is None else l2
@@ -219,10 +222,10 @@ class Moment:
         Parameters
         ----------
         targets, features : arrays of int, shapes (m,) and (q,)
-            Numbers of columns; no column may be in both.
+            The indices of columns; no column may be in both arrays.
         l2 : float, squared data units summed over rows, optional
             The penalty: the coefficients minimise ``sum (y - x w - b)^2 + l2 |w|^2`` over the clipped rows, up to the
-            noise. Default: `DEFAULT_L2` noise edges.
+            noise. By default, `DEFAULT_L2` times the noise edge.
 
         Returns
         -------
@@ -279,14 +282,15 @@ class Moment:
 
         Notes
         -----
-        A class mean is the regression of the features on the indicators, so that scaled indicators are allowed.
+        The class means are regression coefficients of the features on the indicators. So an indicator may have another
+        value than 0 and 1, for example in a row that was scaled down by clipping.
         """
         weights = self._weights()
         sizes = np.diag(self.released)[classes]
         least = LEAST_SHARE * math.sqrt(2.0) * self.noise_std * np.diag(weights)[classes]
         if (sizes < least).any():
             raise TooNoisy(
-                f"{int((sizes < least).sum())} of {len(classes)} classes have fewer rows than the noise hides",
+                f"{int((sizes < least).sum())} of {len(classes)} classes have too few rows to exceed the noise",
                 factor=MARGIN * float((least / np.maximum(sizes, least / LEAST_SHARE)).max()),
             )
         means = self.released[np.ix_(features, classes)] / sizes
@@ -370,7 +374,7 @@ class Moment:
         return 2.0 * self.noise_std * math.sqrt(float(np.trace(noise)) * float(np.linalg.norm(noise, 2)))
 
     def _centred(self) -> tuple[Matrix, Matrix, Matrix]:
-        """Return the scatter around the mean, the K of its noise, and the products of K with the constant."""
+        """Return the scatter around the mean, the K of its noise, and the entries of K between columns and constant."""
         c = self._constant()
         scatter, mean = centred(self.released[:-1, :-1], self.released[:-1, -1] / c, self.n_rows)
         project = np.column_stack([np.eye(len(mean)), -mean / c])
@@ -380,10 +384,10 @@ class Moment:
     def _inverse(
         self, matrix: Matrix, noise: Matrix, l2: float | None, *, n_free: int = 0
     ) -> tuple[Matrix, float, float]:
-        """Return the corrected inverse of a matrix with a penalty, h, and the penalty.
+        """Return the inverse of a matrix plus a penalty, corrected as in `resolvent`; its h; and the penalty.
 
-        The default penalty doubles until noise increases variances by at most a third. In one round, this holds at
-        once. The last ``n_free`` coordinates are not penalised.
+        The default penalty is doubled until the noise increases variances by at most about a third. A release in one
+        round needs no doubling. The last ``n_free`` coordinates are not penalised.
 
         Raises
         ------
@@ -391,7 +395,7 @@ class Moment:
             If the noise dominates the inverse.
         """
         if l2 is not None and not (math.isfinite(l2) and l2 >= 0.0):
-            raise Invalid(f"l2={l2} must be finite and not negative; leave it out for {DEFAULT_L2} noise edges")
+            raise Invalid(f"l2={l2} must be finite and not negative; leave it out to use the default")
         mask, edge = np.arange(len(matrix)) < len(matrix) - n_free, 2.0 * self.noise_std * math.sqrt(len(self.released))
         penalty = DEFAULT_L2 * edge if l2 is None else l2
         for _ in range(_DOUBLINGS if l2 is None else 1):
@@ -412,12 +416,12 @@ class Moment:
         return self.noise_std**2 * float((product * product.T).sum())
 
     def _variances(self, whole: Matrix, inner: Columns, inverse: Matrix) -> Matrix:
-        """Return the variances of solutions, from the noise of ``A v`` for the columns v of ``whole``.
+        """Return the variance of each entry of ``inverse @ (A v)``, for each column v of ``whole``.
 
         Notes
         -----
-        ``|v|^2`` and the square of the inverse are both larger than without noise by ``1 + q``, q being `_inflation`.
-        The product of both needs to be larger only once.
+        Noise increases both ``|v|^2`` and the squared inverse by the factor ``1 + q``, with q from `_inflation`. The
+        variance, which contains their product, must contain this factor only once. So it is divided by ``1 + q``.
         """
         weights = self._weights()
         among = weights[np.ix_(inner, inner)]
@@ -435,8 +439,9 @@ class Moment:
 
         Notes
         -----
-        Without a mean, the target is regressed on two variables: the leading direction, without a penalty, and a shrunk
-        predictor in all other directions. Where columns add up to a constant, the leading direction is close to it.
+        Without a mean, the target is regressed on two variables: the scores in the leading direction, without a
+        penalty, and a shrunk predictor in all other directions. If columns add up to a constant, the scores in the
+        leading direction are nearly constant, so they serve as an intercept.
         """
         s, mean, scale = self.noise_std, np.zeros(self.n_features), 1.0
         if self.constant is None:
@@ -467,9 +472,10 @@ class Moment:
         return np.array(weights), np.array(offsets), tuple(qualities)
 
     def _ratios(self, matrix: Matrix, noise: Matrix, *, seen: NDArray[np.bool_]) -> Estimate:
-        """Return ``m_ij / sqrt(m_ii m_jj)`` with standard errors, for a matrix whose noise has this K.
+        """Return the ratios ``m_ij / sqrt(m_ii m_jj)`` of a noisy matrix m, with standard errors.
 
-        Columns that are not ``seen`` get values of 0 and errors of 1.
+        The parameter `noise` is the K of the noise of m. Off the diagonal, rows and columns that are not `seen` get
+        ratios of 0 with errors of 1.
         """
         roots = np.sqrt(np.where(seen, np.diag(matrix), 1.0))
         values = np.clip(matrix / np.outer(roots, roots), -1.0, 1.0)
@@ -501,8 +507,8 @@ class Regression:
         The predictors ``x @ weights.T + offsets`` of a ridge regression. They estimate the mean of the target given x
         with less error than the coefficients, and have no standard errors (see `dpca.predictors`).
     quality : tuple of Quality
-        The quality of each predictor on the released rows, without a mean beyond the leading direction; empty if the
-        noise hides the number of rows.
+        The quality of each predictor on the released rows. If the release has no mean, it is the quality after the
+        leading direction is removed. Empty if the noise hides the number of rows.
     """
 
     coefficients: Matrix
@@ -516,7 +522,7 @@ class Regression:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Components:
-    """Principal components in scaled columns.
+    """Principal components of the columns, each multiplied by its factor if factors were given.
 
     Parameters
     ----------
@@ -525,7 +531,7 @@ class Components:
     values : array of shape (k,), squared data units summed over rows
         The eigenvalues of the released matrix, in descending order.
     denoised : array of shape (k,), same units
-        The eigenvalues without the inflation by noise; 0 for those that noise could have made.
+        The eigenvalues, corrected for the increase by noise; 0 for eigenvalues up to the noise edge.
     edge : float, same units
         The noise edge: an upper bound of the expected largest eigenvalue of the noise.
     """
@@ -537,6 +543,6 @@ class Components:
 
 
 def centred(matrix: Matrix, total: Matrix, count: float) -> tuple[Matrix, Matrix]:
-    """Subtract ``n mean mean^T`` from a second moment; return the mean too. A noisy count below 1 is replaced by 1."""
+    """Return ``matrix - count mean mean^T`` and ``mean = total / count``; a noisy count below 1 is replaced by 1."""
     mean = total / max(count, 1.0)
     return matrix - np.outer(total, mean), mean

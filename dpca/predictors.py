@@ -1,7 +1,8 @@
-"""Predictors from a noisy second moment: shrunk eigenvalues, and estimates of their quality without the noise.
+"""Ridge predictors from a noisy second moment, and estimates of their quality that correct for the noise.
 
-The coefficients of a ridge regression that have intervals are nearly unbiased. Nearly unbiased coefficients do not
-predict best, because noise makes eigenvalues that no row supports. So predictions use a shrunk matrix.
+`dpca.moments` computes nearly unbiased ridge coefficients with standard errors. They do not predict best, because
+some eigenvalues of the released matrix are pure noise. So the predictors use the matrix with shrunk eigenvalues. The
+matrix is ``A = S + s P E P^T`` with ``K = P P^T``, in the symbols of `dpca.moments`.
 
 >>> inverse = ShrunkInverse(np.diag([9.0, 0.5]), np.eye(2), noise_std=1.0, penalty=4.0)
 >>> inverse.gains.round(4)  # 1 / 4, and 1 / (sqrt(9^2 - 8) + 4)
@@ -17,32 +18,34 @@ import numpy as np
 from dpca.symmetric import Matrix
 
 _LEAST_ROOT = 0.02
-"""A derivative at the edge is cut off where the shrunk eigenvalue is below this part of the edge."""
+"""A lower bound of the divisor in a derivative, as a fraction of the noise edge, where the derivative is infinite."""
 
 
 class ShrunkInverse:
-    """The inverse of a shrunk noisy matrix plus a penalty.
+    """The inverse of a noisy matrix whose eigenvalues are shrunk and then increased by a penalty.
 
     Parameters
     ----------
     matrix : array of shape (q, q)
-        A symmetric matrix with noise of this K and standard deviation (see `dpca.moments`).
+        A, symmetric.
     weights : array of shape (q, q)
         K, positive definite.
     noise_std : float
-        s.
+        s, the scale of the noise of A.
     penalty : float
         Added to the shrunk eigenvalues, so the penalty of a solution w is ``penalty w^T K w``.
     leads : bool
-        Whether the leading eigenvector is left out of all solutions. It is ``leading``, with its eigenvalue ``lead``.
+        True to leave the leading eigenvector out of all solutions. The attributes ``leading`` and ``lead`` hold this
+        eigenvector and its eigenvalue.
 
     Notes
     -----
-    All eigenvalues are those after K is mapped to the identity. The edge of the noise is ``e = 2 s sqrt(q)``. An
-    eigenvalue v above e belongs to a true eigenvalue near ``t = (v + sqrt(v^2 - e^2)) / 2``, and its eigenvector has a
-    squared overlap of ``1 - e^2 / (4 t^2)`` with the true one (Benaych-Georges and Nadakuditi). So the factor of that
-    eigenvector which is nearest to the true matrix is their product, ``sqrt(v^2 - e^2)``. Eigenvalues below e become 0.
-    The shrunk value plus the penalty is at least e / 2.
+    All eigenvalues are those of ``L^-1 A L^-T`` with ``K = L L^T``, a matrix whose noise has weights of the identity.
+    The largest eigenvalue of noise alone is near the noise edge ``e = 2 s sqrt(q)``. An eigenvalue v above e belongs to
+    a true eigenvalue near ``t = (v + sqrt(v^2 - e^2)) / 2``. The eigenvector of v has a squared overlap of
+    ``1 - e^2 / (4 t^2)`` with the true eigenvector (Benaych-Georges and Nadakuditi). So v is replaced by
+    ``t (1 - e^2 / (4 t^2)) = sqrt(v^2 - e^2)``, which brings the matrix nearest to the true one in the Frobenius norm.
+    Eigenvalues below e become 0. The sum of a shrunk eigenvalue and the penalty is raised to e / 2 if it is smaller.
 
     References
     ----------
@@ -71,14 +74,16 @@ class ShrunkInverse:
         self.curve = np.where(apart == 0.0, slopes, quotients).sum(axis=0) + slopes
 
     def solve(self, side: Matrix, noise: Matrix) -> "Solution":
-        """Solve for a right side whose noise is ``s P E q``, where ``noise`` is ``P K q`` of shape (q,)."""
+        """Return the solution w for a right side that has the noise ``s P E b``, given ``noise = P b``."""
         pulled, own = self.basis.T @ side, self.basis.T @ noise
         return Solution(inverse=self, vector=self.basis @ (self.gains * pulled), pulled=pulled, own=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solution:
-    """The solution w of an equation with noise, and the expectations of the noise along w.
+    """The solution w of a linear equation in which matrix and right side share noise.
+
+    Its methods return expectations of products of w and the noise.
 
     Parameters
     ----------
@@ -86,13 +91,13 @@ class Solution:
     vector : array of shape (q,)
         w.
     pulled, own : arrays of shape (q,)
-        The right side, and the noise that it shares with the matrix, both in the eigenbasis.
+        The right side and the vector ``P b`` of its noise (see `ShrunkInverse.solve`), both in the eigenbasis.
 
     Notes
     -----
-    By Stein's identity, the expectation of ``<E, F(E)>`` is twice the divergence of F, for symmetric E and F. The
-    divergence of a function of the eigenvalues sums the difference quotients of that function. Terms of second order in
-    the inverse number of rows are left out.
+    By Stein's identity, the expectation of ``<E, F(E)>`` is twice the divergence of F, for symmetric E and F. If F
+    applies a function f to the eigenvalues of a matrix, the divergence is the sum of the difference quotients of f over
+    pairs of eigenvalues. Terms of second order in the inverse number of rows are left out.
     """
 
     inverse: ShrunkInverse
@@ -101,7 +106,10 @@ class Solution:
     own: Matrix
 
     def bias(self, noise: Matrix, *, inner: float) -> float:
-        """Return the expectation of ``w^T (s P E a)``, for ``noise = P K a`` and ``inner = q^T K a``."""
+        """Return the expectation of ``w^T (s P E a)``, given ``noise = P a`` and ``inner = b^T a``.
+
+        The vector b is that of the right side (see `ShrunkInverse.solve`).
+        """
         other, gains = self.inverse.basis.T @ noise, self.inverse.gains
         shared = float(other @ (gains * self.own)) + float((other * self.pulled) @ self.inverse.curve)
         return self.inverse.variance * (float(gains.sum()) * inner + shared)
@@ -116,14 +124,14 @@ class Solution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How a predictor f fits its target y on the released rows, estimated without the noise.
+    """The quality of a predictor f of a target y on the released rows, corrected for the noise of the release.
 
     Parameters
     ----------
     r_squared, r_squared_error : float
         The squared correlation of f and y, and its approximate standard error from the noise.
     slope : float
-        The slope of the regression of y on f. It is above 1 where the penalty shrinks f.
+        The slope of the regression of y on f. It is above 1 if the penalty makes f too small.
     visibility : float
         The covariance of f and y in units of its standard error.
     """
@@ -135,26 +143,26 @@ class Quality:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the noise hides that f predicts y at all: their covariance is below two standard errors."""
+        """Whether the noise hides if f predicts y: the covariance of f and y is below two standard errors."""
         return self.visibility < 2.0
 
 
 def quality_of(*, product: float, product_error: float, square: float, square_error: float, spread: float) -> Quality:
-    """Return the quality of a predictor f.
+    """Return the quality of a predictor f of a target y, from their estimated variances and covariance.
 
     Parameters
     ----------
     product, product_error : float
-        The estimated covariance of f and y, as a sum over rows, and its standard error.
+        The covariance of f and y, as a sum over rows, and its standard error.
     square, square_error : float
-        The estimated variance of f likewise.
+        The variance of f, as a sum over rows, and its standard error.
     spread : float
-        The estimated variance of y likewise.
+        The variance of y, as a sum over rows.
 
     Notes
     -----
-    A slope that is too uncertain moves a threshold far away. So the slope uses the posterior mean of the correlation,
-    under a uniform prior on (0, 1).
+    An uncertain slope could scale predictions far too much. So the slope is computed from the posterior mean of the
+    correlation under a uniform prior on (0, 1), instead of from the estimated correlation.
     """
     visibility = product / product_error
     product, square = max(product, product_error), max(square, square_error / 2.0)
@@ -169,7 +177,7 @@ def quality_of(*, product: float, product_error: float, square: float, square_er
 
 
 def _mean_in_unit(value: float, error: float) -> float:
-    """Return the mean of a normal distribution that is cut off to (0, 1); its mode is in (0, 1]."""
+    """Return the mean of the normal distribution N(value, error^2) truncated to (0, 1), for a value in (0, 1]."""
     normal = NormalDist()
     low, high = -value / error, (1.0 - value) / error
     return value + error * (normal.pdf(low) - normal.pdf(high)) / (normal.cdf(high) - normal.cdf(low))

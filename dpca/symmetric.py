@@ -15,20 +15,21 @@ _BISECTIONS = 200
 
 
 def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Matrix, float]:
-    """Return the inverse of ``matrix + h weights``, and h, for the h that corrects for the noise of the matrix.
+    """Return ``G = (matrix + h weights)^-1`` and h, where h corrects the bias of the inverse that noise causes.
 
     Parameters
     ----------
     matrix : array of shape (q, q)
-        A symmetric matrix with noise of this K and standard deviation.
+        A symmetric matrix that contains the noise ``s P E P^T`` (see `dpca.moments`).
     weights : array of shape (q, q)
-        K, positive definite.
+        ``K = P P^T``, positive definite.
     noise_std : float
+        s.
 
     Returns
     -------
     tuple of array of shape (q, q) and float
-        A positive definite inverse G, and ``h = noise_std^2 tr(K G)``.
+        G, which is positive definite, and ``h = s^2 tr(K G)``.
     """
     root = np.linalg.inv(np.linalg.cholesky(weights))
     values, vectors = np.linalg.eigh(root @ matrix @ root.T)
@@ -60,6 +61,6 @@ def nearest_psd(matrix: Matrix) -> Matrix:
 
 
 def entry_errors(noise: Matrix) -> Matrix:
-    """Return the standard deviations of the entries of E in units of s, for noise of this K."""
+    """Return the standard deviation of each entry of ``P E P^T`` (see `dpca.moments`), given ``noise = P P^T``."""
     own = np.diag(noise)
     return np.asarray(np.sqrt(np.outer(own, own) + noise**2))

@@ -27,7 +27,7 @@ from dpca.artifacts.columns import checked_rows, rows_by_name
 from dpca.errors import Invalid
 
 SIGNIFICANT = 3.0
-"""The standard errors that a correlation must exceed to be shown as different from 0."""
+"""The number of standard errors that a correlation must exceed to be shown as different from 0."""
 
 
 class FeatureArtifact(Artifact):
@@ -79,7 +79,7 @@ class _Derived(FeatureArtifact):
 
     @property
     def derived(self) -> Mapping[str, Any]:
-        """The model, and the options that it was derived with."""
+        """The name of the model, and the options with which it was derived."""
         facts: Mapping[str, Any] = self.manifest["derived"]
         return facts
 
@@ -190,18 +190,19 @@ class DerivedModel(_Derived):
         return np.asarray(matrix @ self.weights.T) + self.offsets
 
     def transform(self, rows: Any) -> NDArray[np.float64]:
-        """Return the scores of components, as `scores`."""
+        """Return the scores of rows, like `scores`, under scikit-learn's name."""
         return self.scores(rows)
 
     def decision_function(self, rows: Any) -> NDArray[np.float64]:
         """Return the scores of classes: shape (n_rows,) for a target of two values, else (n_rows, n_classes).
 
-        Two values: positive scores mean the larger value. Several classes: the largest score wins.
+        For a target of two values, a positive score means the larger value. For several classes, the class with the
+        largest score is predicted.
 
         Raises
         ------
         Invalid
-            If the model is no classification, or as `scores`.
+            If the model is not a classification, or in the same cases as `scores`.
         """
         if self.classes is None:
             raise Invalid("this model is no classification; use predict, or derive it with classes")
@@ -214,7 +215,7 @@ class DerivedModel(_Derived):
         Raises
         ------
         Invalid
-            If the model has no target, or as `scores`.
+            If the model has no target, or in the same cases as `scores`.
         """
         if self.derived["model"] == "pca":
             raise Invalid("components have no target to predict; use transform")
@@ -226,12 +227,12 @@ class DerivedModel(_Derived):
         return chosen
 
     def intervals(self, level: float = 0.95) -> NDArray[np.float64]:
-        """Return confidence intervals of the coefficients of the same model without the noise.
+        """Return confidence intervals for the coefficients that this model would have without the noise.
 
         Parameters
         ----------
         level : float
-            The part of releases whose intervals hold a coefficient.
+            The share of releases in which the interval contains the coefficient without noise.
 
         Returns
         -------
@@ -271,7 +272,7 @@ class DerivedModel(_Derived):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Correlations(_Derived):
-    """Correlations of features, plain and given all other features.
+    """Correlations of features, and partial correlations given all other features.
 
     Parameters
     ----------

@@ -29,11 +29,11 @@ from dpca.errors import Invalid
 from dpca.schemas.frames import plain_rows
 
 JOINT = (
-    "joint differential privacy: what all others are shown, together, is bounded in what it tells of a user's ratings. "
-    "Not covered: a user's own factor and predictions, which are functions of that user's ratings; show them to that "
-    "user alone, and store them nowhere else."
+    "joint differential privacy: everything that is shown to all other users, together, reveals only a bounded amount "
+    "about a user's ratings. Not covered: a user's own factor and predictions, which are functions of that user's "
+    "ratings; show them to that user alone, and store them nowhere else."
 )
-"""The scope of the guarantee of such a release."""
+"""The scope of the privacy guarantee of released item embeddings, for their manifest."""
 
 _FACTS = {"feature_names": "names", "high": "number", "low": "number", "user_step": "facts", "guarantee": "text"}
 _STEP = ("centre", "prior", "ridge", "rating_bound")

@@ -32,8 +32,8 @@ from dpca.symmetric import nearest_psd
 _INHERITED = ("clip_norm", "code_version", "mechanism", "parameters", "plan", "privacy", "release", "warnings")
 _BISECTIONS = 200
 AS_WEIGHTED = (
-    "released in rounds: numbers are as weighted by the rounds, and standard errors are upper bounds that follow from "
-    "the last map"
+    "released in rounds: the values combine the answers of all rounds, and the standard errors are upper bounds for "
+    "this combination"
 )
 SCALES = ("none", "standard", "mca", "famd")
 
@@ -50,8 +50,8 @@ class PrivateMoment(FeatureArtifact):
     weights : array of the same shape, optional
         The upper triangle of K (see `dpca.moments`), for a release in rounds.
     manifest : mapping
-        Public facts. ``outcome`` holds ``noise``: its ``law``, its standard deviation ``std`` off the diagonal, its
-        ``step``, and the ``constant`` that ended the rows, or None.
+        Public facts. ``outcome`` holds ``noise``: its distribution ``law``, its standard deviation ``std`` off the
+        diagonal, the ``step`` to whose multiples sums were rounded, and the ``constant`` appended to each row, or None.
 
     Raises
     ------
@@ -209,13 +209,14 @@ class PrivateMoment(FeatureArtifact):
         Parameters
         ----------
         target : str
-            A column. A category of the schema is a classification: each of its values is regressed on the other
-            columns, and `DerivedModel.predict` returns the value with the largest score.
+            The column to predict. If it is a category of the schema, the model is a classification: each value of the
+            category is regressed on the other columns, and `DerivedModel.predict` returns the value with the largest
+            score.
         l2 : float, squared data units summed over rows, optional
             The penalty: the coefficients minimise ``sum (y - x w - b)^2 + l2 |w|^2`` over the clipped rows, up to the
-            noise. Default: one noise edge (`dpca.moments.DEFAULT_L2`).
+            noise. By default, one noise edge (`dpca.moments.DEFAULT_L2`).
         classes : pair of float, optional
-            The two values of a numeric target that marks two classes; then this is a classification too.
+            The two values of a numeric target. If given, the model is a classification into these two values.
         parent : str, optional
             The digest of this artifact.
 
@@ -226,12 +227,13 @@ class PrivateMoment(FeatureArtifact):
         Raises
         ------
         Invalid
-            If there is no such column, the penalty is too small for the noise, or the noise hides the target.
+            If there is no such column, the penalty is too small for the noise, or the noise hides whether the other
+            columns predict the target.
 
         Notes
         -----
         Without a released mean, a classification needs columns that add up to a constant, such as the values of a
-        category. Then center=none costs less noise (see `dpca.moments`).
+        category. With such columns, a release with center=none needs less noise.
         """
         group, marks = self._target(target, classes)
         others = np.setdiff1d(np.arange(self.n_features), self._columns(target))
@@ -240,7 +242,7 @@ class PrivateMoment(FeatureArtifact):
         with self._stating_epsilon():
             found = self.moment.ridge(group, others, l2=l2)
             if self.has_mean and not found.quality:
-                self.mean()  # refuses with the reason
+                self.mean()  # raises an error with the reason
             if found.quality and all(quality.is_hidden for quality in found.quality):
                 factor = MARGIN * 2.0 / max(0.02, *(each.visibility for each in found.quality))
                 raise TooNoisy(f"the noise hides whether the other columns predict {target!r}", factor=factor)
@@ -287,7 +289,7 @@ class PrivateMoment(FeatureArtifact):
         """
         group, marks = self._target(label, None)
         if len(group) < 2:
-            raise Invalid(f"{label!r} is no category of several columns; use ridge with the two values of its classes")
+            raise Invalid(f"{label!r} is not a category with several values; use ridge with its two values as classes")
         others = np.setdiff1d(np.arange(self.n_features), self._columns(label))
         with self._stating_epsilon():
             found = self.moment.discriminant(group, others, l2=l2)
@@ -313,7 +315,7 @@ class PrivateMoment(FeatureArtifact):
         scale : {"none", "standard", "mca", "famd"}
             Weights of the columns. ``standard``: one over the standard deviation. ``mca``: one over the root of the
             share of each value, for tables of categories only. ``famd``: ``mca`` for categories, and ``standard`` for
-            the other columns. A variance or share counts at least three of its standard errors.
+            the other columns. A variance or share below three of its standard errors is raised to that value.
         parent : str, optional
             The digest of this artifact.
 
@@ -339,7 +341,7 @@ class PrivateMoment(FeatureArtifact):
             visible = int((found.denoised > 0.0).sum())
             if whiten and visible < n_components:
                 raise TooNoisy(
-                    f"whitening needs components above the noise, and {visible} of {n_components} are",
+                    f"whitening needs components above the noise, but only {visible} of {n_components} are",
                     factor=MARGIN * found.edge / max(float(found.values[-1]), found.edge / 100.0),
                 )
         n = moment.n_rows if self.has_mean else 1.0
@@ -385,7 +387,7 @@ class PrivateMoment(FeatureArtifact):
             return self.moment.sample(n_rows, seed=seed)
 
     def _columns(self, name: str) -> NDArray[np.intp]:
-        """Return the columns of a raw column or a feature."""
+        """Return the indices of the feature with this name, or of all features made from the raw column."""
         names = self.feature_names
         found = [at for at, each in enumerate(names) if each == name or each.startswith((f"{name}=", f"{name}["))]
         if not found:
@@ -394,7 +396,7 @@ class PrivateMoment(FeatureArtifact):
         return np.array(found)
 
     def _target(self, name: str, classes: tuple[float, float] | None) -> tuple[NDArray[np.intp], list[Any]]:
-        """Return the columns to predict, and the classes that they mark, if any."""
+        """Return the indices of the features to predict, and the classes that these indicate; none in a regression."""
         columns, names = self._columns(name), self.feature_names
         if names[columns[0]] != name and names[columns[0]].startswith(f"{name}="):
             if classes is not None:
@@ -414,9 +416,9 @@ class PrivateMoment(FeatureArtifact):
         return [target] if len(group) == 1 else [str(mark) for mark in marks]
 
     def _mark(self, group: NDArray[np.intp]) -> float:
-        """Return the mean value by which an indicator marks its class: 1, or less where rows were scaled.
+        """Return the typical entry of an indicator in rows of its class: 1, or less if clipping scaled rows down.
 
-        The sum of the squares of indicators over the sum of indicators is that value.
+        It is the sum of the squared indicators divided by the sum of the indicators.
         """
         total = float(self.moment.mean().values[group].sum()) * self.moment.n_rows
         return min(max(float(np.trace(self.moment.released[np.ix_(group, group)])) / max(total, 1.0), 0.01), 1.0)
@@ -442,7 +444,7 @@ class PrivateMoment(FeatureArtifact):
     def _derived(
         self, facts: Mapping[str, Any], parent: str | None, columns: Any, *, left_out: str | None = None
     ) -> dict[str, Any]:
-        """Return the manifest of a derived artifact over some of the columns."""
+        """Return the manifest of an artifact derived from the features with the indices ``columns``."""
         kept = {name: self.manifest[name] for name in _INHERITED if name in self.manifest}
         names, encoder = self.manifest.get("feature_names"), self.manifest.get("encoder")
         if names is not None:
@@ -458,7 +460,7 @@ class PrivateMoment(FeatureArtifact):
 
     @contextmanager
     def _stating_epsilon(self) -> Iterator[None]:
-        """Add to a refusal because of noise the epsilon at which the noise would allow the request."""
+        """Within this context, add to each `TooNoisy` message the epsilon at which the request would be possible."""
         try:
             yield
         except TooNoisy as error:
@@ -503,7 +505,7 @@ def epsilon_with_less_noise(*, epsilon: float, delta: float, factor: float) -> f
 
 
 def _delta_of(strength: float, epsilon: float) -> float:
-    """Return the least delta of Gaussian noise with sensitivity over standard deviation ``strength``."""
+    """Return the least delta, at an epsilon, of Gaussian noise of standard deviation 1 and sensitivity ``strength``."""
     most, tail = epsilon / strength - strength / 2.0, epsilon / strength + strength / 2.0
     if tail < 30.0:
         return (math.erfc(most / math.sqrt(2.0)) - math.exp(epsilon) * math.erfc(tail / math.sqrt(2.0))) / 2.0

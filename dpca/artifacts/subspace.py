@@ -300,7 +300,7 @@ class PrivateSubspace(FittedTransformer, Artifact):
         )
 
     def moment(self, *, parent: str | None = None) -> PrivateMoment:
-        """Return the released second moment with its noise, from which `PrivateMoment` derives more at no charge.
+        """Return the released second moment with its noise, from which models are derived without spending budget.
 
         Parameters
         ----------
@@ -310,8 +310,8 @@ class PrivateSubspace(FittedTransformer, Artifact):
         Raises
         ------
         Invalid
-            If the release has no noisy matrix, or did not keep it. If it was released in rounds: combining them needs
-            the pipeline (`flows.published.moment_of`).
+            If the release has no noisy matrix, or did not keep it. Also if the subspace was released in rounds,
+            because only the pipeline can combine the rounds (`flows.published.moment_of`).
         """
         if self.answers is not None:
             raise Invalid(

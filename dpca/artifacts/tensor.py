@@ -224,9 +224,8 @@ class TensorComponents(Artifact):
         Returns
         -------
         float
-            For topics: the log-probability of a document's words as a sequence, so without the multinomial coefficient,
-            with small
-            word probabilities raised as in `transform`. For mixtures: the log-density in data units.
+            For topics: the log-probability of a document's words as a sequence, so without the multinomial coefficient.
+            Small word probabilities are raised as in `transform`. For mixtures: the log-density in data units.
 
         Raises
         ------

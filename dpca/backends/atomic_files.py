@@ -84,10 +84,10 @@ STREAM_POINTS = (
     "answer.row_written",
     "answer.row_committed",
 )
-"""The additional points of a stream; each of its ticks passes most points of both lists."""
+"""The additional crash points of a stream. Each tick, which releases one answer, passes most points of both lists."""
 
 INGEST_POINTS = ("arrivals.key_written", "arrivals.planned", "arrivals.published", "arrivals.recorded")
-"""The additional points of an ingest with ids of individuals."""
+"""The additional crash points of an ingest with ids of individuals."""
 
 hook: Callable[[str], None] | None = None
 

@@ -127,7 +127,7 @@ class Place(Protocol):
         """Return a read-only Zarr store with the files of this place."""
 
     def reaching(self) -> AbstractContextManager[None]:
-        """Return a context in which an error of reaching this place is raised as `Unavailable`."""
+        """Return a context that raises `Unavailable` if this place cannot be reached."""
 
 
 def write_and_check(place: Place, path: str, payload: bytes) -> None:

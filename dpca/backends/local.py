@@ -46,7 +46,7 @@ class LocalPlace:
         return str(self.root / path)
 
     def read(self, path: str, *, most: int = MOST_BYTES) -> Stored:
-        """Read a small file, with a tag from before the read, so that a later change always changes the tag."""
+        """Read a small file. Its tag is taken before the read, so any later change of the file changes the tag."""
         address = f"{self.root}/{path}"  # use a string path, because creating thousands of Path objects is slow
         try:
             payload, status = read_with_status(address, most=most)

@@ -223,7 +223,7 @@ class ObjectPlace:
 
     @contextmanager
     def reaching(self) -> Iterator[None]:
-        """Within this context, convert client errors into `Unavailable`, or ``FileNotFoundError`` without an object."""
+        """Within this context, raise client errors as `Unavailable`, or ``FileNotFoundError`` for a missing object."""
         try:
             yield
         except FileNotFoundError as error:

@@ -59,7 +59,7 @@ from dpca.errors import BadSource
 
 _EXACT = 1 << 53  # float64 represents every integer up to 2^53 exactly
 _PLAIN = (pa.Bool8Type, pa.JsonType, pa.FixedShapeTensorType)
-"""Extension types whose storage has the same meaning as the type."""
+"""Arrow extension types whose stored values may be read as plain values without a change of meaning."""
 #: Patterns of the text of a number of each type.
 _NUMERALS = {
     pa.float64(): r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$",
@@ -79,7 +79,7 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
     if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would read bytes as text, times as ticks
         raise refusal
-    if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds only that cast correctly
+    if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds a direct cast incorrectly
         array = array.cast(pa.string())
         array = array if kind == pa.float64() else pc.replace_substring_regex(array, r"\.0*$", "")
     elif pa.types.is_string_view(array.type):
@@ -487,10 +487,10 @@ def _filled(cells: pa.Array) -> NDArray[np.float64]:
 
 
 NO_ID = ("", "nan", "NaN", "None", "<NA>", "NaT")
-"""The texts that are no id."""
+"""The texts that count as "no id" in a column of ids."""
 _WHOLE = r"^(-?[0-9]+){}0*$"
 _EXACT_IDS = {pa.float16(): 1 << 11, pa.float32(): 1 << 24, pa.float64(): 1 << 53}
-"""The bounds up to which no two whole numbers become the same float."""
+"""For each type of float, the bound up to which it represents every whole number."""
 
 
 def id_type(kind: pa.DataType) -> pa.DataType:

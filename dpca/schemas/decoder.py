@@ -40,9 +40,10 @@ def decode(schema: Schema, rows: NDArray[np.float64]) -> pa.Table:
     -------
     Arrow table with the encoded columns of the schema
         A category is the value with the largest feature. Numbers and dates are clipped to their range. Numbers are
-        rounded to about a thousandth of the range, and dates to days. Booleans and dates that the schema reads from
-        other texts are such texts. A value is null if its feature for
-        missing values is above one half, or for a category the largest.
+        rounded to about a thousandth of the range, and dates to days. If the schema does not accept the texts true and
+        false, a boolean is returned as the first declared text. If it does not accept ISO dates, a date is returned in
+        the first declared format. A value is null if its feature for missing values is above one half. A category is
+        null if this feature is the largest.
 
     Raises
     ------

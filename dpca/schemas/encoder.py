@@ -107,7 +107,7 @@ class Encoder:
         return self.features(self.raw(rows))
 
     def features(self, table: pa.Table) -> NDArray[np.float64]:
-        """Encode the columns that `raw` returns; errors as of `transform`."""
+        """Encode the columns that `raw` returns, with the same errors as `transform`."""
         try:
             found, faults = self.encode({column.name: table.column(column.name) for column in self.columns})
         except BadSource as error:

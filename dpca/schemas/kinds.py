@@ -224,7 +224,7 @@ class Categorical(_Encoded):
         return tuple(f"{self.name}={value}" for value in [*self.values, *more])
 
     def is_filled(self) -> bool:
-        """Return whether each row has exactly one of the features: no rule sets all of them to 0."""
+        """Return whether exactly one feature is 1 in each row, that is, no rule sets all of the features to 0."""
         return "zero" not in (self.others, self.missing)
 
 

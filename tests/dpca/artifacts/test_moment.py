@@ -200,7 +200,7 @@ def test_what_the_release_cannot_support_is_refused_with_what_would_do() -> None
             refuse()
     with pytest.raises(Invalid, match="its columns are age, job, owner, income"):
         MOMENT.ridge("wealth")
-    with pytest.raises(Invalid, match="no category"):
+    with pytest.raises(Invalid, match="not a category"):
         MOMENT.lda("age")
     with pytest.raises(Invalid, match="leave out classes"):
         MOMENT.ridge("job", classes=(0, 1))
