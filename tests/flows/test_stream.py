@@ -350,7 +350,7 @@ class TestCommands:
             (("--strategy", "sqrt"), "needs a number of ticks"),
             (("--strategy", "decay"), "needs --window or --half-life"),
             (("--window", "7", "--half-life", "3"), "two different estimates"),
-            (("--instalment", "3"), "whose charge depends on them"),
+            (("--instalment", "3"), "whose charge depends on the number of ticks"),
             (("--epsilon", "9", "--ticks", "3", "--yes"), "nothing was charged"),
         ],
     )

@@ -293,7 +293,7 @@ def test_a_refinement_depends_on_the_released_matrix_and_public_numbers_alone():
 
 def test_noise_that_is_not_isometric_and_normal_is_refused():
     extended = NoisyMoment(matrix=KNOWN + isometric_noise(40, seed=0), noise_std=1.0, constant=0.5)
-    with pytest.raises(Refused, match="score by fission"):
+    with pytest.raises(Refused, match="use score_by_fission"):
         leading_pairs.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
     wishart = standardised(NoisyMoment(matrix=KNOWN, noise_std=1.0, noise="wishart"))
     with pytest.raises(Refused, match="score normal noise only"):
