@@ -111,10 +111,12 @@ def reproduce(
     runs: Annotated[
         int, typer.Option(min=1, help="Number of runs per mean, fewer if the time limit is reached.")
     ] = RUNS,
-    limit: Annotated[float, typer.Option(min=0.1, help="Limit of processor time per cell, in seconds.")] = LIMIT,
+    limit: Annotated[
+        float, typer.Option(min=0.1, help="Limit in seconds of processor time for one method at one epsilon.")
+    ] = LIMIT,
     page: Annotated[Path | None, typer.Option(help="Markdown file to write.")] = None,
     cells: Annotated[
-        Path | None, typer.Option(help="File of finished cells; its cells are not run again, new ones are added.")
+        Path | None, typer.Option(help="File of results; stored results are not computed again, new ones are added.")
     ] = None,
 ) -> Report:
     """Compare all mechanisms with two libraries and three published covariance methods on real data.

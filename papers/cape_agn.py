@@ -84,15 +84,15 @@ STORED = {
     "mixture D=50 K=10": (1.05, 0.860, 0.581),
 }
 """Errors of capeAGN to the nearest component, stored with the authors' code, at `OF_MANY` and `USUAL` records. Their
-draws and decomposition differ from ours, so they bound our error with the printed noise from above."""
+draws and decomposition differ from ours, so these errors are only upper bounds for our error with the printed noise."""
 
 
 def reproduce(*, runs: Runs = RUNS, out: OutFolder = None) -> Report:
     """Check capeAGN over five sites and its baselines on topics and mixtures drawn as in its paper.
 
-    Errors of components and of weights are computed along epsilon, delta and records. The records are synthetic and
-    stay in this process, so no budget is spent. It takes five minutes on one processor. With fewer runs, checks that
-    compare errors are not judged.
+    Errors of components and of weights are computed for several values of epsilon, of delta and of the number of
+    records. The records are synthetic and stay in this process, so no budget is spent. It takes five minutes on one
+    processor. With fewer runs, checks that compare errors are not judged.
 
     Returns
     -------

@@ -100,17 +100,17 @@ STORED = {
 }
 """Energies of capePCA stored with the authors' code, by their figures."""
 AS_STORED = 35.0
-"""The distance within which the arm with the printed noise and scaling must reproduce a stored energy, of 275."""
+"""The largest accepted difference between the energy of `PRINTED` and the stored energy; the best energy is 275."""
 STORED_SHARES = {
     "MNIST": dict(zip(EPSILONS, (3.67 / 43.42, 12.8 / 43.42, 21.6 / 43.42, 37.4 / 43.42, 41.4 / 43.42), strict=True)),
     "COVTYPE": dict(zip(EPSILONS, (2.79 / 4.317, 4.12 / 4.317, 4.19 / 4.317, 4.28 / 4.317, 4.30 / 4.317), strict=True)),
 }
 """The stored energies on real data, relative to those without privacy."""
 CONSTANTS = {"captured energy": 0.04, "closeness to the true subspace": 0.6, "low-rank approximation": 0.2}
-"""The largest accepted constants of the guarantees, which the paper states up to a constant. With the noise of `CONV`
-they are at least twice as large, and fail."""
+"""The largest accepted constants of the guarantees, which the paper states up to a constant. With the noise of `CONV`,
+the measured constants are at least twice as large, so the checks would fail."""
 GUARANTEED = (1.0, 5.0, 10.0)
-"""The epsilons at which the gap of the model exceeds the noise, with 6,000 records at each of ten sites."""
+"""The epsilons at which the eigengap of the model exceeds the noise, with 6,000 records at each of ten sites."""
 SHAPES = ((54, 10), (200, 50), (784, 50))
 COORDINATES = 500_000
 """The number of coordinates in which noise is measured. It gives a measured variance a relative std of 0.002; checks
@@ -130,10 +130,10 @@ def reproduce(
 ) -> Report:
     """Check capePCA over several sites and its baselines on the model of its paper, on MNIST and on COVTYPE.
 
-    It checks energies along epsilon, delta, records and sites, the three utility guarantees, the true epsilon and
-    variance of the printed noise, Proposition 1, and the bytes sent. The rows are synthetic or public and stay in this
-    process, so no budget is spent. It takes ten minutes on one processor. With fewer runs, checks of energies are not
-    judged.
+    It checks energies for several values of epsilon, delta, records and sites, the three utility guarantees, the true
+    epsilon and variance of the printed noise, Proposition 1, and the bytes sent. The rows are synthetic or public and
+    stay in this process, so no budget is spent. It takes ten minutes on one processor. With fewer runs, checks of
+    energies are not judged.
 
     Returns
     -------

@@ -50,7 +50,7 @@ NIGHTS = {32: (0.967, 0.004), 128: (0.952, 0.006)}
 """The mean share of the best captured variance of a9a that a stream captures, by the number of nights, with its
 tolerance."""
 COMPANIONS = {32: {"independent releases": 0.898, "tree": 0.947}, 128: {"independent releases": 0.810, "tree": 0.921}}
-"""The same shares for separate releases with equal noise, and for the tree, within `SEPARATE`."""
+"""The same shares for separate releases with equal noise, and for the tree; their tolerance is `SEPARATE`."""
 SEPARATE = 0.01
 
 _CLOSE, _CLIP = 1e-4, math.sqrt(14.0)
@@ -239,7 +239,8 @@ class Buffered:
     """A buffered linear Toeplitz matrix (BLT).
 
     ``poles`` and ``zeros`` are the h and g of the generating function ``c = prod(1 - g_i z) / prod(1 - h_i z)``. The
-    multipliers belong to the poles 1 and g of the function ``1 / ((1 - z) c)``, which gives prefix sums.
+    multipliers m give prefix sums by the partial fractions ``1 / ((1 - z) c) = sum_p m_p / (1 - p z)``, in which p is 1
+    or one of the zeros g.
     """
 
     poles: tuple[float, ...]
@@ -253,7 +254,7 @@ class Buffered:
         return divided(above, np.asarray(np.poly(self.poles), np.float64))
 
     def prefix(self, inputs: Matrix) -> Matrix:
-        """Return the noise of the prefix sums, computed by the buffers from the noise of each tick (ticks, ...)."""
+        """Return the noise of all prefix sums, shape (ticks, ...), from the noise of each tick in the same shape."""
         decay = np.array([1.0, *self.zeros])
         buffers = np.zeros((len(decay), *inputs.shape[1:]))
         found = np.empty_like(inputs)

@@ -36,8 +36,8 @@ from papers.lib.experiments import (
 from papers.lib.public_data import a9a_rows, available, second_moment
 
 DELTA, RUNS, COVERED_RUNS, FEW = 1e-6, 5, 40, 5_000
-"""The numbers of draws for a cell of the table (`RUNS`) and for a coverage (`COVERED_RUNS`), and the number of rows of
-the small MNIST (`FEW`)."""
+"""The numbers of draws for the mean of a `Cell` (`RUNS`) and for the coverage of a lower bound (`COVERED_RUNS`), and
+the number of rows in the small subset of MNIST (`FEW`)."""
 ARMS = ("none", "eb", "spikes", "all", "auto")
 
 _SEED, _SIGNAL_SEED = 7, 5

@@ -85,7 +85,7 @@ CHARTS = {
 }
 
 TRUE = {1.0: 1.06, 5.0: 5.58, 10.0: 10.97, 20.0: 20.89}
-"""The true epsilon of the printed noise of Theorem 1, which claims the key, for 50 ratings and five rounds."""
+"""The true epsilon of the printed noise of Theorem 1, by claimed epsilon, for 50 ratings per user and five rounds."""
 AT_MOST: Mapping[int, tuple[float, ...]] = {
     20_000: (0.33, 0.105, 0.065, 0.043),
     50_000: (0.18, 0.066, 0.035, 0.020),

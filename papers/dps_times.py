@@ -40,7 +40,7 @@ type Row = dict[str, Any]
 
 FEATURES, EPSILON, DELTA = (200, 400, 800), 1.0, 0.1
 ROUNDS, SWEEPS, STEPS = 10, 100, 200
-"""The paper's rounds of DPS-PCA and sweeps of its Gibbs chain, and the number of steps for the median time."""
+"""The numbers of rounds of DPS-PCA and of sweeps of the Gibbs chain in the paper, and the number of steps timed."""
 STEP_MILLISECONDS = 1.0
 SCORES = 2.0
 """The change of a score when one record is replaced."""

@@ -96,8 +96,8 @@ _FOUR: Mapping[str, tuple[Data, int, Relation, tuple[float, ...]]] = {
 }
 """Captured variance at epsilon .1 for k = 10 and 30, first without and then with centring.
 
-The derivation expected .906 for the last number of replace_one. Twenty releases of this mechanism have a mean of .916,
-with a standard deviation of .005 each. All other numbers are those of the derivation.
+All numbers but one come from the derivation of the method. The last number of replace_one was .906 there. It is .916
+here, the mean of twenty releases of this mechanism with a standard deviation of .005 each.
 """
 
 

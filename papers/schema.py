@@ -58,7 +58,7 @@ CELLS = (
     Cell(n_components=30, epsilon=0.1, center="private"),
     Cell(n_components=30, epsilon=0.1, rounds=3, center="private"),
 )
-"""The expected numbers are those of the derivation, as means of four draws."""
+"""The expected numbers come from the derivation of the method, where each is a mean of four draws."""
 
 
 def reproduce() -> Report:

@@ -91,7 +91,7 @@ EPSILON, EPSILONS, PRINTED_DELTA, SMALL_DELTA = 0.1, (0.1, 0.3, 1.0, 4.0), 1e-3,
 """The epsilon of Table 3, the epsilons of Figure 1, the paper's delta, and a delta below one over the number of records
 of every data set."""
 RANDOM, MAJORITY, FEW = "random subspace", "most frequent label", 3
-"""Baselines, and the number of splits of expensive arms when d is not small."""
+"""The names of two baselines, and the number of splits for slow methods on data with many columns."""
 CHARGED = "nothing: the data are public, and the keys come from seeds"
 TITLES = {
     "figure1": "Figure 1: squared distance against epsilon",

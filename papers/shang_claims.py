@@ -49,16 +49,16 @@ SEEDS = (1, 2, 3, 4, 5)
 DELTA, EPSILON = 1e-3, 0.1
 RECORDS, SOME_EPSILONS, ORDERS = (500, 1_000, 2_000, 4_000), (0.5, 1.0, 2.0, 4.0), (10, 20, 40)
 LONGER, FIXED, STEP = 40.0, 200, 1.0 / 12.0
-"""The factor of the restated step of Theorem 2; the fixed T of Theorem 4, and its step size ``1 / 12 L``, L = 1."""
+"""The factor of the restated step size in Theorem 2; the fixed T in Theorem 4; its step size ``1 / (12 L)``, L = 1."""
 BOUNDS: dict[str, Callable[[dict[str, float]], float]] = {
     "Theorem 2": lambda facts: math.sqrt(facts["d"] / facts["epsilon"]) / facts["n"],
     "Theorem 4": lambda facts: (
         facts["d"] * math.log(facts["n"] * facts["epsilon"] / facts["d"]) / (facts["n"] * facts["epsilon"]) ** 2
     ),
 }
-"""The printed bounds, without constants; the logarithm of Theorem 4 makes its slopes less steep than its powers."""
+"""The printed bounds without constants. The logarithm in Theorem 4 makes the slopes less steep than its exponents."""
 EPOCHS, PASSES, MIXES = (1, 3, 10, 30), (0.1, 1.0, 10.0), (0.1, 0.5, 0.9)
-"""The swept m of Algorithm 2; T over n, of both; and mu of Algorithm 1."""
+"""The values that the sweep tries: m of Algorithm 2, T / n of both algorithms, and mu of Algorithm 1."""
 CHARTS = {
     "sweep": LineChart(
         title="Shang et al.: free settings of the printed algorithms on a9a, epsilon 0.1",

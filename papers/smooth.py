@@ -36,7 +36,7 @@ CLOSE = 0.1
 FAR = 200_000
 """An eigengap at which all noise is small."""
 LEAST, RATIO, HIGHEST = 20.0, 1.05, 170
-"""Eigengaps are the least one times powers of the ratio; the search for a crossing goes down from the highest power."""
+"""Searches use the eigengaps ``LEAST * RATIO**i``. The search for a crossing goes down from ``i = HIGHEST``."""
 EPSILONS = (0.2, 0.4, 0.8)
 
 

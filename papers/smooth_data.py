@@ -53,9 +53,9 @@ from papers.lib.public_data import TEXT_FEATURES, available, made_text
 RUNS, DELTA = 5, 1e-3
 NAMES = ("a9a", "mnist", "reuters")
 SHARES = (0.35, 0.6, 0.8, 1.0, 1.25, 2.0, 4.0, 8.0, 16.0)
-"""Eigengaps of the data over the useful one, from which the epsilons of the cliff follow."""
+"""Ratios of the data's eigengap to the useful eigengap. Each determines an epsilon near the cliff."""
 LARGEST = 8.0
-"""The largest epsilon that runs."""
+"""Larger epsilons are not run."""
 SMOOTH, GAUSS = "smooth Gaussian", "Analyze Gauss"
 RELATION: Relation = "add_remove"
 ROUNDING = 1e-6

@@ -47,7 +47,7 @@ _SEED = 52
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A setting, with the captured variance that the derivation expects without and with a new map at 1, 2, 4, ..."""
+    """A setting, with the captured variance expected without maps, and with a new map in nights 2, 4, 8, ..."""
 
     epsilon: float
     center: Center = "none"
@@ -154,7 +154,7 @@ def _last_version(rows: sparse.csr_array, cell: Cell, arm: str, draw: int) -> Su
 
 
 def _earlier(rows: sparse.csr_array, cell: Cell, draw: int) -> Start:
-    """Return the start that a release of half of the rows gives."""
+    """Release half of the rows, and return the start (`--like`) that a stream takes from this release."""
     half = rows[np.sort(np.random.default_rng(_SEED + 1).permutation(rows.shape[0])[: rows.shape[0] // 2])]
     problem = Problem(n_features=rows.shape[1], clip_norm=1.0, records_at_most=half.shape[0], center=cell.center)
     released = run_mechanism(

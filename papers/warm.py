@@ -55,9 +55,9 @@ CELLS = (
     Cell(n_components=30, epsilon=0.1, center="private", expected=0.887),
     Cell(n_components=30, epsilon=0.3, center="none", expected=0.991),
 )
-"""The expected numbers are those of the derivation, as means of three draws."""
+"""The expected numbers come from the derivation of the method, where each is a mean of three draws."""
 SITES, OF_SITES = 4, {"one round": 0.953, "three rounds": 0.966, "warm": 0.973}
-"""The number of sites, and for the first of `CELLS` the expected numbers of one owner, which are those of the sites."""
+"""The number of sites, and the captured variances expected for the first of `CELLS`, which are those of one owner."""
 
 
 def reproduce() -> Report:

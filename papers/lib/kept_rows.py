@@ -33,7 +33,10 @@ FINEST = 14
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptRows(Rows):
-    """Rows of norm at most 1 with a cache of gridded rows (one grid), second moments (each grid) and eigenpairs."""
+    """Rows of norm at most 1, with a cache of results that many releases share.
+
+    The cache has the rows rounded to an integer grid, the second moment on each grid, and eigenpairs.
+    """
 
     gridded: dict[int, Gridded] = field(default_factory=dict, repr=False)
     moments: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False)

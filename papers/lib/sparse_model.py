@@ -120,7 +120,7 @@ NON_PRIVATE, TRUNCATED = "no privacy", "no privacy, truncated"
 
 
 PRINTED_ROUNDS = 10
-"""T of the paper."""
+"""The number T of rounds in the paper."""
 
 
 def printed_std(*, epsilon: float, delta: float) -> float:

@@ -150,7 +150,7 @@ def formula_epsilon(name: str, requested: Settings) -> float:
 
 
 _LONGER = {"steps": "T/n=", "epochs": "m="}
-"""Settings of printed algorithms, as in the names of arms."""
+"""How the names of arms show the settings that give a printed algorithm more steps."""
 
 type Calibration = Literal["tight", "paper", "printed"]
 WIDE, NARROW, SMALL = 5_000, 1_000, 500
@@ -282,7 +282,7 @@ PRINTED_SPCA = Arm(mechanism="dp_spca", calibration="printed")
 PRINTED_VRPCA = Arm(mechanism="dp_vrpca", calibration="printed")
 LONG_SPCA = Arm(mechanism="dp_spca", calibration="printed", settings={"steps": 10}, dear=True)
 LONG_VRPCA = Arm(mechanism="dp_vrpca", calibration="printed", settings={"epochs": 30}, dear=True)
-"""The printed algorithms with the least number of steps, in a sweep on a9a, that captures about what more steps do."""
+"""The printed algorithms with more steps: the smallest number, in a sweep on a9a, beyond which the gain is small."""
 PPI = Arm(mechanism="noisy_power", calibration="printed", ranges="wide")
 COMPARED = (ANALYZE_GAUSS, REFINED, GAUSSIAN, MOD_SULQ)
 """The arms whose losses are reported."""

@@ -242,8 +242,8 @@ SITES = 5
 CAPE, CONV, LOCAL, POOLED, AVN = "cape", "conv", "local", "pooled", "avn"
 NON_PRIVATE, RANDOM, PRINTED = "non-private", "random", "cape as printed"
 ARMS = (CAPE, CONV, LOCAL, POOLED, AVN, NON_PRIVATE, RANDOM, PRINTED)
-"""Without colluders, the sum that CAPE opens has the law of a release by one owner. So `PRINTED` is AGN of all records
-with the printed noise."""
+"""The compared methods. Without colluders, the sum that CAPE unmasks is distributed like a release by one owner. So
+`PRINTED` is AGN on all records together, with the printed noise."""
 OVER_SITES: dict[str, Callable[..., Any]] = {CAPE: partial(CapeAgn, colluders=0), CONV: ConvAgn, LOCAL: LocalAgn}
 WITHOUT_EPSILON = (NON_PRIVATE, RANDOM)
 

@@ -1,8 +1,12 @@
 """Faults in the first attempt of a run, and the outcome required of each.
 
-The faults: the process is killed, the disk becomes full, the database becomes unavailable, or a Dask worker is killed.
-Another process completes the same request while the run waits at a crash point, or several processes make the request
-at once. The clock is set back while rows are ingested. The home is restored from a copy, where the run must be refused.
+These faults are simulated:
+
+- The process is killed, the disk becomes full, the database becomes unavailable, or a Dask worker is killed.
+- Another process completes the same request while the run waits at a crash point, or several processes make the request
+  at the same time.
+- The clock is set back while rows are ingested.
+- The home is restored from an older copy, in which the run must be refused.
 """
 
 import json

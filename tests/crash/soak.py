@@ -142,7 +142,7 @@ def plan_kinds(count: int, *, is_even: bool, on_server: bool) -> list[Kind]:
 
 
 def plan_faults(kinds: Sequence[Kind], size: int, traces: Sequence[Sequence[Place]], *, on_server: bool) -> list[Fault]:
-    """Distribute faults over the crash points that runs reach: every point once, then repeated passes of a point.
+    """Distribute faults over the crash points that runs reach: first each point once, then its later occurrences.
 
     ``size`` is the number of runs in a world; the runs of a world alternate between the mechanisms.
     """
@@ -195,7 +195,7 @@ def _without_lock(trace: Sequence[Place]) -> list[Place]:
 def _crash_all(
     template: World, kinds: Sequence[Kind], calm: World, traces: Sequence[Sequence[Place]], cluster: Cluster
 ) -> Report:
-    """Divide the worlds among parallel lanes; each lane has a separate process group."""
+    """Crash the runs of all worlds in parallel lanes: process groups, each of which gets a part of the worlds."""
     size = max(1, min(RUNS, -(-len(kinds) // LANES)))
     worlds = list(enumerate(batched(plan_faults(kinds, size, traces, on_server=bool(template.url)), size)))
     parent, report, lanes = os.getpid(), Report(), {}

@@ -39,7 +39,7 @@ def python_blocks(page: Path) -> list[str]:
 
 
 class Reader:
-    """A simulated new user, who has an empty home and runs the scripts of a page.
+    """A simulated new user with an empty home, who runs the shell blocks of a page.
 
     ``dpca`` commands run in this process, whose libraries are already loaded; all other commands run in a shell. With
     ``hurried``, confirmation prompts are answered, and sums are computed in this process without Prefect and Dask.

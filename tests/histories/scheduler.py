@@ -51,7 +51,7 @@ class Process:
 
 
 class Scheduler:
-    """Scheduler that runs simulated processes in turns.
+    """Scheduler that runs one simulated process at a time, in an order that follows from a seed.
 
     Parameters
     ----------

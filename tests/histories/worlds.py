@@ -49,7 +49,7 @@ SETTINGS = Settings(cluster="none")
 
 
 def request_of(number: int, *, name: str = NAMES[0]) -> SubspaceRequest:
-    """Return the request with this number; requests that differ only in the name to publish are one release."""
+    """Return request ``number``; requests that differ only in the name to publish belong to the same release."""
     settings = {"iterations": "2", "oversampling": "1"} if number % 3 == 2 else {}
     return SubspaceRequest(
         dataset=DATASET,

@@ -52,7 +52,7 @@ class Silence:
 
 @dataclass(slots=True)
 class Pulse:
-    """Periods in which an idle thread woke up too late, because the machine ran no process."""
+    """Periods in which an idle thread woke up too late, because the machine was stalled and ran no process."""
 
     late: list[tuple[float, float]] = field(default_factory=list)
 

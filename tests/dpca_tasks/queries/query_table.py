@@ -99,7 +99,7 @@ def sample_of_all(relation, bits):
 
 
 def shifted_moment(relation, bits):
-    """Return the moment around a mean that is at the bound along an axis; many tried rows are along an axis, too."""
+    """Return the moment around a mean along an axis, of the largest norm; many tried rows are along axes too."""
     return ShiftedMoment(shift=on_shift_grid(np.eye(D)[0]), **facts(relation, bits))
 
 
@@ -275,7 +275,7 @@ def full(query, packed):
 
 
 def widest_scores(query, packed):
-    """Return the length of the interval of 0 and all score changes, the largest over all numbers of directions."""
+    """Return the length of the interval that spans 0 and all changes of scores, for the worst number of directions."""
     values = np.linalg.eigvalsh(query.matrix(packed))
     least, most = np.cumsum(values), np.cumsum(values[::-1])
     return max(max(high, 0.0) - min(low, 0.0) for low, high in zip(least, most, strict=True))

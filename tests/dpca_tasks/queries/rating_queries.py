@@ -81,7 +81,7 @@ def scores(relation, **changes):
 
 
 def moved(query, left, right):
-    """Return how much a sum differs between two datasets, in the joint norm, in which the stated bound is 1."""
+    """Return the distance of a sum between two datasets, in the joint norm, scaled so that the stated bound is 1."""
     change = exact_sum(ArrayBlocks(left), query) - exact_sum(ArrayBlocks(right), query)
     return joint_norm(query, change)
 

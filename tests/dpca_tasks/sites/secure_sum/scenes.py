@@ -106,7 +106,7 @@ PHASES = ("keys", "sealed shares", "masked sums", "signed senders", "opening sha
 def attempt(world, scene, *, lost=(), order=None, transcript=None):
     """Run one attempt of a secure sum, passing all messages by hand.
 
-    ``lost`` lists pairs of a site and its first message that does not arrive.
+    ``lost`` has pairs of a site and a phase of `PHASES`: from this phase on, no message of the site arrives.
 
     Returns
     -------
