@@ -296,7 +296,7 @@ def test_noise_that_is_not_isometric_and_normal_is_refused():
     with pytest.raises(Refused, match="use score_by_fission"):
         leading_pairs.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
     wishart = standardised(NoisyMoment(matrix=KNOWN, noise_std=1.0, noise="wishart"))
-    with pytest.raises(Refused, match="score normal noise only"):
+    with pytest.raises(Refused, match="needs normal noise"):
         leading_pairs.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
 
 
