@@ -9,7 +9,6 @@ so nothing is charged.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -93,23 +92,36 @@ def _of_sites(cell: Cell, first: ArrayBlocks, second: Any) -> Iterator[Check]:
     """Compare the captured variance of joint releases over four sites with that of one owner."""
     parts = [ArrayBlocks(second[at::SITES]) for at in range(SITES)]
     moment = moment_around(second, cell.center)
-    values, found = np.linalg.eigvalsh(moment)[::-1], []
-    for draw in range(RUNS):
-        parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, first, second.shape, draw)
-        start = start_of(parent, clip_norm=1.0, records_at_most=second.shape[0])
-        assert start is not None
-        kinds = (
-            CapePca(n_components=cell.n_components, colluders=0, rounds=1),
-            CapePca(n_components=cell.n_components, colluders=0, rounds=3),
-            CapePca(n_components=cell.n_components, colluders=0, warm=True, start=partial(_same, start)),
-        )
-        joint = [_released_jointly(mechanism, cell, parts, second.shape, draw) for mechanism in kinds]
-        found.append([captured_variance(moment, each, values=values) for each in joint])
+    values = np.linalg.eigvalsh(moment)[::-1]
+    found = [
+        [
+            captured_variance(moment, each, values=values)
+            for each in _joint_components(cell, first, parts, second.shape, draw)
+        ]
+        for draw in range(RUNS)
+    ]
     for (name, expected), got in zip(OF_SITES.items(), np.mean(found, axis=0), strict=True):
         yield near(f"{cell.name}, {SITES} sites, {name}", expected, TOLERANCE, got=float(got))
 
 
-def _same(start: Start) -> Start:
+def _joint_components(
+    cell: Cell, first: ArrayBlocks, parts: list[ArrayBlocks], shape: tuple[int, ...], draw: int
+) -> list[Matrix]:
+    """Return the components of joint releases: in one round, in three rounds, and with a warm start."""
+    start, count = _start(cell, first, shape, draw), cell.n_components
+    kinds = (
+        CapePca(n_components=count, colluders=0, rounds=1),
+        CapePca(n_components=count, colluders=0, rounds=3),
+        CapePca(n_components=count, colluders=0, warm=True, start=lambda: start),
+    )
+    return [_released_jointly(mechanism, cell, parts, shape, draw) for mechanism in kinds]
+
+
+def _start(cell: Cell, first: ArrayBlocks, shape: tuple[int, ...], draw: int) -> Start:
+    """Return the start that a release of the first half in one round gives."""
+    parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, first, shape, draw)
+    start = start_of(parent, clip_norm=1.0, records_at_most=shape[0])
+    assert start is not None
     return start
 
 
@@ -141,9 +153,7 @@ def _captured(
     values: Matrix,
 ) -> list[float]:
     """Return the captured variance of the second half: of one round, of three rounds, and with a warm start."""
-    parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, sources[0], shape, draw)
-    start = start_of(parent, clip_norm=1.0, records_at_most=shape[0])
-    assert start is not None
+    start = _start(cell, sources[0], shape, draw)
     kinds = (
         AnalyzeGauss(n_components=cell.n_components, rounds=1),
         AnalyzeGauss(n_components=cell.n_components, rounds=3),

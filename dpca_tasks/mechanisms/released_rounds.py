@@ -25,7 +25,7 @@ Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the mart
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import Event, composed, steps
-from dpca_tasks.errors import Refused
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.forecast.expected_rounds import LastRound, last_round
 from dpca_tasks.forecast.noise_forecast import forecast, spectrum_shares
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
@@ -78,6 +78,17 @@ def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int
     return best_rounds(n_components, epsilon=target.epsilon, centred=problem.center == "private")
 
 
+def check_count(rounds: int | str) -> None:
+    """Refuse a number of rounds for which no shares of the budget are defined."""
+    if rounds not in (1, *SHARES):
+        raise InvalidInput(f"rounds={rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
+
+
+def multiplier_together(multipliers: Iterable[float]) -> float:
+    """Return the noise multiplier of one Gaussian release that costs as much as several with these multipliers."""
+    return 1.0 / math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
+
+
 def round_noises(target: PrivacyTarget, *, rounds: int) -> list[Symmetric]:
     """Return the noise of each of several rounds, which together meet a target."""
     multipliers = [
@@ -117,7 +128,7 @@ def plan_rounds(
         mechanism=mechanism,
         problem=problem,
         target=target,
-        noise_multiplier=1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises)),
+        noise_multiplier=multiplier_together(noise.noise_multiplier for noise in noises),
         bits=bits,
         event=composed(*(noise.event for noise in noises)),
         notes=(

@@ -246,11 +246,8 @@ def plan_over_datasets(
     )
 
 
-def with_parent(planned: PlannedJoint) -> PlannedJoint:
-    """Return a planned release that knows the earlier release from which it starts, if its request names one.
-
-    Only the process that combines the answers of the sites needs the earlier release. The guarantee of a site holds for
-    any map.
+def parent_of(planned: PlannedJoint) -> Parent | None:
+    """Load the earlier release from which a planned release starts; None if its request names none.
 
     Raises
     ------
@@ -262,9 +259,21 @@ def with_parent(planned: PlannedJoint) -> PlannedJoint:
         When the earlier release has other columns.
     """
     if planned.request.like is None:
-        return planned
+        return None
     parent = Parent.of(planned.request.like)
     check_start(planned.columns, parent.columns)
+    return parent
+
+
+def with_parent(planned: PlannedJoint) -> PlannedJoint:
+    """Return a planned release that knows the earlier release from which it starts; raises as `parent_of`.
+
+    Only the process that combines the answers of the sites needs the earlier release. The guarantee of a site holds for
+    any map.
+    """
+    parent = parent_of(planned)
+    if parent is None:
+        return planned
     start = parent.start()
     facts = {"artifact": str(parent.version), "digest": parent.version.digest, "mean_square": start.mean_square}
     return dataclasses.replace(

@@ -30,7 +30,7 @@ from flows.families.tensors import state_components
 from flows.reports.terminal import log_event
 from flows.requests import SitesRequest
 from flows.sites.parties import Answered, Quotes, Sites, sites_of
-from flows.sites.plans import PlannedJoint, with_parent
+from flows.sites.plans import PlannedJoint, parent_of, with_parent
 from storage.workspace import Workspace
 
 _KEPT_MEGABYTES = 32.0
@@ -107,7 +107,7 @@ def reserve_sites(request: SitesRequest) -> dict[str, str]:
         When the cluster, or too many sites, cannot be reached.
     """
     with sites_of(request, Workspace.open()) as sites:
-        with_parent(sites.planned)  # raises before any charge if the earlier release is unusable
+        parent_of(sites.planned)  # raises before any charge if the earlier release is unusable
         quotes = sites.quotes()
         if quotes.refusal is not None:
             raise quotes.refusal

@@ -19,6 +19,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, PREFECT_SERVER_ANALYTICS_ENABLED, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from dpca.registry.reader import Registry
 from flows.cli import PREFECT_DEFAULTS, main
 from flows.reports import activity
 from tests.certificates import Files, issue
@@ -186,6 +187,15 @@ def isolate(patch: pytest.MonkeyPatch, *, home: Path) -> None:
     patch.setenv("DPCA_CLUSTER", "none")
     # so rarely that even a slow machine adds no progress lines to the output that a test reads
     patch.setattr(activity, "PLAIN_EVERY", 3600.0)
+
+
+def damage(reference: str) -> None:
+    """Change the last byte of the largest file of an artifact."""
+    digest = Registry.open().resolve(reference).digest
+    (folder,) = (path for path in (Path(os.environ["DPCA_HOME"]) / "registry").rglob(digest) if path.is_dir())
+    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    file.chmod(0o600)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
 
 
 def facts_of(home: Path) -> Facts:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpca import home as places
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import BudgetExhausted
 from dpca.registry.reader import Registry
@@ -23,7 +22,7 @@ from flows.requests import SitesRequest
 from flows.sites.releases import preview_sites
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
-from tests.flows.conftest import Command, facts_of, isolate
+from tests.flows.conftest import Command, damage, facts_of, isolate
 from tests.flows.loaded_modules import loaded_by
 
 PEOPLE, FEATURES, RECORDS = ("north", "east", "south"), 5, 200
@@ -198,15 +197,6 @@ def test_incompatible_datasets_are_refused_in_one_line_before_any_charge(sites: 
     for words, text in REFUSED.items():
         assert text in dpca(*FIT, "--method", "conv", "--epsilon", "1", *words).complaint(1)
     assert facts_of(sites) == before
-
-
-def damage(reference: str) -> None:
-    """Change the last byte of the largest file of an artifact."""
-    digest = Registry.open().resolve(reference).digest
-    (folder,) = (path for path in (places.home() / "registry").rglob(digest) if path.is_dir())
-    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    file.chmod(0o600)
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
 
 
 CAPE: dict[str, Any] = {"method": "cape_pca", "clip_norm": 2.0}

@@ -16,7 +16,7 @@ from flows.families.parents import Parent
 from flows.releases import stages
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
-from tests.flows.conftest import FIT, Command, facts_of, isolate
+from tests.flows.conftest import FIT, Command, damage, facts_of, isolate
 
 pytestmark = pytest.mark.usefixtures("released")
 LIKE = (*FIT[:-1], "next", "--like", "sub@1", "--epsilon", "0.5", "--direct", "--yes", "--json")
@@ -96,11 +96,7 @@ def test_other_columns_are_refused(tmp_path: Path, dpca: Command) -> None:
 
 
 def test_a_damaged_earlier_release_is_refused(released: Path, dpca: Command) -> None:
-    digest = Registry.open().resolve("sub@1").digest
-    (folder,) = (path for path in (released / "registry").rglob(digest) if path.is_dir())
-    file = max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    file.chmod(0o600)
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    damage("sub@1")
     assert dpca(*LIKE).complaint(1)
 
 

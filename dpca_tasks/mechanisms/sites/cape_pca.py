@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.accounting import events
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.registered import SEPARATE
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, plan_moment
 from dpca_tasks.mechanisms.released_rounds import (
     SHARES,
     as_answer,
+    check_count,
+    multiplier_together,
     plan_rounds,
     planned_rounds,
     release_rounds,
@@ -132,7 +134,7 @@ class CapePca:
             multipliers = [each.roster.member(name).noise_multiplier for each in rounds]
             charges = [charged(multiplier, steps=membership.attempts) for multiplier in multipliers]
             event = charges[0] if len(charges) == 1 else events.composed(*charges)
-            together = sum(multiplier**-2 for multiplier in multipliers) ** -0.5
+            together = multiplier_together(multipliers)
             sites.append(replace(total, problem=problem, target=target, noise_multiplier=together, event=event))
         return JointPlan(
             sites=tuple(sites), total=total, roster=rounds[0].roster, rounds=tuple(rounds) if count > 1 else ()
@@ -221,8 +223,7 @@ class CapePca:
             return 1
         if self.rounds == "auto":
             return 1 if over_roster else planned_rounds(problem, target, n_components=self.n_components)
-        if self.rounds not in (1, *SHARES):
-            raise InvalidInput(f"rounds={self.rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
+        check_count(self.rounds)
         return self.rounds
 
     def _coarsest(self, problem: Problem, noise: Symmetric, *, first: bool, rounds: int) -> RowSum:

@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.published import Settings, published_noise
-from dpca_tasks.errors import InvalidInput, Refused
+from dpca_tasks.errors import Refused
 from dpca_tasks.mechanisms.base import Calibration, Plan, PrivacyTarget, Problem, Subspace, check_request
 from dpca_tasks.mechanisms.eigenpairs import block_width, leading_eigenpairs_of
 from dpca_tasks.mechanisms.noisy_products import Centre, start_directions
 from dpca_tasks.mechanisms.registered import SEPARATE
 from dpca_tasks.mechanisms.released_moment import decompose, moment_query, noise_facts, plan_moment, release_moment
 from dpca_tasks.mechanisms.released_rounds import (
-    SHARES,
     ask_curator,
+    check_count,
     plan_rounds,
     planned_rounds,
     release_rounds,
@@ -222,8 +222,7 @@ class AnalyzeGauss:
         allowed = self.calibration == "tight" and self._forms(problem)
         if self.rounds == "auto":
             return planned_rounds(problem, target, n_components=self._served) if allowed else 1
-        if self.rounds not in (1, *SHARES):
-            raise InvalidInput(f"rounds={self.rounds!r} must be auto, 1, 2 or 3; 3 is the most accurate.")
+        check_count(self.rounds)
         if self.rounds > 1 and not allowed:
             raise Refused(
                 f"rounds={self.rounds} needs calibration=tight and the dense form, which auto uses up to {WIDE} "
