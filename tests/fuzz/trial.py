@@ -23,8 +23,8 @@ from tests.fuzz.seeds import Seed, files_of
 from tests.fuzz.structures import rebuild
 
 NAME = "fuzzed"
-MOST_MEMORY = 2_000_000
-"""Maximum resident memory of a process, in KiB, unless it had used more before."""
+MOST_MEMORY = 1_500_000
+"""Memory in KiB that one input may take, beside what the process used before."""
 
 _TEXT = (".svm", ".mtx", ".csv", ".tsv")
 _EXPECTED = (BadSource, Invalid, Conflict)
@@ -38,7 +38,6 @@ class World:
         self._contents = [path.read_bytes() for seed in seeds for path in files_of(seed.path)]
         self.home = folder / "home"
         self.home.mkdir(parents=True)
-        self._peak = _peak_memory()
         self._engine = connect(f"sqlite:///{folder / 'dpca.sqlite'}")
         sa.event.listen(self._engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF"))
         with transaction(self._engine) as connection:
@@ -81,13 +80,13 @@ class World:
 
     def judge(self, source: Seed) -> Verdict:
         """Ingest a source, check the result, and remove it."""
+        limit = max(_peak_memory(), _memory() + MOST_MEMORY)
         with warnings.catch_warnings(record=True) as shown:
             warnings.simplefilter("always")
             verdict = self._ingest(source)
         if shown:
             verdict = Verdict(kind="other", detail=f"warns: {shown[0].message}")
-        before, self._peak = self._peak, _peak_memory()
-        if (left := self._left()) or self._peak > max(MOST_MEMORY, before):
+        if (left := self._left()) or _peak_memory() > limit:
             verdict = Verdict(kind="partial" if left else "other", detail=left or "took too much memory")
             shutil.rmtree(self.home)
             self.home.mkdir()
@@ -137,6 +136,11 @@ class World:
 def _peak_memory() -> int:
     """Return the maximum resident memory of this process so far, in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _memory() -> int:
+    """Return the resident memory of this process, in KiB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
 
 
 _EMPTY = (("datasets",), ("scratch",), ("keys",))
