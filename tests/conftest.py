@@ -38,9 +38,11 @@ def pytest_report_header() -> str:
 def pytest_collection_finish() -> None:
     """Exclude the objects created by test collection, about a million, from later garbage collections.
 
-    These objects live as long as the process, so scanning them costs time and frees nothing.
+    These objects live as long as the process, so scanning them costs time and frees nothing. Later collections start
+    a tenth as often as usual.
     """
     gc.freeze()
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -192,17 +192,16 @@ SOURCES = sorted(path for folder in (*PACKAGES, "benchmarks", "tests") for path 
 
 
 @cache
-def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a source; the result is cached, because several tests read every file."""
-    return ast.parse(source)
+def imports(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """Return all import statements of a source; the result is cached, because several tests read every file."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def bare_imports(source: str) -> list[int]:
     """Return the lines that bind a package's name, such as ``import storage`` or ``from x import storage``."""
     return [
         node.lineno
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        for node in imports(source)
         for alias in node.names
         if (alias.asname or alias.name) in GENERIC
         or (isinstance(node, ast.Import) and alias.asname is None and alias.name.split(".")[0] in GENERIC)
@@ -397,10 +396,9 @@ def test_a_folder_outside_the_layers_breaks_a_contract(copied: Path, container: 
     assert not verdicts(lint(copied))[layers]
 
 
-@cache
 def named_imports(source: str) -> frozenset[tuple[str, str]]:
     """Return (module, name) of every ``from`` import, including those in functions and for types."""
-    nodes = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in imports(source) if isinstance(node, ast.ImportFrom)]
     return frozenset((node.module or "", alias.name) for node in nodes for alias in node.names)
 
 
@@ -463,7 +461,7 @@ def own_files() -> Iterator[Path]:
 
 def assigned_twice(text: str, *, name: str) -> list[str]:
     counts: Counter[str] = Counter()
-    for statement in parsed(text).body:
+    for statement in ast.parse(text).body:
         if isinstance(statement, ast.Assign | ast.AnnAssign | ast.TypeAlias):
             targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
             nodes = [node for target in targets if target is not None for node in ast.walk(target)]
