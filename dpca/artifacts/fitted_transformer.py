@@ -113,7 +113,7 @@ class FittedTransformer:
             If the release has no feature names.
         """
         if self.feature_names is None:
-            raise AttributeError("this release has no feature names; its columns are matched by position")
+            raise AttributeError("this release has no feature names; columns are matched with it by position")
         return np.array(self.feature_names, dtype=object)
 
     def get_feature_names_out(self, input_features: Sequence[str] | None = None) -> NDArray[Any]:

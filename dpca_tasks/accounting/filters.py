@@ -437,7 +437,7 @@ def total_after_runs(rules: PrivacyFilter, total: Charge, *, runs: int, epsilon:
 
 
 def admitted_runs(rules: PrivacyFilter, total: Charge, *, epsilon: float, delta: float) -> int:
-    """Return how many more Gaussian releases of (epsilon, delta) a budget with this total admits."""
+    """Return how many more Gaussian releases, each of (epsilon, delta), are admitted after the charges in ``total``."""
     event = gaussian(gaussian_noise_multiplier(epsilon=epsilon, delta=delta))
 
     def admitted(runs: int) -> bool:

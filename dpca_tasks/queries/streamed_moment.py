@@ -117,8 +117,8 @@ class StreamedMoment(RowSum):
             raise InvalidInput(f"{self.of.name} cannot be streamed; use SecondMoment, CentredMoment or MappedMoment.")
         if 2 * self.bits + self.weights.bits > MAX_STEP_BITS:
             raise InvalidInput(
-                f"bits={self.bits} and weights of {self.weights.bits} bits must give a grid of at most "
-                f"2^{MAX_STEP_BITS} steps in one unit; use at most {(MAX_STEP_BITS - self.weights.bits) // 2} bits."
+                f"bits={self.bits} is too many: products of two entries and a weight of {self.weights.bits} bits must "
+                f"have at most {MAX_STEP_BITS} bits; use bits={(MAX_STEP_BITS - self.weights.bits) // 2} or fewer."
             )
         numbers = self.arrivals
         fall = any(before > after for before, after in itertools.pairwise(numbers))

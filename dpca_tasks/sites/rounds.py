@@ -115,7 +115,7 @@ class Share(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorShare(Share):
-    """A share with one parameter in every coordinate."""
+    """A share of the noise of a vector; all entries have the same variance."""
 
     name: ClassVar[str] = "VectorShare"
     layout: ClassVar[str] = "vector"
@@ -128,7 +128,7 @@ class VectorShare(Share):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SymmetricShare(Share):
-    """A share of the isometric symmetric matrix, with half the parameter off the diagonal."""
+    """A share of the noise of a symmetric matrix; entries off the diagonal have half the variance of the diagonal."""
 
     name: ClassVar[str] = "SymmetricShare"
     layout: ClassVar[str] = "symmetric"
@@ -147,7 +147,10 @@ class SymmetricShare(Share):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CubeShare(Share):
-    """A share of the isometric symmetric tensor, with a third or sixth of the parameter for two or no equal indices."""
+    """A share of the noise of a symmetric tensor of order 3.
+
+    Entries with two equal indices have a third of the variance of the diagonal, entries without equal indices a sixth.
+    """
 
     name: ClassVar[str] = "CubeShare"
     layout: ClassVar[str] = "cube"

@@ -330,7 +330,7 @@ def gather[T](
                 alone_since = alone_since or time.monotonic()
                 _give_up_after(alone_since)
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
-            if is_stranded and was_stranded:  # twice: a finished task may not be reported yet
+            if is_stranded and was_stranded:  # seen twice, because a finished task may be reported late
                 raise Stranded(
                     "workers of the cluster were lost repeatedly, perhaps for lack of memory; start others or give "
                     "them more memory, and run the same request again."

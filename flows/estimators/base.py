@@ -211,7 +211,7 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 records_at_most=records_at_most,
                 dtype="float64",
                 keep_zeros=rows.has_zeros,
-                duplicates="refuse" if rows.has_zeros else None,  # the rows of a fit contain no duplicates
+                duplicates="refuse" if rows.has_zeros else None,  # a fit has at most one value for each entry
                 feature_names=None if encoded else _write_names(rows.feature_names(), folder),
                 table_schema=None if encoded is None else _write_schema(encoded, folder),
             ),

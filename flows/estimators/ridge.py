@@ -113,7 +113,7 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             With one line, before anything is charged; Conflict if the slot has other terms.
         """
         if self.clip_norm is None:
-            raise InvalidInput("clip_norm=None sets no bound on rows; state a public bound on a row with its target.")
+            raise InvalidInput("clip_norm=None sets no bound on rows; give a public bound on the norm of a row (x, y).")
         with quoting_no_value():
             rows, target = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         released = _Released(self)

@@ -38,7 +38,7 @@ DEADLINE = 90.0
 SHARE = 1.0
 """Seconds that a price may take while another client waits for a process."""
 MOMENT = 0.3
-"""Seconds of processor time after which a price continues at the lowest priority."""
+"""Seconds of processor time after which the computation of a price continues at the lowest priority."""
 _ATTEMPTS = 3
 _POLL = 0.05
 

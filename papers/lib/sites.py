@@ -124,7 +124,7 @@ class Truth:
         return float(np.linalg.eigvalsh(self.moment)[-self.n_components :].sum())
 
     def energy(self, components: Matrix) -> float:
-        """Return the energy ``tr(V^T M V)`` of directions, given as orthonormal rows, with the second moment M."""
+        """Return the energy ``tr(V M V^T)`` of directions V, given as orthonormal rows, with the second moment M."""
         return float(np.sum(components * (components @ self.moment)))
 
 

@@ -128,8 +128,8 @@ class Declared:
         named = dict(columns or {})
         if not named.keys() <= set(ROLES):
             raise Invalid(
-                f"columns has the roles {', '.join(sorted(named))}; the allowed roles are {', '.join(ROLES)}; correct "
-                "the roles"
+                f"the roles in columns are {', '.join(sorted(named))}; the allowed roles are {', '.join(ROLES)}; "
+                "correct the roles"
             )
         chosen = tuple(named.get(role, role) for role in ROLES)
         if len({*chosen, unit_column}) < len(ROLES) + 1:

@@ -182,8 +182,9 @@ class Witness:
         if seen is None:
             if current.seq > 1 and not restored:
                 raise Refused(
-                    f"{self.folder} has no witness of this ledger; set DPCA_KEY_FOLDER to the key folder of this "
-                    "ledger, or accept the ledger with `dpca budget accept-restored`."
+                    f"{self.folder} has no witness of this ledger, which would show whether charges were lost; set "
+                    "DPCA_KEY_FOLDER to the key folder of this ledger. If the ledger was restored without it, run "
+                    "`dpca budget accept-restored`."
                 )
             return
         if seen.ledger != current.ledger:

@@ -81,9 +81,10 @@ def make_room(
     name: str,
     facts: Mapping[str, Any],
 ) -> None:
-    """Prepare the insertion of a missing tick: insert its stream, its charge and all earlier ticks, where missing.
+    """Prepare the insertion of a tick that a restored ledger lacks: insert its stream, charge and all earlier ticks.
 
-    If the last known tick is unfinished, it is committed or closed.
+    Only what the ledger lacks is inserted. If the last tick of the stream in the ledger is unfinished, it is committed
+    if its version was published, and otherwise closed.
 
     Parameters
     ----------
@@ -94,9 +95,9 @@ def make_room(
     digests : mapping of str to str
         For versions that the ledger lacks, the digest of the artifact, by release id.
     name : str
-        The name under which the stream publishes, used if no row states it.
+        The name under which the stream publishes, used if the ledger lacks the stream.
     facts : mapping
-        The known facts about the tick; ``ticks`` is the number of ticks that were paid for when it began.
+        The known facts about the tick; ``ticks`` is the number of ticks that were paid for when the tick began.
     """
     stream_id, at, multiplier = str(event["stream"]), int(event["tick"]), float(event["noise_multiplier"])
     known = connection.execute(sa.select(tables.stream.c.id).where(tables.stream.c.id == stream_id)).first()

@@ -176,6 +176,11 @@ def test_records_of_several_rows_are_refused(dpca: Command, tmp_path: Path) -> N
     assert "may have several rows, and completion needs one row for each user" in dpca(*requested).complaint(1)
 
 
+def test_the_byte_order_mark_of_a_spreadsheet_is_no_part_of_the_header(user_file: Path) -> None:
+    user_file.write_text("item,rating\nalien,5\n", encoding="utf-8-sig")
+    assert read_ratings(user_file) == (["alien"], [5.0])
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [

@@ -151,7 +151,7 @@ def test_an_explicit_format_is_used_if_the_file_name_has_no_known_suffix(dpca: C
     ("words", "status", "complaint"),
     [
         (("--columns", "user"), 2, "row=NAME,column=NAME,value=NAME"),
-        (("--columns", "who=user"), 1, "columns has the roles who"),
+        (("--columns", "who=user"), 1, "the roles in columns are who"),
         (("--columns", "row=user,column=user,value=rating"), 1, "has two roles"),
         (("--columns", "row=nobody"), 1, "no column 'nobody'"),
         (("--unit-column", "nobody"), 1, "no column 'nobody'"),

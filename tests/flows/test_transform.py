@@ -4,6 +4,7 @@ Names of columns reach a release and are matched in every format, and ids of row
 components are listed, and weighed for new rows; artifacts without components are refused in one line.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -99,6 +100,22 @@ def test_bad_rows_are_refused_and_an_existing_output_is_kept(released: Path, dpc
         ending = dpca("transform", "sub", tmp_path / name, "--output", output, "--json")
         assert complaint in ending.complaint(1)
     assert output.read_bytes() == b"older"
+
+
+@pytest.mark.usefixtures("released")
+@pytest.mark.parametrize("suffix", [".npy", ".parquet"])
+def test_an_output_that_cannot_be_written_completely_keeps_its_content(
+    dpca: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    output, rows = tmp_path / f"scores{suffix}", _write("npy", tmp_path)
+    output.write_bytes(b"older")
+    monkeypatch.setattr(os, "fsync", fail)
+    assert "No space left on device" in dpca("transform", "sub", rows, "--output", output).complaint(1)
+    assert output.read_bytes() == b"older"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted([output.name, rows.name])
 
 
 def test_a_bad_output_or_reference_is_refused(released: Path, dpca: Command, tmp_path: Path) -> None:

@@ -587,7 +587,10 @@ def spread(noise: NoiseDistribution, order: int) -> float:
 
 
 def _largest(noise: NoiseDistribution, order: int) -> float:
-    """Return the std of a noise distribution divided by the sensitivity, with a margin for noise of random length."""
+    """Return a bound on the noise's standard deviation, divided by the sensitivity.
+
+    For noise whose norm is drawn separately, the bound has a margin for a large norm.
+    """
     is_radial = isinstance(noise, SymmetricRadial | CubeRadial)
     return noise.noise_multiplier * (spread(noise, order) + (_FAR if is_radial else 0.0))
 

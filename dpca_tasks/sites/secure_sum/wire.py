@@ -274,7 +274,7 @@ class Scene:
 
     @property
     def bitmap_bytes(self) -> int:
-        """The bytes of a bitmap with one bit per site."""
+        """The size of a bitmap with one bit per site, in bytes."""
         return (self.sites + 7) // 8
 
     def name(self, place: int) -> str:

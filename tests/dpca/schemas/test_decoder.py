@@ -55,6 +55,13 @@ def test_any_numbers_become_values_that_the_schema_allows(seed: int) -> None:
     assert set(table["job"].to_pylist()) == {"a", "b", "(other)", None}
 
 
+def test_numbers_between_two_days_become_the_nearest_day() -> None:
+    column = {"name": "born", "kind": "date", "range": ["2000-01-01", "2000-01-11"], "scale": "symmetric"}
+    days = np.array([-9.0, 0.4, 3.6, 9.4, 9.6, 99.0])  # after the first day
+    found = decode(Schema.parse({"columns": [column]}), (days[:, None] / 5.0 - 1.0))
+    assert [day.day for day in found["born"].to_pylist()] == [1, 1, 5, 10, 11, 11]
+
+
 def test_rows_of_another_width_are_refused() -> None:
     with pytest.raises(Invalid, match="features; pass one each"):
         decode(SCHEMA, np.zeros((1, 3)))

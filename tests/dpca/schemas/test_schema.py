@@ -129,6 +129,12 @@ def test_a_file_that_is_not_text_is_refused_in_one_line(tmp_path: Path) -> None:
         assert rule in str(caught.value)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_schema(tmp_path: Path) -> None:
+    path, text = tmp_path / "s.yaml", "columns: [{name: a, kind: numeric, range: [0, 1]}]"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_schema(path) == Schema.parse(load_yaml(text))
+
+
 def test_powers_of_ten_are_numbers(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("columns: [{name: a, kind: numeric, range: [-1e3, 2.5E6], scale: none}]")
     assert read_schema(tmp_path / "s.yaml").norm_at_most == 2.5e6

@@ -147,6 +147,16 @@ def test_wrong_tokens_of_one_client_are_throttled_and_no_other_client_is(monkeyp
     assert shown(TOKEN, "2001:db8::1")
 
 
+@pytest.mark.parametrize("by_form", [False, True])
+def test_right_tokens_are_never_throttled(*, by_form: bool) -> None:
+    access = Access(token=TOKEN, loopback=False)
+    for _ in range(3 * subject.GUESSES):
+        if by_form:
+            assert asyncio.run(access.session(request(body=f"token={TOKEN}".encode()))) is not None
+        else:
+            assert access.admits(request(authorization=f"Bearer {TOKEN}"))
+
+
 def test_a_token_file_is_read_once_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     with pytest.raises(Refused, match="must be a file"):
@@ -250,6 +260,15 @@ def test_the_form_gives_a_cookie_that_scripts_and_other_sites_do_not_get(shared:
     assert requested.get("/index.json").status_code == 200
     requested.cookies.clear()
     assert requested.get("/index.json").status_code == 401
+
+
+@pytest.mark.parametrize(("scheme", "secure"), [("http", False), ("https", True)])
+def test_a_cookie_of_an_encrypted_page_is_never_sent_unencrypted(shared: Path, *, scheme: str, secure: bool) -> None:
+    requested = client(token=SERVING_TOKEN)
+    address = LOCAL.replace("http", scheme) + "/login"
+    answer = requested.post(address, data={"token": SERVING_TOKEN})
+    assert answer.status_code == 303
+    assert ("; secure" in answer.headers["set-cookie"].lower()) == secure
 
 
 def test_the_form_of_two_versions_leads_to_their_difference(shared: Path) -> None:
