@@ -246,6 +246,19 @@ def test_panels_add_the_same_at_every_width_and_flush_of_their_floats(width, mon
         np.testing.assert_array_equal(added, expected)
 
 
+@pytest.mark.parametrize("bits", [BITS, 20, 26])
+def test_records_are_added_in_floats_only_while_their_sums_are_exact(bits, monkeypatch):
+    added = []
+    monkeypatch.setattr(products, "EXACT_BITS", 2 * bits + 2)
+    monkeypatch.setattr(products, "_add_panels", lambda *given: added.append(given[3].size - 1))
+    values, indices, row_ptr = compressed(np.ones((11, FEATURES), np.int32))
+    directions = np.ones((FEATURES, 2), np.int32)
+    products.add_near_moment_products(
+        values, indices, row_ptr, np.arange(12), directions, 24, bits, 1, 1, np.zeros(2 * FEATURES, np.int64)
+    )
+    assert added == [4, 4, 3]
+
+
 def test_panels_are_chosen_by_sizes_alone():
     """The choice between near and far directions depends on array sizes alone, never on values."""
     directions = np.zeros((products.FAR // 8 - 1, 8), np.int64)

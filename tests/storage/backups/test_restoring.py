@@ -194,6 +194,24 @@ def test_an_interrupted_restore_can_be_repeated_and_restores_everything(
         restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
 
 
+def test_a_database_that_is_filled_during_a_restore_is_not_changed(
+    filled_on_sqlite: Ledger, tmp_path: Path, move: Move, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, signed_by = rows(), create_backup(tmp_path / "backup").signed_by
+    move("other")
+    put_back = vars(restoring)["put_back"]
+
+    def restore_twice(*given: Any, **named: Any) -> None:
+        put_back(*given, **named)
+        monkeypatch.setattr(restoring, "put_back", put_back)
+        restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+
+    monkeypatch.setattr(restoring, "put_back", restore_twice)
+    with pytest.raises(Refused, match="the database holds"):
+        restore_backup(tmp_path / "backup", into=Target.configured(), key=signed_by)
+    assert rows() == before
+
+
 def test_a_store_that_contains_another_file_is_refused(filled_on_sqlite: Ledger, tmp_path: Path, move: Move) -> None:
     signed_by = create_backup(tmp_path / "backup").signed_by
     move("other")

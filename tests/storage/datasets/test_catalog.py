@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sklearn.datasets import load_svmlight_file
 
+from dpca.backends.local import LocalPlace
 from dpca.errors import Conflict, Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca_tasks.accounting.factorisation import choose_weights
 from dpca_tasks.queries.second_moment import SecondMoment
@@ -138,6 +139,28 @@ def test_remove_takes_all_snapshots_but_the_population_keeps_the_name(
         catalog_of_catalog.entry(reports[0].snapshot)
     with pytest.raises(Conflict, match="belongs to population 'people'"):
         add(catalog_of_catalog, tmp_path, "a")
+
+
+def test_files_that_a_failed_removal_left_are_removed_by_the_next(
+    catalog_of_catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = add(catalog_of_catalog, tmp_path, "a")
+
+    def fail(*_: object, **__: object) -> None:
+        raise Unavailable("the store does not answer")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LocalPlace, "remove", fail)
+        with pytest.raises(Unavailable):
+            catalog_of_catalog.remove("a")
+    assert (tmp_path / "datasets/a" / report.snapshot).exists()
+    assert catalog_of_catalog.remove("a") == [report.snapshot]
+    assert not (tmp_path / "datasets/a").exists()
+    with pytest.raises(NotFound):
+        catalog_of_catalog.remove("a")
+    with transaction(catalog_of_catalog.engine) as connection:
+        names = connection.scalars(sa.select(tables.event.c.name).order_by(tables.event.c.seq)).all()
+    assert names == ["snapshot_registered", "snapshot_removed"]
 
 
 def test_remove_refuses_while_a_release_names_a_snapshot(catalog_of_catalog: Catalog, tmp_path: Path) -> None:
