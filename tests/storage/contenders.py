@@ -33,11 +33,14 @@ class Contenders:
         return [run.result() for run in runs]
 
 
+_SLOW_TO_IMPORT = ("alembic.command", "dp_accounting", "duckdb", "mpmath", "pandas", "storage.datasets.ingest")
+
+
 @contextmanager
 def contenders() -> Iterator[Contenders]:
     """Yield a pool of eight processes, which end with the test."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload([__name__, "alembic.command", "dp_accounting", "mpmath"])
+    server.set_forkserver_preload([__name__, *_SLOW_TO_IMPORT])
     barrier = server.Barrier(PROCESSES)
     with ProcessPoolExecutor(PROCESSES, mp_context=server, initializer=_meet_at, initargs=(barrier,)) as pool:
         yield Contenders(pool)
