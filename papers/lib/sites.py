@@ -42,13 +42,16 @@ ARMS = (CAPE, COLLUDING, GAUSSIAN, CONV, DP_DIS, LOCAL, POOLED, NON_PRIVATE, RES
 OF_PAPER = (POOLED, CAPE, PRINTED, CONV, DP_DIS, LOCAL, NON_PRIVATE)
 """The arms of the paper's figures, and CAPE as printed."""
 METHODS: dict[str, Callable[..., Any]] = {
-    CAPE: partial(CapePca, colluders=0),
-    COLLUDING: CapePca,
+    CAPE: partial(CapePca, colluders=0, rounds=1),
+    COLLUDING: partial(CapePca, rounds=1),
     CONV: Conv,
     DP_DIS: DpDis,
     LOCAL: Local,
 }
-"""The mechanisms over sites by arm; `COLLUDING` tolerates the default number of colluders."""
+"""The mechanisms over sites by arm, in one round as published.
+
+`COLLUDING` tolerates the default number of colluders.
+"""
 
 _SEED = 20180412
 
@@ -181,8 +184,7 @@ def components_of(arm: str, sites: Sites, target: PrivacyTarget, *, n_components
 
 def subspace_of(arm: str, sites: Sites, targets: Sequence[PrivacyTarget], *, n_components: int, seed: int) -> Subspace:
     """Return the joint release of a compared method (arm) over sites, each with its own privacy target."""
-    as_published = {"rounds": 1} if arm == CapePca.name else {}
-    method = METHODS[arm](n_components=n_components, **as_published)
+    method = METHODS[arm](n_components=n_components)
     plan = method.plan([_problem(sites, size) for size in sites.sizes], targets, session=f"{seed}")
     curators = list(_curators(sites.sources[: len(plan.sites)], plan.sites, arm=arm, seed=seed))
     found: Subspace = method.run(LocalParties(curators=curators, roster=plan.roster), plan)

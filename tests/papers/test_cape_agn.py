@@ -33,7 +33,7 @@ from papers.lib.communication import secure_sum_bytes
 from papers.lib.public_data import SCAN_FILES, SCANS, centred_mnist, read_scans, unit_rows
 from papers.lib.sites import ARMS as CAPE_PCA_ARMS
 from papers.lib.sites import ARMS as FMRI_ARMS
-from papers.lib.sites import CAPE, COLLUDING, CONV, PRINTED, RESCALED, Model, Sites, Truth, components_of
+from papers.lib.sites import CAPE, COLLUDING, CONV, PRINTED, RESCALED, Model, Sites, Truth, components_of, subspace_of
 from papers.lib.tensors import ARMS, NO_ROWS, RANDOM, VARIANCE, WORDS, Maker, SummedRows, components_by, sites_of
 from tests.papers.conftest import Papers
 
@@ -224,6 +224,14 @@ def test_weights_by_size_gain_nothing_and_equal_weights_lose() -> None:
     sizes = [10, 30, 60]
     assert equal_weights_ratio(sizes, [0.1, 0.3, 0.6], size=50_000) == pytest.approx(3.0, rel=0.05)
     assert equal_weights_ratio(sizes, [1 / 3] * 3, size=50_000) == pytest.approx(12.7, rel=0.05)
+
+
+@pytest.mark.parametrize("arm", [CAPE, COLLUDING])
+def test_a_joint_release_of_the_paper_is_one_round(arm: str) -> None:
+    sites, target = Sites(np.eye(4), [2, 2]), PrivacyTarget(epsilon=1.0, delta=0.01, allow_large_delta=True)
+    found = subspace_of(arm, sites, [target] * 2, n_components=1, seed=0)
+    assert not found.rounds
+    assert found.noise is not None
 
 
 def test_images_are_centered_by_public_images(tmp_path: Path) -> None:
