@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import grimp
+
 from tests.mutants.operators import FUNCTIONS, Mutation
-from tests.mutants.targets import ROOT, compiled_modules, source_file
+from tests.mutants.targets import PRODUCT, ROOT, compiled_modules, source_file
 
 
 def copy_unchanged(module: str, folder: Path) -> None:
@@ -18,7 +20,7 @@ def copy_unchanged(module: str, folder: Path) -> None:
     from numba.core.caching import UserProvidedCacheLocator  # reads the cache folder from the environment
 
     for name in compiled_modules():
-        if module not in _imported_by(name):
+        if module != name and module not in _imports().find_upstream_modules(name):
             file = source_file(name)
             to = folder / UserProvidedCacheLocator.get_suitable_cache_subpath(str(file))
             to.mkdir(parents=True, exist_ok=True)
@@ -27,26 +29,10 @@ def copy_unchanged(module: str, folder: Path) -> None:
 
 
 @functools.cache
-def _imported_by(module: str) -> frozenset[str]:
-    """Return a module and all modules of this project that it imports, directly or not."""
-    found, waiting = set[str](), [module]
-    while waiting:
-        name = waiting.pop()
-        if name not in found and source_file(name).is_file():
-            found.add(name)
-            waiting += _imports(name)
-    return frozenset(found)
-
-
-@functools.cache
-def _imports(module: str) -> list[str]:
-    names = list[str]()
-    for node in ast.walk(ast.parse(source_file(module).read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
-        elif isinstance(node, ast.Import):
-            names += [each.name for each in node.names]
-    return names
+def _imports() -> grimp.ImportGraph:
+    """Return the imports between the product's modules."""
+    first, *others = PRODUCT
+    return grimp.build_graph(first, *others, cache_dir=None)
 
 
 def callers(mutation: Mutation, entered: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
@@ -69,7 +55,7 @@ def callers(mutation: Mutation, entered: Collection[tuple[str, str]]) -> set[tup
 def _used_names() -> dict[tuple[str, str], frozenset[str]]:
     """Return the names in the body of each function of the product."""
     found = dict[tuple[str, str], frozenset[str]]()
-    for package in ("dpca", "dpca_tasks", "storage", "flows"):
+    for package in PRODUCT:
         for file in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
             for name, node in _functions(ast.parse(file.read_text()), ""):

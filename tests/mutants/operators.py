@@ -125,6 +125,8 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         case ast.BoolOp(operator, values):
             yield "dropped term", node, ast.BoolOp(operator, values[1:]) if len(values) > 2 else values[1]
             yield "dropped term", node, ast.BoolOp(operator, values[:-1]) if len(values) > 2 else values[0]
+        case ast.If(ast.Compare(_, [ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() | ast.In() | ast.NotIn()], _)):
+            pass  # the mutation of the comparison negates it already
         case ast.If(test):
             yield "comparison", test, ast.UnaryOp(ast.Not(), test)
         case ast.Call():

@@ -10,6 +10,7 @@ PACKAGES = (
     *("storage/backups", "storage/registry", "storage/datasets", "storage/formats", "flows/releases"),
     *("flows/sites", "flows/families", "flows/commands", "flows/published.py", "flows/cli.py"),
 )
+PRODUCT = ("dpca", "dpca_tasks", "storage", "flows")
 SHORT = "not audit and not audit_only"
 """The tests that a mutation runs, as an expression of markers."""
 

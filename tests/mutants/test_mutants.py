@@ -1,5 +1,6 @@
 """Tests of the mutation score: every operator, stored verdicts, and the judgement of a trial."""
 
+import ast
 import json
 
 import pytest
@@ -43,6 +44,9 @@ EXPECTED = {
 }
 
 
+NEGATED = {"a == b": "a != b", "a is not None": "a is None", "a in b": "a not in b"}
+
+
 def test_operators_change_code_and_neither_annotations_nor_texts():
     found = mutations("m", SOURCE)
     assert {(one.operator, one.text) for one in found} == EXPECTED
@@ -55,6 +59,12 @@ def test_each_mutation_changes_the_compiled_code():
         compiled = compile(mutate(mutation, SOURCE), "m", "exec").co_consts[1]
         original_constants = compile(SOURCE, "m", "exec").co_consts[1].co_consts
         assert (compiled.co_code, compiled.co_consts) != (original, original_constants), mutation.key
+
+
+@pytest.mark.parametrize("test", NEGATED)
+def test_a_condition_is_negated_once(test):
+    (found,) = mutations("m", f"if {test}:\n    x = y")
+    assert ast.dump(mutate(found, f"if {test}:\n    x = y")) == ast.dump(ast.parse(f"if {NEGATED[test]}:\n    x = y"))
 
 
 def test_a_key_outlives_a_shift_of_lines():

@@ -17,7 +17,7 @@ import pytest
 from tests.mutants.compiled import copy_unchanged
 from tests.mutants.imports import describe, install
 from tests.mutants.operators import Mutation
-from tests.mutants.targets import ROOT, SHORT, compiled_modules
+from tests.mutants.targets import PRODUCT, ROOT, SHORT, compiled_modules
 
 LIBRARIES = (
     *("numpy", "scipy.stats", "hypothesis", "sqlalchemy", "zarr", "mpmath", "distributed", "dp_accounting"),
@@ -35,7 +35,7 @@ def warm_up() -> None:
     """Import the libraries of most tests, so that a forked trial starts at once."""
     for library in LIBRARIES:
         importlib.import_module(library)
-    loaded = [name for name in sys.modules if name.split(".")[0] in ("dpca", "dpca_tasks", "flows", "storage")]
+    loaded = [name for name in sys.modules if name.split(".")[0] in PRODUCT]
     assert not loaded, f"these modules cannot be mutated, because they are imported: {loaded}"
 
 
