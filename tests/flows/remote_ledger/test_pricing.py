@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -123,27 +124,26 @@ def test_the_computation_of_a_price_is_stopped_at_its_deadline(
     with pytest.raises(Refused, match=r"longer than 0\.5 seconds; nothing was charged"):
         quote(service, "honest", long(0.0))
     deadline = time.monotonic() + 20
-    while computing():
+    while computing(service):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def computing() -> list[str]:
-    """Return the ids of processes that compute a price, which are grandchildren of this process."""
-    (parent,) = (
-        child
-        for children in Path("/proc/self/task").glob("*/children")
-        for child in children.read_text().split()
-        if b"pricing" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
+def forking(service: LedgerService) -> "subprocess.Popen[bytes]":
+    """Return the process from which pricing processes are forked."""
+    return service.pricing._end.peek()[2][1]  # type: ignore[attr-defined, no-any-return]
+
+
+def computing(service: LedgerService) -> list[str]:
+    """Return the ids of processes that compute a price."""
+    parent = forking(service).pid
     return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
 
 
 def test_a_killed_process_is_started_again(service: LedgerService) -> None:
     first = quote(service, "honest", short(0.0))
-    process = service.pricing._end.peek()[2][1]  # type: ignore[attr-defined]
-    process.kill()
-    process.wait()
+    forking(service).kill()
+    forking(service).wait()
     prices._known.clear()
     assert quote(service, "honest", short(0.0)) == first
 
@@ -156,15 +156,14 @@ def test_the_process_that_forks_is_started_again_while_a_price_is_computed(servi
     quote(service, "honest", short(0.0))
     with ThreadPoolExecutor(1) as pool:
         attack = pool.submit(quote, service, HOSTILE[0], long(0.0))
-        while not (children := computing()):
+        while not (children := computing(service)):
             time.sleep(0.01)
-        process = service.pricing._end.peek()[2][1]  # type: ignore[attr-defined]
-        process.kill()
-        process.wait()
+        forking(service).kill()
+        forking(service).wait()
         quote(service, "honest", short(0.25))
         assert not attack.done()
         while not attack.done():  # if its process is killed, a price is computed once more
-            for child in {*children, *computing()}:
+            for child in {*children, *computing(service)}:
                 with suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
             time.sleep(0.01)
