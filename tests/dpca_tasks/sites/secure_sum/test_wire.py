@@ -42,7 +42,7 @@ def one_line(found):
 @pytest.mark.parametrize(
     ("size", "facts", "refusal"),
     [
-        (1, {}, "a roster of 1 sites must have at least 2"),
+        (1, {}, "the roster has 1 sites and needs at least 2"),
         (3, {"colluders": 3}, "colluders=3 and dropouts=0"),
         (3, {"colluders": 4}, "colluders=4 and dropouts=0"),
         (3, {"colluders": 1, "dropouts": 1}, "2 (S - D) > S + C; tolerate fewer, such as 0 dropouts"),
