@@ -112,7 +112,7 @@ class CapeAgn:
         roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
-        core_bits(roster)  # raises here if no grid fits the core, before anything is charged
+        core_bits(roster)  # raises an error if no grid fits the core, before anything is charged
         sites = [
             Plan(
                 mechanism=self.name,
@@ -133,7 +133,7 @@ class CapeAgn:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
         return ROUNDS
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:

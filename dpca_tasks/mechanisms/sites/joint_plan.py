@@ -301,7 +301,7 @@ class JointPlan:
             If no such round is planned.
         """
         if self.roster is None:
-            raise Refused(f"{self.total.mechanism} has no rounds; request the site's part.")
+            raise Refused(f"{self.total.mechanism} has no rounds over a roster; request the array of each site.")
         if not self.rounds:
             return self.roster
         if not 0 <= index < len(self.rounds):
@@ -352,7 +352,7 @@ class SharedSum(SitesMechanism, Protocol):
     """The interface of mechanisms whose sites share noise and masks, so that only totals become known."""
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
         """Return the public arrays that the query of a round may have, in their largest shapes."""

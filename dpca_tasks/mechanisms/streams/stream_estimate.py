@@ -155,7 +155,7 @@ def streamed_subspace(
 def check_kept(kept: Sequence[int]) -> None:
     """Refuse a sequence of ticks that is empty, not strictly rising, or starts below 1."""
     if not len(kept) or kept[0] < 1 or any(np.diff(np.asarray(kept)) < 1):
-        raise InvalidInput("kept must be ticks from 1, each once and in order; pass the ticks that have answers.")
+        raise InvalidInput("ticks in kept must be at least 1 and strictly rising; pass the ticks with answers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -235,8 +235,8 @@ def contrast_of(
     if not before < change < kept[-1] or len(arrived) < kept[-1]:
         raise InvalidInput(
             f"before={before} must be below change={change}, and change below the last tick with an answer, "
-            f"{kept[-1]}; counts of every tick up to {kept[-1]} are required (got {len(arrived)}); choose earlier "
-            "ticks."
+            f"{kept[-1]}; counts must have a number for every tick up to {kept[-1]} (got {len(arrived)} numbers); "
+            "correct them."
         )
     arrived = arrived[: kept[-1]]
     series = np.zeros(kept[-1])

@@ -252,5 +252,5 @@ def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarge
     if target.epsilon <= bound:
         return ()
     return (
-        f"calibration=paper: condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold.",
+        f"calibration=paper: condition (a) of the published theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold.",
     )
