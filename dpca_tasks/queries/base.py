@@ -49,11 +49,11 @@ class StepSecrets:
 
 Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
 """Norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
-contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal columns; it is at most the nuclear norm.
+contains 0 and the change of ``tr(V^T S V)``, for every V with orthonormal columns. It is at most the nuclear norm.
 ``joint`` is the l2 norm of a statistic of several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
 
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
-"""Fields in which a query must agree with the queries that contain it."""
+"""Fields that must have equal values in a query and in a query that it contains."""
 
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
@@ -99,8 +99,8 @@ class RowSum(ABC):
             raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}; pass one.")
         if not 0 <= self.degree * self.bits <= MAX_STEP_BITS:
             raise InvalidInput(
-                f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
-                f"use at most {MAX_STEP_BITS // max(self.degree, 1)}."
+                f"bits={self.bits} is not allowed: one unit of the output must have from 1 to 2^{MAX_STEP_BITS} grid "
+                f"steps; use bits from 0 to {MAX_STEP_BITS // max(self.degree, 1)}."
             )
         for each in dataclasses.fields(self):
             inner = getattr(self, each.name)

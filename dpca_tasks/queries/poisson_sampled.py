@@ -47,8 +47,8 @@ class PoissonSampled(RowSum):
     Under replace_one the sensitivity is stated for an emptied record, the case for which privacy amplification by
     subsampling is computed. For a fixed sample, a record is replaced in two steps: it is emptied, then filled. Plans
     and accounting compose both steps. If each step is (e, d)-DP, both together are (2 e, (1 + e^e) d)-DP. A sample with
-    ``rate=1`` contains all records. It marks, in its event, a step that is accounted for in this way together with
-    sampled steps.
+    ``rate=1`` contains all records. Its event states that the step is accounted for in this way, like the sampled steps
+    of the same release.
 
     ``map`` needs no secret: records outside the sample are emptied when a block is converted to the grid.
     """

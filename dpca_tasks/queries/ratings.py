@@ -40,9 +40,9 @@ from dpca_tasks.records.blocks import Block, RowBlock, as_floats, canonical
 
 Coins = Literal["release", "step"]
 RATING_BITS = 16
-"""Binary logarithm of the number of steps of the public range of ratings, ``2^16``."""
+"""The public range of ratings is divided into ``2^RATING_BITS`` grid steps."""
 _COINS = 7
-"""Stream of the coins that choose ratings."""
+"""The number of the random stream that decides which ratings count if a user has too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

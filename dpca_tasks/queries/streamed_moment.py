@@ -1,4 +1,4 @@
-"""The weighted second moment that a continual release (a stream) publishes at one tick.
+"""The weighted second moment that a continual release (a stream) publishes with noise after each tick (period).
 
 The weight of a record is an integer that depends on the number of ticks since the record arrived.
 
@@ -37,7 +37,7 @@ type Moment = SecondMoment | CentredMoment | MappedMoment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedMoment(RowSum):
-    r"""Sum ``w_(t-j(u)) M_u`` over records u, for tick t of a stream.
+    r"""Sum ``w_(t-j(u)) M_u`` over records u, for tick (period) t of a stream.
 
     ``M_u`` is the contribution of u to a second moment, j(u) is the tick at which u arrived, and ``w_i`` is the weight
     at age i.
@@ -139,7 +139,7 @@ class StreamedMoment(RowSum):
         tick: int,
         arrivals: tuple[int, ...],
     ) -> "StreamedMoment":
-        """Return the query of one tick of a stream of a second moment."""
+        """Return the query of one tick (period) of a stream, from the query of the second moment."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,

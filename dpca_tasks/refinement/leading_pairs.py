@@ -351,7 +351,7 @@ BASE: Method = "spikes"
 CHOICE_SHARE = 0.5
 """The factor h (`score_by_fission`) for the choice of a method."""
 ALIKE = 5e-4
-"""``auto`` scores no method if all subspaces are this close to that of the eigenvectors: no choice could gain much.
+"""If all subspaces are this close to the eigenvectors' subspace, ``auto`` scores none: no choice could gain much.
 
 The limit is for the mean squared sine of the angles between two subspaces.
 """

@@ -43,11 +43,11 @@ LEAST_FACTOR_OF_MAP = 2.0**-6
 LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
 """The least and the largest value of kappa (`clip_factor`). Without a map, kappa has the least value."""
 ACCEPTED_LOSS = 0.003
-"""The loss to noise, as a share of the energy of the k leading directions, for which kappa is 1."""
+"""If noise costs this share of the energy (squared norms) of the k leading directions, kappa is 1 (`clip_factor`)."""
 USELESS = 0.85
 """A map is not used if the mean squared norm of mapped records, times the larger of kappa and 1, is at least this."""
 LEAST_KEPT = 0.3
-"""The least share of the energy that clipping is assumed to keep."""
+"""The least share of the records' squared norms that clipping is assumed to keep."""
 STEPS, NEGLIGIBLE = 20, 1e-12
 """The largest number of conjugate gradient steps, and the relative squared residual norm at which the steps stop."""
 
@@ -90,8 +90,9 @@ class Answer:
 class Round:
     """The second moment of one round, after centring and a correction for clipping.
 
-    ``kept`` is the estimated share of the energy that clipping kept. ``matrix`` is the answer of the round, around its
-    own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by ``kept`` too.
+    ``kept`` is the estimated share of the records' squared norms that clipping kept. ``matrix`` is the answer of the
+    round, around its own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by
+    ``kept`` too.
     """
 
     map: PublicMap
@@ -118,7 +119,7 @@ class Estimate:
     mean : float64 array of shape (d,), optional
         The mean released in round 1, scaled to norm 1 at most. Rounded to a grid, it is the m of all later rounds.
     extra : float
-        The energy that the noise of the mean adds to the sum of ``|x - m|^2`` over all records.
+        The amount that the noise of the mean m adds to the sum of ``|x - m|^2`` over all records x.
     """
 
     matrix: Matrix
@@ -135,14 +136,14 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The energy ``sum |x - mean|^2`` of all records, but at least half a standard deviation of its noise."""
+        """The energy ``sum |x - mean|^2`` over all records x, but at least half a standard deviation of its noise."""
         added = self.extra if len(self.rounds) == 1 else 0.0
         return max(float(np.trace(self.matrix)) + added, _least_energy(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A map for the next round, and the energy that it is expected to leave.
+    """A map of records for the next round, and the sum of squared norms that it is expected to leave.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ class Design:
     factors : float64 array of shape (r,)
         The factors t by which the map multiplies its directions, before they are rounded to a grid.
     energy : float
-        The expected energy of all records after the map.
+        The expected sum of the squared norms of all mapped records.
     """
 
     map: PublicMap
@@ -415,7 +416,7 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
 
 
 def _least_energy(estimate: Estimate) -> float:
-    """Return the least energy assumed for an estimate: half the standard deviation of the noise in its trace."""
+    """Return the least sum of squared norms that is assumed: half the std of the noise in the estimate's trace."""
     return math.sqrt(2.0 * len(estimate.matrix)) * estimate.noise_std / 2.0
 
 
@@ -459,7 +460,7 @@ def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def factors_of(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
-    """Return the factors t of a map (`design`), for directions with descending energies and the energy ``outside``."""
+    """Return the factors t of a map (`design`), from the falling energies of directions and the energy ``outside``."""
     width = len(energies)
     count = min(n_components, width)
     factors = np.minimum(1.0, (outside / max(order - width, 1) / energies) ** 0.25)

@@ -177,7 +177,7 @@ class Constraints:
         at = own.argmax(axis=1)
 
         def image(found: Matrix) -> Matrix:
-            sums = (members.T @ found).T[at]  # entry (i, h): the sum over group h of the column of i's own group
+            sums = (members.T @ found).T[at]  # entry (i, h): the sum over group h, in the column of i's group
             product = found * sizes + np.where(full[:, None], sums, 0.0)
             product[own] = 2.0 * found[own]
             return _differences(product)
