@@ -187,7 +187,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
 
 START_SEED = 20140109  # seed of the public start directions; no guarantee depends on it
 AVERAGED = 64  # largest number of averaged iterates: more do not improve the average, and all are held in memory
-_UP = 1.0 + 2.0**-48  # a factor of the noise scale that exceeds the rounding error of the scale
+_UP = 1.0 + 2.0**-48  # a factor that covers the rounding error of a noise scale
 FINEST = 14  # the largest number of bits of the grid: exact products on a finer grid would overflow int64
 
 

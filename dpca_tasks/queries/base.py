@@ -88,7 +88,7 @@ class RowSum(ABC):
 
     def __post_init__(self) -> None:
         """Check the public parameters that all queries share."""
-        if not 1e-100 <= self.clip_norm <= 1e100:  # so that the third power of clip_norm is a normal float
+        if not 1e-100 <= self.clip_norm <= 1e100:  # within this range, clip_norm^3 neither overflows nor underflows
             raise InvalidInput(
                 f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
                 "choose it from public knowledge of row norms."
@@ -124,10 +124,10 @@ class RowSum(ABC):
 
     @abstractmethod
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add a block to a packed total in grid steps."""
+        """Add the contributions of a block's records to a packed total, in grid steps."""
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the packed total of a block in grid steps."""
+        """Return the packed total of the contributions of a block's records, in grid steps."""
         total = np.zeros(self.layout.size, np.int64)
         self.add(block, total)
         return total

@@ -104,7 +104,7 @@ class JointSum(RowSum):
 
 
 TILE = 1 << 22
-"""Largest number of coordinates of a tile, 32 MiB, unless one item has more."""
+"""The largest number of coordinates of a tile (a range of items), 32 MiB, unless one item has more coordinates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

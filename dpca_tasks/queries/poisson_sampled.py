@@ -141,7 +141,7 @@ class PoissonSampled(RowSum):
     def _sample(self, block: Block) -> dict[str, Any]:
         """Return the fields of a block in which all records outside the sample are emptied."""
         if self.coin_key is None:
-            raise InvalidInput("a sample needs a coin key; release it through the curator, which sets the key.")
+            raise InvalidInput("a sample needs a key (coin_key); release it through the curator, which sets the key.")
         start, sizes = block.first_record, np.diff(block.record_ptr)
         chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
         rows = np.repeat(chosen, sizes)

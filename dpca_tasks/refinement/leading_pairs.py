@@ -100,8 +100,8 @@ SHORT = 2.0**16
 Its rounding error is then below a hundredth of the noise.
 """
 
-_SMALL = 2  # eigenpairs are computed exactly if the order is below this multiple of the Krylov space's dimension
-_LOST = 1e-3  # eigenpairs are computed exactly if the loss of orthogonality is larger
+_SMALL = 2  # if the order is below this multiple of the Krylov space's dimension, eigenpairs are exact
+_LOST = 1e-3  # if the loss of orthogonality is larger than this, exact eigenpairs are computed instead
 
 
 def depth(order: int, count: int) -> int:
@@ -174,7 +174,7 @@ Each matrix is used with both signs.
 """
 WIDE = 500
 
-_STRIP = 64  # rows of a public matrix that are drawn at a time
+_STRIP = 64  # the number of rows of a public matrix that are drawn at a time
 _DIAGONAL = math.sqrt(2.0)
 """The std of the noise on the diagonal, if the std off the diagonal is 1."""
 
@@ -292,7 +292,7 @@ def probes(order: int) -> int:
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
-    """Return a public random matrix of isometric normal noise, with std 1 on the diagonal.
+    """Return a public random matrix of isotropic normal noise, with std 1 on the diagonal.
 
     The matrix is the same in every call with the same arguments, and independent of every release.
     """

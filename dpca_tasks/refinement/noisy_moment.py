@@ -236,7 +236,7 @@ class Standardised:
 
     @property
     def _known(self) -> Matrix | None:
-        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to its diagonal
+        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to the diagonal
 
     def centred(self, released: Matrix) -> Matrix:
         """Centre a matrix of the shape of `released`, if this shape includes an appended constant; else return it."""

@@ -39,7 +39,7 @@ from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
 type Matrix = NDArray[np.float64]
 
 ACCURACY = 1e-24
-"""The squared norm of the residual, relative to that of the sums over groups, at which conjugate gradients stop."""
+"""Conjugate gradients stop if the residual's squared norm is at most this multiple of that of the sums over groups."""
 _STEPS = 1_000
 
 

@@ -296,7 +296,9 @@ class MaskSeeds:
         """Return the mask of one attempt; each attempt, round, roster and session has a different mask."""
         others = [name for name in roster.names if name != self.site]
         if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
-            raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
+            raise InvalidInput(
+                f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal new seeds to all sites."
+            )
         if len(others) == roster.size:
             raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks cancel without it; omit it.")
         info = roster.digest + address.round.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")

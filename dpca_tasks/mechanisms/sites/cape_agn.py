@@ -172,7 +172,7 @@ class CapeAgn:
         return replace(made, **given)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
-        """Open the total second moment and the total core of all sites; the rest is post-processing."""
+        """Compute the total second moment and the total core of all sites; the rest is post-processing."""
         assert plan.roster is not None
         first = parties.open(self.query(plan, index=0, public={}), roster=plan.roster, index=0)
         noise = noise_of(plan.total, planned=plan.roster, answered=first.roster)

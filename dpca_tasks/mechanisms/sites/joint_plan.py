@@ -322,7 +322,7 @@ class Parties(Protocol):
         """
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
+        """Return the array that each site computes with ``part`` from a noisy release, in the order of the plans."""
 
 
 class SitesMechanism(Protocol):
@@ -489,7 +489,7 @@ class LocalParties:
         return open_round(sites, query, roster=roster, index=index)
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
+        """Return the array that each site computes with ``part`` from a noisy release, in the order of the plans."""
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 

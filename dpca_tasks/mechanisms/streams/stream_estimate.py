@@ -246,8 +246,8 @@ def contrast_of(
     design = np.stack([reach[:, :change] @ arrived[:change], reach[:, change:] @ arrived[change:]], axis=1)
     if len(ticks) < 2 or np.linalg.matrix_rank(design) < 2:
         raise InvalidInput(
-            f"the {len(ticks)} answers after tick {before} cannot separate arrivals up to tick {change} from later "
-            "arrivals; choose an earlier tick, or wait for more answers."
+            f"the {len(ticks)} answers after tick {before} cannot separate records that arrived up to tick {change} "
+            "from later records; choose an earlier tick, or wait for more answers."
         )
     inverse = np.linalg.pinv(design)
     multipliers = inverse[1] - inverse[0]

@@ -206,7 +206,7 @@ class DpSpca:
         return averaged(iterates, self.n_components)
 
     def _published_multiplier(self, target: PrivacyTarget, steps: int) -> float:
-        """Return the least published noise multiplier whose lemma covers the request.
+        """Return the least published noise multiplier for which the lemma of the paper covers the request.
 
         The request has ``steps`` steps of one sampled row each, on ``steps`` records.
         """

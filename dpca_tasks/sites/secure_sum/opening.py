@@ -251,7 +251,7 @@ class ServerOpening(ServerPhase[OpeningShares]):
         helpers = sorted(self.received)[: self.scene.participants.threshold]
         return SecretKey(recover({helper + 1: self.received[helper].message.shares[place] for helper in helpers}))
 
-    def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 one claim
+    def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 the checked condition
         if not fits:
             raise MessageRefused(
                 f"the shares of site {self.scene.name(place)!r} do not match its commitment, so some share is false; "

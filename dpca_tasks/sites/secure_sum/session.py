@@ -55,7 +55,7 @@ def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.u
             f"the secret has {len(secret)} bytes and must have {SECRET_BYTES}; threshold={threshold} must be from 1 to "
             f"places={places}; correct them."
         )
-    # 64 bytes modulo the prime are uniform up to 2^-255.
+    # A random 64-byte integer modulo the prime is uniform up to 2^-255.
     coefficients = [int.from_bytes(entropy(64), "little") % PRIME for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "little"))
     return [_value(coefficients, at) for at in range(1, places + 1)]
@@ -342,7 +342,7 @@ class ServerPhase[T: Telegram](ABC):
         self.check(received)
         self.received[sender] = received
 
-    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases have nothing to compare it with
+    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases have no such facts
         """Compare the content of one message with known facts."""
 
     @property

@@ -111,7 +111,7 @@ class Participants:
 
     @property
     def threshold(self) -> int:
-        """The number t of sites that must at least answer, so that a sum is opened."""
+        """The least number t of sites that must answer, so that a sum is opened."""
         return self.roster.size - self.roster.dropouts
 
     @property
@@ -257,7 +257,7 @@ def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:
 MAGIC = b"dpca"
 VERSION = 1
 SERVER = 0xFFFF
-"""The number in place of a site's place in messages of the server."""
+"""The number of the sender in messages of the server; sites have their places instead."""
 
 _HEAD = struct.Struct("<4sBB32sH")
 HEAD_BYTES = _HEAD.size
