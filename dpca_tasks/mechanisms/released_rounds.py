@@ -65,7 +65,7 @@ Here n is the public bound on the number of records, and d the number of columns
 """
 
 type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
-"""A function that releases a round's answer, from its query, its noise, and the expected energy (`Proposal.energy`)."""
+"""A function that releases the answer of a round, from its query, its noise, and its `Proposal.energy`."""
 
 
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:

@@ -158,7 +158,7 @@ class RowSum(ABC):
         return False
 
     def with_secrets(self, secrets: StepSecrets) -> "RowSum":
-        """Return the query with the secret keys that it needs, if any; called by the curator, who has the keys."""
+        """Return the query with the secret keys that it needs, if any; only the curator has the keys and calls this."""
         return self
 
     @property

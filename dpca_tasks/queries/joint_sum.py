@@ -140,7 +140,7 @@ class TiledSum(JointSum):
 
     @abstractmethod
     def with_secrets(self, secrets: StepSecrets) -> Self:
-        """Return the query with the key of the random choices that it needs; called by the curator, who has the key."""
+        """Return the query with the secret key of its random choices; only the curator has the key and calls this."""
 
     @abstractmethod
     def prepare(self, block: RowBlock) -> Prepared:

@@ -124,8 +124,8 @@ class StreamedMoment(RowSum):
         fall = any(before > after for before, after in itertools.pairwise(numbers))
         if len(numbers) != self.tick or min(numbers, default=-1) < 0 or fall:
             raise InvalidInput(
-                f"arrivals must be the numbers of the snapshots of ticks 1 to {self.tick}, at least 0 and never "
-                "decreasing; bind every tick to a snapshot no older than that of the previous tick."
+                f"arrivals must be the ingest numbers of the snapshots of ticks (periods) 1 to {self.tick}, at least 0 "
+                "and never decreasing; bind every tick to a snapshot no older than that of the previous tick."
             )
         self.weights.zeta_squared(self.horizon)  # raises if there are fewer weights than the horizon needs
 

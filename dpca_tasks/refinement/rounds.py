@@ -72,7 +72,7 @@ class Answer:
         The constant ``a c`` that is appended to a record, for a public number a; 0 if none is appended. A record of p
         rows gets ``a c / sqrt(p)`` in each row.
     energy : float, optional
-        `Proposal.energy` of this round; None if no record could be clipped.
+        The expected sum of squared norms (`Proposal.energy`) of this round; None if no record could be clipped.
     step : float
         The grid step of the answer.
     """
@@ -236,8 +236,8 @@ def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Prop
 
     Notes
     -----
-    A map that leaves nearly all energy is not used (`USELESS`). Without a map, records are clipped at 1, or at their
-    expected norm around the mean.
+    A map that leaves nearly all energy (squared norms of records) is not used (`USELESS`). Without a map, records are
+    clipped at 1, or at their expected norm around the mean.
     """
     with one_thread():
         found = design(estimate, n_components=n_components)
@@ -298,11 +298,11 @@ def design(estimate: Estimate, *, n_components: int) -> Design:
     directions of the next map are the Ritz vectors of S in this subspace.
 
     To second order, the noise of a round with clip norm c costs ``sum_i d c^4 / (t_i^2 l_i)``, where l_i are the
-    energies of the k leading directions, which the map multiplies by t_i. c^2 is proportional to the energy after the
-    map. This energy is ``D + sum_i a_i``, where ``a_i = t_i^2 l_i``, and D is the energy outside the directions of the
-    map. At the optimum, all a_i equal D / k: the k directions together keep as much energy as all others. For further
-    directions, only their noise against these k matters. If each other direction has the energy D / d, the optimum is
-    ``t^4 = D / (d l)``.
+    energies (sums of squares) of the k leading directions, which the map multiplies by t_i. c^2 is proportional to the
+    energy after the map. This energy is ``D + sum_i a_i``, where ``a_i = t_i^2 l_i``, and D is the energy outside the
+    directions of the map. At the optimum, all a_i equal D / k: the k directions together keep as much energy as all
+    others. For further directions, only their noise against these k matters. If each other direction has the energy
+    ``D / d``, the optimum is ``t^4 = D / (d l)``.
     """
     order, noise_std = len(estimate.matrix), estimate.noise_std
     none = Design(map=PublicMap.identity(order), factors=np.zeros(0), energy=estimate.total)
@@ -345,7 +345,7 @@ def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_s
 
 
 def factor_for(energies: Matrix, factors: Matrix, *, order: int, noise_std: float) -> float:
-    """Return kappa (`clip_factor`) for leading directions with ``energies``, which a map multiplies by ``factors``."""
+    """Return kappa (`clip_factor`) for directions with sums of squares ``energies``, multiplied by ``factors``."""
     if not len(energies):
         return LEAST_FACTOR
     loss = order * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
@@ -391,9 +391,9 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
     because their order differs from the order without the map. If T has fewer directions, the leading pairs of S are
     refined, because most of the k directions are outside the map.
 
-    In a warm start, the directions of the map come from other records. If the new records have no energy along some of
-    these directions, the inverse map makes the noise along them large. So directions below the noise are projected out
-    first.
+    In a warm start, the directions of the map come from other records. If the new records have no component along some
+    of these directions, the inverse map makes the noise along them large. So directions below the noise are projected
+    out first.
     """
     order, last = len(estimate.matrix), estimate.rounds[-1]
     mapped = last.map.width >= n_components
@@ -460,7 +460,7 @@ def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def factors_of(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
-    """Return the factors t of a map (`design`), from the falling energies of directions and the energy ``outside``."""
+    """Return the factors t of a map (`design`), from falling sums of squares along directions and ``outside`` them."""
     width = len(energies)
     count = min(n_components, width)
     factors = np.minimum(1.0, (outside / max(order - width, 1) / energies) ** 0.25)

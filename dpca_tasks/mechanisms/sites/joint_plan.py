@@ -18,9 +18,9 @@ masks modulo 2^64, and no one has the keys of all sites.
 *Plan*. A `JointPlan` contains one plan for each charged site. If the sites share noise, it also contains a roster, the
 list of these sites.
 
-*Sites in this process*. `LocalParties` runs all sites in this process, each with a curator and masks. Sites are named
-by position, 0000, 0001 and so on, unless a `Membership` names them. In each run, new seeds of the masks are
-distributed. The noise, which provides the guarantee, does not depend on these seeds.
+*Sites in this process*. `LocalParties` runs all sites in this process, each with a curator (the access to its rows) and
+masks. Sites are named by position, 0000, 0001 and so on, unless a `Membership` names them. In each run, new seeds of
+the masks are distributed. The noise, which provides the guarantee, does not depend on these seeds.
 """
 
 import math

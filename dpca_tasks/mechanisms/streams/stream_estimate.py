@@ -126,7 +126,7 @@ def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Mat
         np.multiply(answer, multiplier, out=scaled)
         total += scaled
     if total is None:
-        raise InvalidInput("an estimate needs at least one answer; release a tick first.")
+        raise InvalidInput("an estimate needs at least one answer of the stream; release a tick first.")
     return total
 
 

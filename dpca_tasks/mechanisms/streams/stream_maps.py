@@ -39,7 +39,7 @@ from dpca_tasks.refinement.rounds import LEAST_KEPT, Answer, Estimate, begun, pr
 type Matrix = NDArray[np.float64]
 
 ENERGY = "energy"
-"""The name of the array with `TickMap.energy`, which is stored with the public arrays of a tick's query."""
+"""The name under which `TickMap.energy` is stored with the public arrays of a tick's query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

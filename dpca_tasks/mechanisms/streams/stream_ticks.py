@@ -131,7 +131,7 @@ def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray
     Returns
     -------
     float64 array, data units
-        The noisy weighted second moment of all arrivals so far, as a full matrix.
+        The noisy weighted second moment of all records that have arrived so far, as a full matrix.
     """
     return curator.release(query, Symmetric(noise_multiplier=plan.noise_multiplier))
 

@@ -62,7 +62,7 @@ def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.u
 
 
 def recover(shares: Mapping[int, int]) -> bytes:
-    """Recover a secret from as many shares as its threshold, given by the points of the polynomial, from 1.
+    """Recover a secret from its shares, as many as the threshold; each share is given with its point (1, 2, ...).
 
     Raises
     ------
