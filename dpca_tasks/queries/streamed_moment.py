@@ -67,8 +67,8 @@ class StreamedMoment(RowSum):
     knowledge of all earlier answers, and may be absent, leave or return. Each record is clipped and rounded separately,
     as in any release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of
     ``4^-b``. This also holds if map, mean and norm of a `MappedMoment` are functions of all earlier answers: its proof
-    bounds the norm of ``M_u(t)`` for each choice, in units of the tick, in which the noise is stated too. Tick t
-    releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic noise ``xi_t`` of
+    bounds the norm of ``M_u(t)`` for each choice, in the unit of that tick. The noise is stated in the same unit. Tick
+    t releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic noise ``xi_t`` of
     standard deviation sigma. Take two data sets that differ in the whole history of u.
 
     - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out). The contribution of u

@@ -95,7 +95,7 @@ DEEPER = 3.0
 The reason for the cube root: as this ratio grows, the gaps between eigenvalues at the edge of the noise become smaller.
 """
 SHORT = 2.0**16
-"""The largest entry, in stds of the noise, for which single precision suffices.
+"""The largest matrix entry, in stds of the noise, for which single precision suffices.
 
 Its rounding error is then below a hundredth of the noise.
 """

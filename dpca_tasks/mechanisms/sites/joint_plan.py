@@ -418,7 +418,7 @@ def check_public(
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
         raise InvalidInput(
             f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned "
-            f"rounds, whose arrays are {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned "
+            f"rounds, which have the arrays {', '.join(sorted(expected)) or 'none'} in fixed shapes; send the planned "
             "request."
         )
 

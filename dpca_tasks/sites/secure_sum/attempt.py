@@ -279,7 +279,9 @@ def _parse_context(reader: Reader) -> Context:
         address = Address(round=round_index, attempt=attempt)
         context = Context(session=session, address=address, participants=participants, requested=requested, words=count)
     except (UnicodeDecodeError, InvalidInput):
-        raise MessageRefused("a proposal has no session name, or numbers out of range; begin an attempt.") from None
+        raise MessageRefused(
+            "a proposal has no session name, or numbers out of range; begin another attempt."
+        ) from None
     if not reader.is_done():
         raise MessageRefused("extra bytes follow a proposal; send it alone.")
     return context
