@@ -91,7 +91,7 @@ def plan_moment(
 
 
 def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
-    """Return the edge of a noise matrix, which its eigenvalues rarely exceed, and the least visible strength of a signal.
+    """Return a bound that eigenvalues of a noise matrix rarely exceed, and the least visible strength of a signal.
 
     Both are divided by the scale of the noise.
     """
