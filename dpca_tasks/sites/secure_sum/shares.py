@@ -150,13 +150,13 @@ class ServerSums(ServerPhase[MaskedSum]):
         )
 
     def _settled(self) -> frozenset[int]:
-        """Return the set of sites that an earlier attempt opened with this noise, or else all sites that sent a sum."""
+        """Return the set whose sum a site helped to open before with this noise, or else all sites that sent a sum."""
         for opened in {keys.opened for keys in self.keys.values()} - {frozenset()}:
             if not opened <= self.present:
                 gone = tuple(self.scene.name(place) for place in sorted(opened - self.present))
                 raise SiteSilent(
-                    f"sites {', '.join(gone)} are missing, and this noise may be unmasked only with them, because an "
-                    "earlier attempt unmasked their sum; begin another attempt, or use a smaller roster.",
+                    f"sites {', '.join(gone)} are missing, and this noise may be unmasked only with them, because a "
+                    "site already helped to unmask that sum; begin another attempt, or use a smaller roster.",
                     names=gone,
                 )
             return opened
