@@ -169,7 +169,7 @@ class StreamedMoment(RowSum):
 
     @property
     def steps_per_unit(self) -> int:
-        """The number of grid steps in one unit of the output: that of the moment times that of a weight."""
+        """The number of grid steps in one unit of the output: the steps of the moment times the steps of weight 1."""
         return self.of.steps_per_unit << self.weights.bits
 
     @property
@@ -187,7 +187,7 @@ class StreamedMoment(RowSum):
         return self.zeta
 
     def weight_of(self, first_seen: int | None) -> int:
-        """Return the weight, at this tick, of the records whose ids were added by the ingest number ``first_seen``."""
+        """Return the weight, at this tick, of records whose ids were added by ingest number ``first_seen``."""
         arrival = 0 if first_seen is None else bisect_left(self.arrivals, first_seen)
         return self.weights.weight(self.tick - 1 - arrival)
 

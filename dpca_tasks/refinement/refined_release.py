@@ -227,7 +227,7 @@ def _bounded(
 
 
 def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
-    """Assess a release without noise, or with less noise than rounding, whose eigenvalues are variances."""
+    """Assess a release whose noise is 0 or below rounding errors, so that its eigenvalues are variances."""
     matrix, rows = moment.centred(), refinement.components
     values = eigh(matrix, eigvals_only=True)[::-1]
     parts = np.maximum(np.einsum("ij,ij->i", rows, rows @ matrix), 0.0)

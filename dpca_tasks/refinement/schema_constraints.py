@@ -39,7 +39,7 @@ from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
 type Matrix = NDArray[np.float64]
 
 ACCURACY = 1e-24
-"""Conjugate gradients stop if the residual's squared norm is at most this multiple of that of the sums over groups."""
+"""Conjugate gradients stop when the residual's squared norm, relative to the sums over groups, is at most this."""
 _STEPS = 1_000
 
 
