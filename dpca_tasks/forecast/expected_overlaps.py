@@ -53,7 +53,7 @@ type Selfenergy = Callable[[complex], complex]
 _EXACT, _BINS = 160, 240  # the 160 largest eigenvalues are used exactly; at most 240 bins average the others
 _HEIGHTS = np.geomspace(1e4, 1e-4, 90)  # imaginary parts of the integration points, divided by noise_std * sqrt(d)
 _ITERATIONS = 30
-_NEGLIGIBLE = 300.0  # ratio of the eigengap to the size of the noise from which the noise is neglected
+_NEGLIGIBLE = 300.0  # if the eigengap is more than this multiple of the noise, the noise is neglected
 
 
 def overlaps_with_matrix(strengths: Vector, *, n_components: int, noise_std: float, wishart: bool = False) -> Vector:
@@ -150,7 +150,7 @@ def overlaps_with_draws(strengths: Vector, *, n_components: int, scale: float) -
         drawn = _mean_squares(strengths * kept, scale)
         found += kept * drawn
         kept *= 1.0 - drawn
-    between = found * (1.0 - found)  # the overlaps must sum to k, so raise them, and those near 0 or 1 the least
+    between = found * (1.0 - found)  # the overlaps must sum to k; those near 0 or 1 change the least
     return [np.asarray(found + (n_components - found.sum()) * between / max(float(between.sum()), 1e-300))]
 
 

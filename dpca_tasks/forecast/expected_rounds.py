@@ -3,8 +3,9 @@
 Each round after the first multiplies records by a public map, which shrinks the directions found so far. It then clips
 the records at a smaller norm, which reduces the noise. A release computes the map from noisy answers of earlier rounds.
 The forecast computes the map from the exact strengths instead, and applies the rules of `dpca_tasks.refinement.rounds`
-for the map, the clip norm and the noise. The energy that clipping removes depends on the norms of single records, which
-a spectrum does not describe. So the part of the energy that clipping keeps is an argument, ``kept``.
+for the map, the clip norm and the noise. The energy (sum of squared norms) that clipping removes depends on the norms
+of single records, which a spectrum does not describe. So the part of the energy that clipping keeps is an argument,
+``kept``.
 
 >>> strengths = 20_000.0 * 0.6 ** np.arange(30)
 >>> stds = [950.0, 550.0, 390.0]

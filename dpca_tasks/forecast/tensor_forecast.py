@@ -34,8 +34,8 @@ from dpca_tasks.mechanisms.base import Plan
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorReleases
 
 LARGEST_CORE = 1.657
-"""The largest value of an isometric noise tensor of order 3 along a direction, over ``sqrt(k)`` times the std of its
-diagonal entries."""
+"""The largest value along any direction of isotropic noise on a symmetric k x k x k tensor, divided by ``sqrt(k)`` and
+by the std of the diagonal entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

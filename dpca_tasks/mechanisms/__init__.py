@@ -1,1 +1,1 @@
-"""Mechanisms; they read private rows only through the curator, and all their other computation is post-processing."""
+"""Mechanisms. They get noisy answers from the curator, which alone reads private rows; the rest is post-processing."""

@@ -84,13 +84,13 @@ class PrivacyTarget:
 
 
 LARGE = 1_000
-"""The order of a matrix from which eigenpairs are computed in two threads.
+"""The least order of a matrix whose eigenpairs are computed in two threads.
 
 Two threads are 1.6 times as fast as one at order 2,000, but hardly faster below order 1,000.
 """
 
 NO_GUARANTEE = PrivacyTarget(epsilon=math.inf, delta=0.0, i_know_this_is_not_private=True)
-"""The target of a result that is knowingly not private."""
+"""The privacy target of a result without any guarantee, which the user has accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,9 @@ class Plan:
     entries, in squared clip norms. ``moment_formed`` is false if the matrix is used only through products and never
     computed entry by entry.
 
-    ``start`` describes the earlier release from which a warm start takes its map: its ``artifact`` (name and version),
-    its ``digest``, and the ``mean_square`` of its records, in data units squared. It is None without a warm start.
+    A warm start multiplies records by a map (a matrix) from an earlier release. ``start`` describes this release: its
+    ``artifact`` (name and version), its ``digest``, and the ``mean_square`` of its records, in data units squared. It
+    is None without a warm start.
 
     The strength of a component is its eigenvalue of X^T X, in squared clip norms. ``level`` is the least strength that
     can be distinguished from the noise; it is None in plans of non-private references. ``together`` is true if the
@@ -166,11 +167,9 @@ class Plan:
                 f"epsilon {real:.4g}, which is charged instead of the requested {requested:g}; use calibration=tight"
             )
         else:
-            known = (
-                f"at most epsilon {real:.4g}" if real else f"epsilon 0: it is below delta={self.target.delta:g} alone"
-            )
+            known = f"at most epsilon {real:.4g}" if real else f"epsilon 0 at delta={self.target.delta:g}"
             gives = f"{known}; calibration=tight meets {requested:g} with far less noise"
-        return (f"calibration=paper: the printed noise really gives {gives}.", *self.notes)
+        return (f"calibration=paper: the noise by the published formula really gives {gives}.", *self.notes)
 
     @property
     def certified(self) -> bool:
@@ -227,8 +226,8 @@ def check_target(problem: Terms, target: PrivacyTarget, *, pure: bool = False) -
         raise InvalidInput(f"epsilon={target.epsilon!r} must be positive and finite; 0.1 to 10 is usual.")
     if not (0 < target.delta < 1 or (pure and target.delta == 0)):
         raise InvalidInput(
-            f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual "
-            "(0 for exponential, laplace and wishart)."
+            f"delta={target.delta!r} must lie strictly between 0 and 1; 1e-6 is usual (0 is allowed for mechanisms "
+            "with pure epsilon-DP, such as wishart)."
         )
     if not target.allow_large_delta and target.delta * problem.records_at_most >= 1:
         raise Refused(
@@ -324,8 +323,8 @@ class ItemFactors:
     ``user_step`` holds the public numbers with which a user computes the user's own factor and offset:
 
     - ``centre``, the average rating;
-    - ``prior``, the number of ratings at the centre that are added to a user's mean. It is None if a user's mean is not
-      subtracted;
+    - ``prior``, the number of fictitious ratings, equal to the centre, that are added to a user's mean. It is None if a
+      user's mean is not subtracted;
     - with factors also ``ridge``, ``rating_bound`` and, for some mechanisms, ``unobserved``;
     - if the factors are the directions of a Frank-Wolfe descent, ``gains`` and ``row_norm`` in place of ``ridge``.
     """

@@ -198,7 +198,7 @@ def _turned_back(inner: Products, reflectors: Products, factors: Products, turn:
 
 
 BASIS_BLOCKS = 8
-"""The number of blocks at which the Lanczos basis is compressed (restarted); it bounds the memory."""
+"""When the Lanczos basis has this many blocks, it is compressed (restarted), which bounds the memory."""
 KEPT_BLOCKS = 3
 """The number of blocks of Ritz vectors that remain after compression of the basis."""
 SETTLED = 1e-4
@@ -216,7 +216,7 @@ def block_width(order: int, count: int) -> int:
 
 
 def most_passes(order: int, count: int) -> int:
-    """Return the largest number of products that block Lanczos may use for ``count`` eigenpairs; it is public."""
+    """Return the largest number of products that block Lanczos may use for ``count`` eigenpairs, from public facts."""
     return math.ceil(5.0 * math.cbrt(order / block_width(order, count))) + 4
 
 

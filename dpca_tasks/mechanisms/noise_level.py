@@ -103,7 +103,7 @@ def release_warnings(plan: Plan, subspace: Subspace, *, above_noise: int | None 
 type Matrix = NDArray[np.float64]
 
 _ONE_IN_100 = 2.33  # the 99 % quantile of a standard normal variable
-_CRITICAL = 2.5  # d^(1/6) (widened_edge(d, shift=1) - edge_quantile(d))
+_CRITICAL = 2.5  # the difference widened_edge(d, shift=1) - edge_quantile(d), times d^(1/6)
 
 
 def edge_quantile(order: int) -> float:

@@ -62,7 +62,7 @@ MeanNoise = Gaussian | Laplace
 
 
 class Centre:
-    """The released sum and count of the rows, and their mean."""
+    """The released sum and count of the rows, and the mean that follows from both."""
 
     def __init__(self, total: NDArray[np.float64], count: float) -> None:
         self.mean = total / max(count, 1.0)
@@ -76,12 +76,12 @@ class Centre:
 
 
 def mean_share(problem: Problem) -> Fraction:
-    """Return the share of the target's mu^2 for releasing the mean: `MEAN_SHARE`, or 0 without a private mean."""
+    """Return the mean's share of the budget mu^2 (Gaussian DP): `MEAN_SHARE`, or 0 if no mean is released."""
     return MEAN_SHARE if problem.center == "private" else Fraction(0)
 
 
 def mean_noise(problem: Problem, target: PrivacyTarget) -> Gaussian | None:
-    """Return the Gaussian noise of the mean's release, with the share `MEAN_SHARE` of the target's mu^2.
+    """Return the Gaussian noise for a release of the mean, which gets the share `MEAN_SHARE` of the budget mu^2.
 
     The result is None if the problem is not centred.
     """
@@ -187,7 +187,7 @@ def mean_query(problem: Problem, noise: MeanNoise, *, halved: bool = False) -> R
 
 START_SEED = 20140109  # seed of the public start directions; no guarantee depends on it
 AVERAGED = 64  # largest number of averaged iterates: more do not improve the average, and all are held in memory
-_UP = 1.0 + 2.0**-48  # a factor of the noise scale that exceeds the rounding error of the scale
+_UP = 1.0 + 2.0**-48  # a factor that covers the rounding error of a noise scale
 FINEST = 14  # the largest number of bits of the grid: exact products on a finer grid would overflow int64
 
 
@@ -245,7 +245,7 @@ def plan_products(
 
     for noise, _ in noises:
         check_tail(noise, draws=(releases * width + 1) * problem.n_features + 1, delta=inner.delta)
-    some = 1 if message_clip == 1.0 else FINEST  # one step of a coarse grid may exceed the message clip
+    some = 1 if message_clip == 1.0 else FINEST  # a step of a coarse grid may exceed the bound message_clip
     bits = min(FINEST, grid_bits(noise_std=scale(some), degree=MomentProduct.degree))
     while (fits := grid_bits(noise_std=scale(bits) * _UP, degree=MomentProduct.degree)) < bits:
         bits = fits  # a coarser grid may increase the sensitivity of a clipped product, so the loop checks again
@@ -303,9 +303,9 @@ def inner_target(problem: Problem, target: PrivacyTarget, *, rate: float) -> Pri
 
 
 def is_halved(problem: Problem, *, rate: float) -> bool:
-    """Return whether a release samples records under replace_one.
+    """Return whether a release samples records and has the relation replace_one.
 
-    If it does, its steps are calibrated to the stricter target of `inner_target`.
+    If so, its steps are calibrated to the stricter target of `inner_target`.
     """
     return rate != 1 and problem.relation == "replace_one"
 

@@ -91,7 +91,7 @@ def plan_moment(
 
 
 def _edges(noise: NoiseDistribution, problem: Problem, *, order: int) -> tuple[float, float]:
-    """Return the largest eigenvalue of a noise matrix, and the least strength of a signal visible above the noise.
+    """Return a bound that eigenvalues of a noise matrix rarely exceed, and the least visible strength of a signal.
 
     Both are divided by the scale of the noise.
     """

@@ -65,7 +65,7 @@ Here n is the public bound on the number of records, and d the number of columns
 """
 
 type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
-"""A function that releases the answer of the next round, from its query, its noise, and `Proposal.energy`."""
+"""A function that releases the answer of a round, from its query, its noise, and its `Proposal.energy`."""
 
 
 def planned_rounds(problem: Problem, target: PrivacyTarget, *, n_components: int) -> int:
@@ -148,7 +148,7 @@ def check_size(problem: Problem, *, setting: str) -> None:
     if problem.records_at_most * problem.n_features**2 > LARGEST:
         raise Refused(
             f"{setting} makes rows dense, and records_at_most={problem.records_at_most} rows of "
-            f"n_features={problem.n_features} columns are too large for that; use rounds=1, hashed or fewer columns."
+            f"n_features={problem.n_features} columns are too large for that; use rounds=1, or fewer or hashed columns."
         )
 
 

@@ -1,8 +1,9 @@
-"""Plan and release of a second moment in one round, with a map from an earlier release.
+"""Plan and release of a second moment in one round, with a public map of records that an earlier release provides.
 
-An earlier release of the same columns gives a public estimate of the second moment. The map, mean and clip norm of the
-round are computed from this estimate, as for the last round of `dpca_tasks.mechanisms.released_rounds`. So the whole
-budget goes into one accurate round, and the rows are read once.
+An earlier release of the same columns gives a public estimate of the second moment. The round subtracts a mean from the
+records, multiplies them by a map (a matrix), and clips the result. Map, mean and clip norm are computed from this
+estimate, as for the last round of `dpca_tasks.mechanisms.released_rounds`. So the whole budget goes into one accurate
+round, and the rows are read once.
 
 *Privacy.* The earlier release is public, and so are the map, the mean and the clip norm. The round is one Gaussian
 answer of `dpca_tasks.queries.mapped_moment`, whose sensitivity is proved for any public map. Its event equals the
@@ -92,8 +93,8 @@ class Start:
         matrix, mean = self.matrix, self.mean
         if centred and mean is None:
             raise Refused(
-                "center=private can start only from a release with center=private, but the release named by like has "
-                "no mean; name another release, or leave out like."
+                "center=private needs the mean of the earlier release, but the release named by like has no mean; name "
+                "a release with center=private, or leave out like."
             )
         if not centred and mean is not None:
             matrix, mean = matrix + self.n_records * np.outer(mean, mean), None
@@ -112,7 +113,7 @@ class Start:
 
 
 def gives_start(released: Subspace) -> bool:
-    """Return whether a warm start can use a release: whether it contains a second moment with isometric noise."""
+    """Return whether a warm start can use a release: whether it has a second moment with isotropic normal noise."""
     is_single = released.released is not None and released.noise is not None
     return released.rounds is not None or (is_single and (released.noise or {})["law"] == "isometric")
 
@@ -123,7 +124,7 @@ def start_of(released: Subspace, *, clip_norm: float, records_at_most: int | Non
     Parameters
     ----------
     released : Subspace
-        A result with ``rounds``, or with ``released`` and ``noise`` of one isometric answer.
+        A result with ``rounds``, or with ``released`` and ``noise`` of one answer with isotropic normal noise.
     clip_norm : float, data units
         The clip norm of the earlier release.
     records_at_most : int, optional
@@ -198,7 +199,10 @@ def release_warm(
 
 
 def started(query: MappedMoment, start: Start, noise: Symmetric, *, served: int) -> MappedMoment:
-    """Return the query of the round with the map, mean and clip norm that a start gives for ``served`` components."""
+    """Return the query of the round, with the map, mean and clip norm that follow from an earlier release.
+
+    The map is designed for ``served`` components.
+    """
     known = start.estimate(clip_norm=query.clip_norm, centred=query.shift is not None)
     return mapped(query, known, proposed(known, n_components=served, noise_std=noise_std(query, noise)))
 

@@ -49,11 +49,11 @@ class StepSecrets:
 
 Norm = Literal["l1", "l2", "nuclear", "scores", "joint"]
 """Norm in which the change of a sum S by one record is bounded. ``scores`` is the length of an interval that
-contains 0 and the change of ``tr(V^T S V)`` for every V with orthonormal columns; it is at most the nuclear norm.
+contains 0 and the change of ``tr(V^T S V)``, for every V with orthonormal columns. It is at most the nuclear norm.
 ``joint`` is the l2 norm of a statistic of several parts, each divided as `dpca_tasks.queries.joint_sum` states."""
 
 _SHARED = ("n_features", "clip_norm", "relation", "bits")
-"""Fields in which a query must agree with the queries that contain it."""
+"""Fields that must have equal values in a query and in a query that it contains."""
 
 MAX_STEP_BITS = 28
 SQRT_2_UP = math.nextafter(math.sqrt(2.0), math.inf)
@@ -88,7 +88,7 @@ class RowSum(ABC):
 
     def __post_init__(self) -> None:
         """Check the public parameters that all queries share."""
-        if not 1e-100 <= self.clip_norm <= 1e100:  # so that the third power of clip_norm is a normal float
+        if not 1e-100 <= self.clip_norm <= 1e100:  # within this range, clip_norm^3 neither overflows nor underflows
             raise InvalidInput(
                 f"clip_norm={self.clip_norm!r} must be positive, between 1e-100 and 1e100; "
                 "choose it from public knowledge of row norms."
@@ -99,8 +99,8 @@ class RowSum(ABC):
             raise InvalidInput(f"relation={self.relation!r} must be one of {', '.join(get_args(Relation))}; pass one.")
         if not 0 <= self.degree * self.bits <= MAX_STEP_BITS:
             raise InvalidInput(
-                f"bits={self.bits} must give a grid of at most 2^{MAX_STEP_BITS} steps in one unit of the output; "
-                f"use at most {MAX_STEP_BITS // max(self.degree, 1)}."
+                f"bits={self.bits} is not allowed: one unit of the output must have from 1 to 2^{MAX_STEP_BITS} grid "
+                f"steps; use bits from 0 to {MAX_STEP_BITS // max(self.degree, 1)}."
             )
         for each in dataclasses.fields(self):
             inner = getattr(self, each.name)
@@ -124,10 +124,10 @@ class RowSum(ABC):
 
     @abstractmethod
     def add(self, block: RowBlock, total: NDArray[np.int64]) -> None:
-        """Add a block to a packed total in grid steps."""
+        """Add the contributions of a block's records to a packed total, in grid steps."""
 
     def map(self, block: RowBlock) -> NDArray[np.int64]:
-        """Return the packed total of a block in grid steps."""
+        """Return the packed total of the contributions of a block's records, in grid steps."""
         total = np.zeros(self.layout.size, np.int64)
         self.add(block, total)
         return total
@@ -158,7 +158,7 @@ class RowSum(ABC):
         return False
 
     def with_secrets(self, secrets: StepSecrets) -> "RowSum":
-        """Return the query with the secret keys that it needs, if any; called by the curator, who has the keys."""
+        """Return the query with the secret keys that it needs, if any; only the curator has the keys and calls this."""
         return self
 
     @property

@@ -54,7 +54,7 @@ class NormHistogram(RowSum):
         """Check the edges of the bins and the clip norm."""
         RowSum.__post_init__(self)
         if self.clip_norm != 1.0 or self.edges.ndim != 1 or not (np.diff(self.edges, prepend=0.0) > 0).all():
-            raise InvalidInput("edges must be positive and increasing, and clip_norm 1; pass norm_grid().")
+            raise InvalidInput("edges must be positive and increasing, clip_norm must be 1; pass edges=norm_grid().")
 
     @property
     def layout(self) -> Layout:

@@ -30,7 +30,7 @@ from dpca_tasks.records.blocks import RowBlock
 Clip = Literal["normalise", "weight", "paper"]
 _RULES: Mapping[Clip, int] = {"normalise": NORMALISE, "weight": WEIGHT_CLIP, "paper": PAPER_CLIP}
 WEIGHT_BITS = 6
-_UP = 1.0 + 2.0**-48  # covers the rounding of a bound
+_UP = 1.0 + 2.0**-48  # factor that makes a computed bound an upper bound despite rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -104,7 +104,7 @@ class JointSum(RowSum):
 
 
 TILE = 1 << 22
-"""Largest number of coordinates of a tile, 32 MiB, unless one item has more."""
+"""The largest number of coordinates of a tile (a range of items), 32 MiB, unless one item has more coordinates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class TiledSum(JointSum):
 
     @abstractmethod
     def with_secrets(self, secrets: StepSecrets) -> Self:
-        """Return the query with the key of the random choices that it needs; called by the curator, who has the key."""
+        """Return the query with the secret key of its random choices; only the curator has the key and calls this."""
 
     @abstractmethod
     def prepare(self, block: RowBlock) -> Prepared:

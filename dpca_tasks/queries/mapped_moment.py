@@ -133,8 +133,8 @@ class MappedMoment(RowSum):
             )
         if not (_is_fit(self.directions) and _is_fit(self.reductions)):
             raise InvalidInput(
-                "directions and reductions must be integers with rows and columns of norm at most 1, in steps of "
-                "2^-12; pass the arrays of a PublicMap of orthonormal directions."
+                "directions and reductions must be integers in steps of 2^-12, and their rows and columns must have "
+                "norm at most 1; pass the arrays of a PublicMap of orthonormal directions."
             )
         if self.norm.shape != (1,) or not LEAST_NORM <= self.norm[0] <= MOST_NORM:
             raise InvalidInput(f"norm={self.norm} must be one number from 2^-20 to 2; pass the result of norm_of.")

@@ -177,8 +177,8 @@ class ExactProduct(RowSum):
             raise InvalidInput("directions around a mean must be multiples of 2^16 steps; use on_direction_grid.")
         if len(columns) != self.n_features or self.bits > BITS or not (np.square(columns).sum(axis=0) < 1.01).all():
             raise InvalidInput(
-                f"directions of shape {self.directions.shape} at bits={self.bits} must have n_features="
-                f"{self.n_features} rows, columns of norm 1 and at most {BITS} bits; pass orthonormal columns."
+                f"directions of shape {self.directions.shape} must have n_features={self.n_features} rows and columns "
+                f"of norm 1, and bits={self.bits} must be at most {BITS}; pass orthonormal columns."
             )
 
     @property

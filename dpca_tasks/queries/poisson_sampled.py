@@ -47,8 +47,8 @@ class PoissonSampled(RowSum):
     Under replace_one the sensitivity is stated for an emptied record, the case for which privacy amplification by
     subsampling is computed. For a fixed sample, a record is replaced in two steps: it is emptied, then filled. Plans
     and accounting compose both steps. If each step is (e, d)-DP, both together are (2 e, (1 + e^e) d)-DP. A sample with
-    ``rate=1`` contains all records. It marks, in its event, a step that is accounted for in this way together with
-    sampled steps.
+    ``rate=1`` contains all records. Its event states that the step is accounted for in this way, like the sampled steps
+    of the same release.
 
     ``map`` needs no secret: records outside the sample are emptied when a block is converted to the grid.
     """
@@ -141,7 +141,7 @@ class PoissonSampled(RowSum):
     def _sample(self, block: Block) -> dict[str, Any]:
         """Return the fields of a block in which all records outside the sample are emptied."""
         if self.coin_key is None:
-            raise InvalidInput("a sample needs a coin key; release it through the curator, which sets the key.")
+            raise InvalidInput("a sample needs a key (coin_key); release it through the curator, which sets the key.")
         start, sizes = block.first_record, np.diff(block.record_ptr)
         chosen = coins(self.coin_key, start=start, stop=start + sizes.size, rate=self.rate)
         rows = np.repeat(chosen, sizes)

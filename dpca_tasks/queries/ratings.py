@@ -40,9 +40,9 @@ from dpca_tasks.records.blocks import Block, RowBlock, as_floats, canonical
 
 Coins = Literal["release", "step"]
 RATING_BITS = 16
-"""Binary logarithm of the number of steps of the public range of ratings, ``2^16``."""
+"""The public range of ratings is divided into ``2^RATING_BITS`` grid steps."""
 _COINS = 7
-"""Stream of the coins that choose ratings."""
+"""The number of the random stream that decides which ratings count if a user has too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +95,7 @@ class RatingsSum(JointSum):
         if self.ratings_per_user < 1:
             raise InvalidInput(f"ratings_per_user={self.ratings_per_user} must be at least 1; state a public bound.")
         if self.clip_norm != 1.0 or not self.prior >= 0 or self.offsets.shape != (self.n_features,):
-            raise InvalidInput("clip_norm must be 1, prior at least 0, and offsets one per item; correct them.")
+            raise InvalidInput("clip_norm must be 1, prior at least 0, and offsets one number per item; correct them.")
 
     @property
     def most(self) -> int:
@@ -342,7 +342,7 @@ class RatingMoment(RatingsSum):
                 "bounds of ratings and rows, and the unit of directions, must be positive; correct them."
             )
         if self.directions.shape != (self.n_features, self.gains.size) or not np.isfinite(self.gains).all():
-            raise InvalidInput("directions must have a row per item and a column per gain, all gains finite; fix them.")
+            raise InvalidInput("directions must have one row per item, one column per finite gain; correct them.")
         JointSum.__post_init__(self)
 
     @property

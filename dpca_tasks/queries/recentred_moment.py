@@ -250,7 +250,7 @@ class CapturedEnergies(RowSum):
         """Return the sensitivity in a norm, as proved in the Notes section of the class."""
         if norm not in ("l1", "l2"):
             raise InvalidInput(
-                f"captured energies have no sensitivity in norm={norm!r}; use Laplace (l1) or Gaussian noise (l2)."
+                f"sums of squared norms have no sensitivity in norm={norm!r}; use Laplace (l1) or Gaussian noise (l2)."
             )
         relation = self.relation if self.shift is None else relation_around(self.relation)
         if relation != "replace_one":

@@ -36,7 +36,7 @@ def on_direction_grid(directions: NDArray[np.float64]) -> NDArray[np.int64]:
 def is_on_grid(directions: NDArray[np.int64]) -> bool:
     """Return whether all entries of directions, in steps of ``2^-24``, have magnitude at most 1.
 
-    The comparison takes no absolute values, because that of the smallest int64 overflows.
+    The comparison takes no absolute values, because the absolute value of the smallest int64 overflows.
     """
     return bool(directions.min() >= -(2**DIRECTION_BITS) and directions.max() <= 2**DIRECTION_BITS)
 
@@ -89,7 +89,7 @@ class MomentProduct(RowSum):
 
     @property
     def longest(self) -> int:
-        """The largest number of rows of a record whose scores are rounded.
+        """The largest number of rows of a record for which its scores are rounded.
 
         For a record with more rows, the product is rounded instead of the scores.
         """

@@ -89,7 +89,7 @@ class SecondMoment(RowSum):
 
 
 CONSTANT = 1.0 / math.sqrt(3.0)
-"""The appended constant c, in clip norms: exactly half of the norm bound of a longer row, so a point of every grid."""
+"""The appended constant c, in clip norms. It is half of the norm bound of extended rows, so it is on every grid."""
 RADIUS = math.sqrt(1.0 + CONSTANT**2)
 """Largest norm of a clipped record with appended constants, in clip norms."""
 

@@ -1,4 +1,4 @@
-"""The weighted second moment that a continual release (a stream) publishes at one tick.
+"""The weighted second moment that a continual release (a stream) publishes with noise after each tick (period).
 
 The weight of a record is an integer that depends on the number of ticks since the record arrived.
 
@@ -37,7 +37,7 @@ type Moment = SecondMoment | CentredMoment | MappedMoment
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedMoment(RowSum):
-    r"""Sum ``w_(t-j(u)) M_u`` over records u, for tick t of a stream.
+    r"""Sum ``w_(t-j(u)) M_u`` over records u, for tick (period) t of a stream.
 
     ``M_u`` is the contribution of u to a second moment, j(u) is the tick at which u arrived, and ``w_i`` is the weight
     at age i.
@@ -67,8 +67,8 @@ class StreamedMoment(RowSum):
     knowledge of all earlier answers, and may be absent, leave or return. Each record is clipped and rounded separately,
     as in any release. So ``M_u(t)`` is positive semi-definite with Frobenius norm at most 1, in whole steps of
     ``4^-b``. This also holds if map, mean and norm of a `MappedMoment` are functions of all earlier answers: its proof
-    bounds the norm of ``M_u(t)`` for each choice, in units of the tick, in which the noise is stated too. Tick t
-    releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic noise ``xi_t`` of
+    bounds the norm of ``M_u(t)`` for each choice, in the unit of that tick. The noise is stated in the same unit. Tick
+    t releases ``y_t = sum_u c_(t-j(u)) M_u(t) + xi_t``, with ``c_i = w_i / 2^q`` and fresh isotropic noise ``xi_t`` of
     standard deviation sigma. Take two data sets that differ in the whole history of u.
 
     - *Removed or emptied.* Either u is missing (add_remove), or its record is emptied (zero_out). The contribution of u
@@ -124,8 +124,8 @@ class StreamedMoment(RowSum):
         fall = any(before > after for before, after in itertools.pairwise(numbers))
         if len(numbers) != self.tick or min(numbers, default=-1) < 0 or fall:
             raise InvalidInput(
-                f"arrivals must be the numbers of the snapshots of ticks 1 to {self.tick}, at least 0 and never "
-                "decreasing; bind every tick to a snapshot no older than that of the previous tick."
+                f"arrivals must be the ingest numbers of the snapshots of ticks (periods) 1 to {self.tick}, at least 0 "
+                "and never decreasing; bind every tick to a snapshot no older than that of the previous tick."
             )
         self.weights.zeta_squared(self.horizon)  # raises if there are fewer weights than the horizon needs
 
@@ -139,7 +139,7 @@ class StreamedMoment(RowSum):
         tick: int,
         arrivals: tuple[int, ...],
     ) -> "StreamedMoment":
-        """Return the query of one tick of a stream of a second moment."""
+        """Return the query of one tick (period) of a stream, from the query of the second moment."""
         return cls(
             n_features=moment.n_features,
             clip_norm=moment.clip_norm,
@@ -169,7 +169,7 @@ class StreamedMoment(RowSum):
 
     @property
     def steps_per_unit(self) -> int:
-        """The number of grid steps in one unit of the output: that of the moment times that of a weight."""
+        """The number of grid steps in one unit of the output: the steps of the moment times the steps of weight 1."""
         return self.of.steps_per_unit << self.weights.bits
 
     @property
@@ -187,7 +187,7 @@ class StreamedMoment(RowSum):
         return self.zeta
 
     def weight_of(self, first_seen: int | None) -> int:
-        """Return the weight, at this tick, of the records whose ids were added by the ingest number ``first_seen``."""
+        """Return the weight, at this tick, of records whose ids were added by ingest number ``first_seen``."""
         arrival = 0 if first_seen is None else bisect_left(self.arrivals, first_seen)
         return self.weights.weight(self.tick - 1 - arrival)
 

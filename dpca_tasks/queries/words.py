@@ -357,7 +357,7 @@ class PointTriples(RowSum):
 
     @property
     def unit(self) -> float:
-        """The value in data units of 1 in the output."""
+        """One unit of the output in data units: ``R^3`` for the bound R on the norm of scores."""
         return self.radius**3
 
     @property

@@ -33,7 +33,7 @@ def constrained_release(released: Subspace, constraints: Constraints | None) -> 
     Parameters
     ----------
     released : Subspace
-        The result of a mechanism. It is returned unchanged if it contains no second moment with isometric noise.
+        The result of a mechanism. It is returned unchanged if it has no second moment with isotropic normal noise.
     constraints : Constraints, optional
         Without constraints the release is returned unchanged.
 
@@ -64,7 +64,7 @@ def constrained_release(released: Subspace, constraints: Constraints | None) -> 
 
 
 def constrained_moment(moment: Moment, constraints: Constraints | None) -> Moment:
-    """Project a released second moment onto constraints if its noise is isometric; else return the moment unchanged."""
+    """Project a released second moment onto constraints if its noise is isotropic; else return it unchanged."""
     noise = moment.noise
     if constraints is None or moment.released is None or not noise or noise["law"] != "isometric":
         return moment

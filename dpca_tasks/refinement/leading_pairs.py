@@ -95,13 +95,13 @@ DEEPER = 3.0
 The reason for the cube root: as this ratio grows, the gaps between eigenvalues at the edge of the noise become smaller.
 """
 SHORT = 2.0**16
-"""The largest entry, in stds of the noise, for which single precision suffices.
+"""The largest matrix entry, in stds of the noise, for which single precision suffices.
 
 Its rounding error is then below a hundredth of the noise.
 """
 
-_SMALL = 2  # eigenpairs are computed exactly if the order is below this multiple of the Krylov space's dimension
-_LOST = 1e-3  # eigenpairs are computed exactly if the loss of orthogonality is larger
+_SMALL = 2  # if the order is below this multiple of the Krylov space's dimension, eigenpairs are exact
+_LOST = 1e-3  # if the loss of orthogonality is larger than this, exact eigenpairs are computed instead
 
 
 def depth(order: int, count: int) -> int:
@@ -174,7 +174,7 @@ Each matrix is used with both signs.
 """
 WIDE = 500
 
-_STRIP = 64  # rows of a public matrix that are drawn at a time
+_STRIP = 64  # the number of rows of a public matrix that are drawn at a time
 _DIAGONAL = math.sqrt(2.0)
 """The std of the noise on the diagonal, if the std off the diagonal is 1."""
 
@@ -292,7 +292,7 @@ def probes(order: int) -> int:
 
 
 def public_noise(order: int, *, stream: int, probe: int) -> Matrix:
-    """Return a public random matrix of isometric normal noise, with std 1 on the diagonal.
+    """Return a public random matrix of isotropic normal noise, with std 1 on the diagonal.
 
     The matrix is the same in every call with the same arguments, and independent of every release.
     """
@@ -351,7 +351,7 @@ BASE: Method = "spikes"
 CHOICE_SHARE = 0.5
 """The factor h (`score_by_fission`) for the choice of a method."""
 ALIKE = 5e-4
-"""``auto`` scores no method if all subspaces are this close to that of the eigenvectors: no choice could gain much.
+"""If all subspaces are this close to the eigenvectors' subspace, ``auto`` scores none: no choice could gain much.
 
 The limit is for the mean squared sine of the angles between two subspaces.
 """

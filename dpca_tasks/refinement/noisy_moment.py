@@ -59,7 +59,7 @@ RESOLVED = 2.0**50
 """The size of a matrix entry, in stds of the noise, beyond which rounding errors are as large as the noise."""
 
 _ASYMMETRY = 1e-9  # tolerance for rounding in the given matrix, relative to the largest entry
-_STRIP = 64  # rows that are compared, or averaged, at a time
+_STRIP = 64  # the number of rows that are compared, or averaged, at a time
 _COARSEST = 100.0  # the least number of grid steps in one std of the noise
 
 
@@ -236,7 +236,7 @@ class Standardised:
 
     @property
     def _known(self) -> Matrix | None:
-        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to its diagonal
+        return None if self.noise == "upper_triangle" else self.source.eigenvalues  # noise was added to the diagonal
 
     def centred(self, released: Matrix) -> Matrix:
         """Centre a matrix of the shape of `released`, if this shape includes an appended constant; else return it."""
@@ -310,7 +310,7 @@ They improve the result. More pairs would make it worse if the matrix is small.
 STEPS = 2
 EM_STEPS = 60
 SCALES = np.concatenate([[0.0], 4.0 ** np.arange(-3, 7)])
-"""The possible values of g_i: the energy of a row, relative to the mean energy of all rows."""
+"""The possible values of g_i: the sum of squares of a row, relative to the mean over all rows."""
 
 _LEAST_ENERGY = 0.02
 _LEAST_WEIGHT = 1e-9

@@ -227,7 +227,7 @@ def _bounded(
 
 
 def _without_noise(moment: NoisyMoment, refinement: Refinement) -> Assessment:
-    """Assess a release without noise, or with less noise than rounding, whose eigenvalues are variances."""
+    """Assess a release whose noise is 0 or below rounding errors, so that its eigenvalues are variances."""
     matrix, rows = moment.centred(), refinement.components
     values = eigh(matrix, eigvals_only=True)[::-1]
     parts = np.maximum(np.einsum("ij,ij->i", rows, rows @ matrix), 0.0)
@@ -267,7 +267,7 @@ def divided(share: float, weights: Matrix) -> tuple[float, ...] | None:
 
 
 AUTO = "auto"
-"""Option for the number of components above the noise, and for the refinement with the highest score."""
+"""As the number of components: as many as are above the noise. As the method: the one with the highest score."""
 ENOUGH = 0.99
 """``auto`` does not refine if the lower bound on the captured variance is at least this: little could be gained."""
 _RITZ_ERROR = 1.01  # a margin, since eigenvalues of a matrix that is not formed are accurate to about a thousandth
@@ -472,7 +472,7 @@ def verdict(facts: Mapping[str, Any], *, n_components: int) -> str:
 
 
 def percent_at_least(share: float) -> str:
-    """Format a share in percent, rounded down to whole percents, or to one digit below 10 %."""
+    """Format a share in percent, rounded down to whole percents, or below 10 % to one decimal."""
     scale = 100 if share >= 0.1 else 1000
     return f"{math.floor(share * scale) * 100 / scale:.{0 if scale == 100 else 1}f} %"
 
@@ -483,7 +483,7 @@ def _directions(released: Subspace) -> Matrix:
 
 
 def _seen(moment: NoisyMoment) -> tuple[float | None, int]:
-    """Return the edge of the noise, and the number of eigenvalues above it."""
+    """Return the edge of the noise (99 % bound on its eigenvalues), and the number of eigenvalues above the edge."""
     if not moment.resolved:
         return None, moment.order
     with one_thread():
@@ -520,7 +520,7 @@ def _of_pairs(released: Subspace, *, n_components: int, method: Request, edge: f
 
 
 def _pairs_edge(order: int, mean: Matrix | None, constant: float | None) -> float:
-    """Return the edge of normal noise in units of its std, widened if the matrix was centred at a released mean."""
+    """Return the 99 % bound on eigenvalues of normal noise, in units of its std; centring at a mean makes it larger."""
     if mean is None or constant is None:
         return edge_quantile(order)
     return widened_edge(order, shift=float(mean @ mean) / constant**2)

@@ -43,11 +43,11 @@ LEAST_FACTOR_OF_MAP = 2.0**-6
 LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
 """The least and the largest value of kappa (`clip_factor`). Without a map, kappa has the least value."""
 ACCEPTED_LOSS = 0.003
-"""The loss to noise, as a share of the energy of the k leading directions, for which kappa is 1."""
+"""If noise costs this share of the energy (squared norms) of the k leading directions, kappa is 1 (`clip_factor`)."""
 USELESS = 0.85
 """A map is not used if the mean squared norm of mapped records, times the larger of kappa and 1, is at least this."""
 LEAST_KEPT = 0.3
-"""The least share of the energy that clipping is assumed to keep."""
+"""The least share of the records' squared norms that clipping is assumed to keep."""
 STEPS, NEGLIGIBLE = 20, 1e-12
 """The largest number of conjugate gradient steps, and the relative squared residual norm at which the steps stop."""
 
@@ -72,7 +72,7 @@ class Answer:
         The constant ``a c`` that is appended to a record, for a public number a; 0 if none is appended. A record of p
         rows gets ``a c / sqrt(p)`` in each row.
     energy : float, optional
-        `Proposal.energy` of this round; None if no record could be clipped.
+        The expected sum of squared norms (`Proposal.energy`) of this round; None if no record could be clipped.
     step : float
         The grid step of the answer.
     """
@@ -90,8 +90,9 @@ class Answer:
 class Round:
     """The second moment of one round, after centring and a correction for clipping.
 
-    ``kept`` is the estimated share of the energy that clipping kept. ``matrix`` is the answer of the round, around its
-    own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by ``kept`` too.
+    ``kept`` is the estimated share of the records' squared norms that clipping kept. ``matrix`` is the answer of the
+    round, around its own mean if the release is centred, divided by ``kept``. ``noise_std`` and ``step`` are divided by
+    ``kept`` too.
     """
 
     map: PublicMap
@@ -118,7 +119,7 @@ class Estimate:
     mean : float64 array of shape (d,), optional
         The mean released in round 1, scaled to norm 1 at most. Rounded to a grid, it is the m of all later rounds.
     extra : float
-        The energy that the noise of the mean adds to the sum of ``|x - m|^2`` over all records.
+        The amount that the noise of the mean m adds to the sum of ``|x - m|^2`` over all records x.
     """
 
     matrix: Matrix
@@ -135,14 +136,14 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        """The energy ``sum |x - mean|^2`` of all records, but at least half a standard deviation of its noise."""
+        """The energy ``sum |x - mean|^2`` over all records x, but at least half a standard deviation of its noise."""
         added = self.extra if len(self.rounds) == 1 else 0.0
         return max(float(np.trace(self.matrix)) + added, _least_energy(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Design:
-    """A map for the next round, and the energy that it is expected to leave.
+    """A map of records for the next round, and the sum of squared norms that it is expected to leave.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ class Design:
     factors : float64 array of shape (r,)
         The factors t by which the map multiplies its directions, before they are rounded to a grid.
     energy : float
-        The expected energy of all records after the map.
+        The expected sum of the squared norms of all mapped records.
     """
 
     map: PublicMap
@@ -235,8 +236,8 @@ def proposed(estimate: Estimate, *, n_components: int, noise_std: float) -> Prop
 
     Notes
     -----
-    A map that leaves nearly all energy is not used (`USELESS`). Without a map, records are clipped at 1, or at their
-    expected norm around the mean.
+    A map that leaves nearly all energy (squared norms of records) is not used (`USELESS`). Without a map, records are
+    clipped at 1, or at their expected norm around the mean.
     """
     with one_thread():
         found = design(estimate, n_components=n_components)
@@ -297,11 +298,11 @@ def design(estimate: Estimate, *, n_components: int) -> Design:
     directions of the next map are the Ritz vectors of S in this subspace.
 
     To second order, the noise of a round with clip norm c costs ``sum_i d c^4 / (t_i^2 l_i)``, where l_i are the
-    energies of the k leading directions, which the map multiplies by t_i. c^2 is proportional to the energy after the
-    map. This energy is ``D + sum_i a_i``, where ``a_i = t_i^2 l_i``, and D is the energy outside the directions of the
-    map. At the optimum, all a_i equal D / k: the k directions together keep as much energy as all others. For further
-    directions, only their noise against these k matters. If each other direction has the energy D / d, the optimum is
-    ``t^4 = D / (d l)``.
+    energies (sums of squares) of the k leading directions, which the map multiplies by t_i. c^2 is proportional to the
+    energy after the map. This energy is ``D + sum_i a_i``, where ``a_i = t_i^2 l_i``, and D is the energy outside the
+    directions of the map. At the optimum, all a_i equal D / k: the k directions together keep as much energy as all
+    others. For further directions, only their noise against these k matters. If each other direction has the energy
+    ``D / d``, the optimum is ``t^4 = D / (d l)``.
     """
     order, noise_std = len(estimate.matrix), estimate.noise_std
     none = Design(map=PublicMap.identity(order), factors=np.zeros(0), energy=estimate.total)
@@ -344,7 +345,7 @@ def clip_factor(found: Design, estimate: Estimate, *, n_components: int, noise_s
 
 
 def factor_for(energies: Matrix, factors: Matrix, *, order: int, noise_std: float) -> float:
-    """Return kappa (`clip_factor`) for leading directions with ``energies``, which a map multiplies by ``factors``."""
+    """Return kappa (`clip_factor`) for directions with sums of squares ``energies``, multiplied by ``factors``."""
     if not len(energies):
         return LEAST_FACTOR
     loss = order * noise_std**2 * float((1.0 / (factors**2 * energies)).sum() / energies.sum())
@@ -390,9 +391,9 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
     because their order differs from the order without the map. If T has fewer directions, the leading pairs of S are
     refined, because most of the k directions are outside the map.
 
-    In a warm start, the directions of the map come from other records. If the new records have no energy along some of
-    these directions, the inverse map makes the noise along them large. So directions below the noise are projected out
-    first.
+    In a warm start, the directions of the map come from other records. If the new records have no component along some
+    of these directions, the inverse map makes the noise along them large. So directions below the noise are projected
+    out first.
     """
     order, last = len(estimate.matrix), estimate.rounds[-1]
     mapped = last.map.width >= n_components
@@ -415,7 +416,7 @@ def components(estimate: Estimate, *, n_components: int, method: Request = "auto
 
 
 def _least_energy(estimate: Estimate) -> float:
-    """Return the least energy assumed for an estimate: half the standard deviation of the noise in its trace."""
+    """Return the least sum of squared norms that is assumed: half the std of the noise in the estimate's trace."""
     return math.sqrt(2.0 * len(estimate.matrix)) * estimate.noise_std / 2.0
 
 
@@ -459,7 +460,7 @@ def _ritz(matrix: Matrix, spanning: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def factors_of(energies: Matrix, outside: float, *, n_components: int, order: int) -> Matrix:
-    """Return the factors t of a map (`design`), for directions with descending energies and the energy ``outside``."""
+    """Return the factors t of a map (`design`), from falling sums of squares along directions and ``outside`` them."""
     width = len(energies)
     count = min(n_components, width)
     factors = np.minimum(1.0, (outside / max(order - width, 1) / energies) ** 0.25)

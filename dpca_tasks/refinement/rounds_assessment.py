@@ -208,7 +208,7 @@ def _raised(values: Matrix, mapped: Matrix, gram: Matrix, noise_std: float) -> f
 
 
 def _trace_spread(last: PublicMap) -> float:
-    """Return the std of ``tr(T^-1 E T^-T)`` for the map T and isometric noise E whose diagonal has std 1."""
+    """Return the std of ``tr(T^-1 E T^-T)`` for the map T and isotropic noise E whose diagonal has std 1."""
     return float(np.linalg.norm(last.inverse_around(np.eye(len(last.directions)))))
 
 

@@ -39,7 +39,7 @@ from dpca_tasks.refinement.conjugate_gradients import conjugate_gradients
 type Matrix = NDArray[np.float64]
 
 ACCURACY = 1e-24
-"""The squared norm of the residual, relative to that of the sums over groups, at which conjugate gradients stop."""
+"""Conjugate gradients stop when the residual's squared norm, relative to the sums over groups, is at most this."""
 _STEPS = 1_000
 
 
@@ -177,7 +177,7 @@ class Constraints:
         at = own.argmax(axis=1)
 
         def image(found: Matrix) -> Matrix:
-            sums = (members.T @ found).T[at]  # entry (i, h): the sum over group h of the column of i's own group
+            sums = (members.T @ found).T[at]  # entry (i, h): the sum over group h, in the column of i's group
             product = found * sizes + np.where(full[:, None], sums, 0.0)
             product[own] = 2.0 * found[own]
             return _differences(product)

@@ -1,1 +1,1 @@
-"""Sums over several owners of data, with rosters of sites and masks that cancel in the total."""
+"""Sums over the data of several owners (sites), who send masked messages; the masks cancel in the total."""

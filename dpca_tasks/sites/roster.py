@@ -1,24 +1,24 @@
-"""The roster of a joint release, and messages whose masks cancel in their sum.
+"""The roster of a joint release (the list of its sites), and masked messages of sites, whose masks cancel in the sum.
 
-*Roster.* It lists the participating sites and the public facts from which every site computes the noise.
+*Roster.* A roster lists the participating sites, and the public facts from which every site computes its noise.
 
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in ("a", "b", "c", "d"))
 >>> roster = Roster(session="spring", members=members, colluders=1)
 >>> roster.honest, roster.without("c").honest
 (3, 2)
 
-*Messages.* Messages are added up modulo ``2^64``, where their masks cancel, and read as one signed integer total.
+*Messages.* A message contains the integers of a site plus a mask, modulo ``2^64``. The masks of all sites of a roster
+sum to 0. So the sum of all messages, in any order, is the sum of the integers. It is read as signed 64-bit integers;
+`check_room` checks, from public facts, that they cannot overflow. A sum that lacks a message is uniform noise.
 
-A message is a site's integers plus its mask; the masks of a roster add up to 0. So the sum of all messages is the sum
-of the integers, in any order, as long as that fits 63 bits and a sign: `check_room` bounds it by public facts. A sum
-that misses one message is uniform noise.
+*Masks.* There are two kinds of masks that sum to zero over a roster: uniform integers modulo ``2^64``, and, only for
+reproductions, the Gaussian masks of the paper on CAPE.
 
-*Masks* add up to zero over a roster: uniform integers modulo ``2^64``, and the printed Gaussian masks.
-
-A dealer gives each pair of sites one seed. Both sites expand it into the same words for one attempt of one roster. One
-of the two adds these words and the other subtracts them. To anyone without the seeds of two sites, their masks are
-independent uniform words except for the sum of all. This holds as far as ChaCha20 words cannot be distinguished from
-uniform ones. The dealer is trusted: it must delete the seeds and never see a message.
+For uniform masks, a dealer gives each pair of sites a common seed. Both sites expand the seed into the same
+pseudorandom words, which are different for each attempt of each roster. One site adds these words to its mask, and the
+other site subtracts them. To an observer who lacks the seeds of two or more sites, the masks of these sites are uniform
+and independent, except that all masks sum to 0. This holds if ChaCha20 words cannot be distinguished from uniform
+words. The dealer is trusted: the dealer must delete the seeds, and must never see a message.
 
 >>> from dpca_tasks.sites.roster import Address
 >>> from dpca_tasks.sites.roster import Member, Roster
@@ -46,17 +46,17 @@ from dpca_tasks.noise.keystream import SecretKey, normals, subkey, words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One site of a roster.
+    """One site of a roster, with its public facts.
 
     Parameters
     ----------
     name : str
     records : int
-        The public number of its records, or a bound on it; it only bounds how large a total can be.
+        The public number of the site's records, or a bound on this number. It only serves to bound a total.
     noise_multiplier : float
-        ``1 / mu`` of one charged step of this site, for the view of everything that the others see together.
+        The noise multiplier ``1 / mu`` that one charged step of this site has for an observer of all messages.
     weight : int
-        The factor by which the site multiplies its sum before adding noise and mask.
+        The factor by which the site multiplies its sum, before noise and mask are added.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Member:
     weight: int = 1
 
     def __post_init__(self) -> None:
-        """Check the facts."""
+        """Refuse an empty name, and numbers outside their domains."""
         if not self.name:
             raise InvalidInput("a site's name is empty; give each site a unique name.")
         if self.records < 1 or self.weight < 1 or int(self.weight) != self.weight:
             raise InvalidInput(
                 f"site {self.name!r} has records={self.records} and weight={self.weight}, which must be whole numbers "
-                "from 1; leave a site without weight out."
+                "of at least 1; correct them, or omit the site."
             )
         if not 0 < self.noise_multiplier < math.inf:
             raise InvalidInput(
@@ -87,15 +87,17 @@ class Roster:
     Parameters
     ----------
     session : str
-        The public name of the joint release, shared by all its rounds, also of a resumed run, and never used again.
+        The public name of the joint release. All its rounds have this name, also after the release is resumed. No
+        other joint release may have the name.
     members : tuple of Member
         The sites, in any order.
     colluders : int
-        C, the number of sites that may reveal all they know to the aggregator.
+        The number C of sites that may reveal everything they know to the aggregator.
     dropouts : int
-        D, the number of further sites whose noise may be missing.
+        The number D of further sites whose noise may be missing.
     attempts : int
-        The charged steps of each round, one for each roster that is tried in it.
+        The number of charged steps of each round. If sites stay silent, the round is tried again with a smaller roster,
+        which takes one more charged step.
     """
 
     session: str
@@ -108,20 +110,21 @@ class Roster:
         """Check that there are several sites with distinct names, some of which are honest."""
         if self.size < 2:
             raise InvalidInput(
-                f"a roster of {self.size} sites must have at least 2, because a sum of one hides nothing; fit that "
-                "site alone."
+                f"the roster has {self.size} sites and needs at least 2, because a sum over one site hides nothing; "
+                "fit a single site without a roster."
             )
         if len(set(self.names)) < self.size:
             twice = sorted({name for name in self.names if self.names.count(name) > 1})
             raise InvalidInput(f"sites {', '.join(twice)} are named twice; give each site a unique name.")
         if self.colluders < 0 or self.dropouts < 0 or self.honest < 1:
             raise InvalidInput(
-                f"colluders={self.colluders} and dropouts={self.dropouts} must be at least 0 and leave one of "
-                f"{self.size} sites, whose noise must remain unknown; tolerate fewer."
+                f"colluders={self.colluders} and dropouts={self.dropouts} must be at least 0, and at least one of the "
+                f"{self.size} sites must be neither, so that its noise remains unknown; tolerate fewer."
             )
         if self.attempts < 1 or not self.session:
             raise InvalidInput(
-                f"session={self.session!r} must be a name and attempts={self.attempts} at least 1; correct them."
+                f"session={self.session!r} must not be empty, and attempts={self.attempts} must be at least 1; "
+                "correct them."
             )
 
     @property
@@ -141,7 +144,7 @@ class Roster:
 
     @property
     def digest(self) -> bytes:
-        """A hash of all its facts except the order of the members."""
+        """A hash of all facts of the roster; the order of the members does not matter."""
         hasher = hashlib.sha256()
         members = sorted(self.members, key=lambda member: member.name)
         facts: list[str | int] = ["roster 1", self.session, self.colluders, self.dropouts, self.attempts]
@@ -154,9 +157,9 @@ class Roster:
 
     @property
     def smallest(self) -> "Roster":
-        """The roster of the fewest sites with which a round may continue, made of the members that need most noise.
+        """The smallest roster with which a round may continue, made of the members that require the most noise.
 
-        Every site of this roster adds at least as much noise as any site of any other roster that the attempts allow.
+        Each of its sites adds at least as much noise as any site of any other roster with which the round may continue.
         """
         kept = max(2, self.colluders + 1)
         if self.attempts == 1 or kept >= self.size:
@@ -172,12 +175,12 @@ class Roster:
         raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); use one of these.")
 
     def without(self, *names: str) -> "Roster":
-        """Return the roster without some sites, each of which reduces the number of expected dropouts.
+        """Return the roster without some sites; each missing site reduces the number of tolerated dropouts by one.
 
         Raises
         ------
         Refused
-            When the noise of no remaining site would stay unknown.
+            When so few sites remain that no site's noise would be unknown to all other parties.
         """
         left = tuple(member for member in self.members if member.name not in names)
         dropouts = max(0, self.dropouts - (self.size - len(left)))
@@ -190,12 +193,12 @@ class Roster:
 
 
 NOISE_BOUND = 2**44
-"""Upper bound of any draw of a share's noise, in steps."""
+"""An upper bound on the noise that a site's share adds to one coordinate, in grid steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The place of a message in a joint release, given by its round and its attempt, both from 0."""
+    """The round and the attempt to which a message of a joint release belongs, both counted from 0."""
 
     round: int
     attempt: int = 0
@@ -208,7 +211,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Message:
-    """A site's noised integers under a mask, for one attempt of one roster."""
+    """A site's noised and masked integers, for one attempt of one roster."""
 
     site: str
     address: Address
@@ -222,7 +225,7 @@ def masked(integers: NDArray[np.int64], mask: NDArray[np.uint64]) -> NDArray[np.
 
 
 def open_total(messages: Sequence[Message], *, roster: Roster, address: Address) -> NDArray[np.int64]:
-    """Add up the messages of a roster, in any order.
+    """Sum the masked messages of all sites of a roster, in any order, so that the masks cancel.
 
     Returns
     -------
@@ -232,12 +235,12 @@ def open_total(messages: Sequence[Message], *, roster: Roster, address: Address)
     Raises
     ------
     IncompleteSum
-        When a message is missing, repeated, or of another attempt or roster. Nothing is opened; request all again.
+        When a message is missing, repeated, or of another attempt or roster. No total is computed then.
     """
     if sorted(message.site for message in messages) != list(roster.names):
         raise IncompleteSum(
-            f"messages of {len(messages)} sites were added, and a sum needs all {roster.size} sites of the roster, "
-            "each once; request all messages again."
+            f"{len(messages)} messages arrived, and a sum needs one message of each of the {roster.size} sites of the "
+            "roster; request all messages again."
         )
     for message in messages:
         if (message.address, message.roster_digest) != (address, roster.digest):
@@ -256,13 +259,13 @@ def open_total(messages: Sequence[Message], *, roster: Roster, address: Address)
 
 
 def check_room(roster: Roster, *, steps_per_unit: int) -> None:
-    """Check by public facts that no total exceeds 63 bits and a sign.
+    """Refuse a roster whose totals may overflow signed 64-bit integers, by public facts.
 
     Parameters
     ----------
     roster : Roster
     steps_per_unit : int
-        A bound, in grid steps, on a coordinate of one record's contribution.
+        A bound on each coordinate of one record's contribution, in grid steps.
     """
     records = sum(member.weight * member.records for member in roster.members)
     if records * steps_per_unit + roster.size * NOISE_BOUND >= 2**63:
@@ -273,27 +276,29 @@ def check_room(roster: Roster, *, steps_per_unit: int) -> None:
 
 
 class Masks(Protocol):
-    """The interface of a site's masks, however they were agreed on with the other sites."""
+    """The interface of a site's masks, for any method by which sites agree on masks."""
 
     @property
     def site(self) -> str: ...  # noqa: D102
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
+        """Return the mask of one attempt; each attempt, round, roster and session has a different mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskSeeds:
-    """The seeds that a site shares with each other site."""
+    """The seeds of one site's masks: for each other site, the seed that both sites have."""
 
     site: str
     shared: Mapping[str, SecretKey] = field(repr=False)
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of one attempt, which differs for each attempt, round, roster or session."""
+        """Return the mask of one attempt; each attempt, round, roster and session has a different mask."""
         others = [name for name in roster.names if name != self.site]
         if strangers := [name for name in (self.site, *others) if name not in {self.site, *self.shared}]:
-            raise InvalidInput(f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal seeds to all.")
+            raise InvalidInput(
+                f"site {self.site!r} shares no seed with {', '.join(strangers)}; deal new seeds to all sites."
+            )
         if len(others) == roster.size:
             raise InvalidInput(f"site {self.site!r} is not in the roster, whose masks cancel without it; omit it.")
         info = roster.digest + address.round.to_bytes(8, "little") + address.attempt.to_bytes(8, "little")
@@ -308,13 +313,16 @@ class MaskSeeds:
 
 
 def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, MaskSeeds]:
-    """Deal the seeds of all pairs of a roster, which also serve smaller rosters.
+    """Draw a mask seed for each pair of sites of a roster, and return the seeds of each site by its name.
+
+    The seeds also serve smaller rosters of these sites.
 
     Parameters
     ----------
     roster : Roster
     secret : bytes of length 32, optional
-        The secret of the dealer, from the operating system; only tests may pass one.
+        The dealer's secret, from which all seeds are derived. By default it is drawn by the operating system; only
+        tests may pass a secret.
     """
     root = os.urandom(32) if secret is None else secret
     shared: dict[str, dict[str, SecretKey]] = {name: {} for name in roster.names}
@@ -325,10 +333,11 @@ def deal_masks(roster: Roster, *, secret: bytes | None = None) -> dict[str, Mask
 
 
 def gaussian_masks(key: SecretKey, *, sites: int, size: int, variance: float) -> NDArray[np.float64]:
-    """Return the printed masks of CAPE, for reproduction: normals minus their mean over the sites.
+    """Return the Gaussian masks of the paper on CAPE, for reproductions: normal numbers minus their mean over sites.
 
     Each coordinate has covariance ``variance (I - 1 1^T / S)`` over the sites. The variance determines how well the
-    masks hide a message (`dpca_tasks.accounting.closed_brackets.view_mu`). They cancel up to floating-point rounding.
+    masks hide a message (`dpca_tasks.accounting.closed_brackets.view_mu`). The masks sum to 0 up to floating-point
+    rounding.
     """
     drawn = normals(key, start=0, stop=sites * size).reshape(sites, size) * np.sqrt(variance)
     return np.asarray(drawn - drawn.mean(axis=0))

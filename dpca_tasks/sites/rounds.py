@@ -1,18 +1,20 @@
-r"""One round of a joint release, with each site's share of the noise and the opening of the sum.
+r"""One round of a joint release: each site's share of the noise, and the sum of the sites' masked messages.
 
-Each site adds a share of the noise to its sum. All honest shares together protect every record.
+*Shares of noise.* Each site adds a share of noise to its sum. The shares of all honest sites together protect every
+record.
 
-Site s sends its integers times its weight, plus a discrete Gaussian of parameter ``w^2 s^2`` in a coordinate of weight
-w, plus a mask. Since masks are uniform, the view of all messages is the sum alone. This also holds for an aggregator
-that colludes with C sites and knows their parts: the sum contains the noise of the H honest shares. Let Delta be the
-largest shift by one record of site s, in steps of isometric coordinates, times the site's weight. Then that view is
-``mu_s``-GDP with
+A site sends the sum of three terms: its integers times the weight of the site, its share of noise, and a mask. The
+share is a discrete Gaussian. Its parameter (squared scale) is ``w^2 s^2`` in a coordinate whose noise has the relative
+std w. Masks are uniform, so all messages together reveal only their sum. An aggregator that colludes with C sites knows
+the integers and the noise of these sites, but the sum still contains the shares of H honest sites. Let Delta be the
+largest change of the weighted integers by one record of a site, in the l2 norm after each coordinate is divided by its
+w. Then the sum is mu-GDP for this site, with
 
-    mu_s = Delta / sqrt(H s^2 - 16 / w_min^2),    s w_min >= 4,
+    mu = Delta / sqrt(H s^2 - 16 / w_min^2),    s w_min >= 4,
 
-as `dpca_tasks.accounting.calibration.shares_mu` proves. The ledger of site s is charged ``1 / mu_s``: the event of all
-honest shares together, not of the site's share alone. One ``s^2`` serves all sites: the value for the most demanding
-site.
+where w_min is the least w. The proof is in `dpca_tasks.accounting.calibration.shares_mu`. The ledger of the site is
+charged a Gaussian event of noise multiplier ``1 / mu``: the event of all honest shares together, not of the site's
+share alone. All sites use the same ``s^2``, the value that the most demanding site requires.
 
 >>> from dpca_tasks.sites.roster import Member, Roster
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcd")
@@ -20,11 +22,11 @@ site.
 >>> share.event, share.squared_scale(30.0)
 ({'name': 'gaussian', 'noise_multiplier': 4.0}, 4812)
 
-*One round.* All sites of a roster are queried and their messages opened, or all are queried again.
+*One round.* All sites of a roster are queried. If all of them answer, their messages are summed (the total is opened).
 
-If a site stays silent, the attempt is void and nothing is opened. The same roster is queried again without charge:
-every site sends the same noised integers under other masks. A smaller roster gets fresh noise, which is a charged
-attempt. With the same noise, a sum and the same sum without one site would reveal that site's integers.
+If a site stays silent, the attempt is void, and no total is opened. The same roster is then queried again without a
+charge: every site sends the same noised integers under other masks. A smaller roster needs fresh noise, which is a
+charged attempt. With the same noise, the difference of the two totals would reveal the integers of the missing site.
 """
 
 import math
@@ -47,18 +49,18 @@ from dpca_tasks.noise.keystream import SecretKey, subkey
 from dpca_tasks.sites.roster import Address, Message, Roster, check_room, open_total
 
 FINEST = 28
-"""Largest number of bits in one unit of a statistic."""
+"""The largest number of bits of a unit of the statistic: a unit has at most ``2^28`` grid steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share(ABC):
-    """One site's share of the noise of a roster, for one kind of layout.
+    """The share of noise that one site adds in a joint release, for one kind of statistic (vector, matrix or tensor).
 
     Parameters
     ----------
     roster : Roster
     site : str
-        The site, one of the roster.
+        The name of the site, which must be in the roster.
     """
 
     roster: Roster
@@ -67,33 +69,34 @@ class Share(ABC):
     name: ClassVar[str]
     layout: ClassVar[str]
     least_weight: ClassVar[float]
-    """The least relative std of a coordinate of the layout."""
+    """The least relative std of the noise in a coordinate (the w_min of this module); 1 on a diagonal."""
     parts: ClassVar[int] = 2
-    """The number by which the parameter can be divided."""
+    """The squared scale is a multiple of this number, so that coordinates of smaller variance can be drawn too."""
     norm: ClassVar[str] = "l2"
 
     @property
     def noise_multiplier(self) -> float:
-        """``1 / mu`` of the site, for the view of all messages."""
+        """The noise multiplier ``1 / mu`` that a step of the site has for an observer of all messages."""
         return self.roster.member(self.site).noise_multiplier
 
     @property
     def weight(self) -> int:
-        """The factor of the site's sum."""
+        """The factor by which the site multiplies its sum."""
         return self.roster.member(self.site).weight
 
     @property
     def event(self) -> events.Event:
-        """The joint event of the noise of all honest shares."""
+        """The event that is charged to the site: Gaussian noise of all honest shares together."""
         return events.gaussian(self.noise_multiplier)
 
     def squared_scale(self, sensitivity_in_steps: float) -> int:
-        """Return the least drawable parameter ``s^2`` that gives every site of the roster its mu.
+        """Return the least squared scale ``s^2`` that can be drawn and gives every site of the roster its mu.
 
         Parameters
         ----------
         sensitivity_in_steps : float, grid steps
-            How far one record moves a site's sum before its weight, in the l2 norm of isometric coordinates.
+            The largest change of a site's unweighted sum by one record, in the l2 norm after each coordinate is divided
+            by its relative std.
         """
         return drawable(
             max(
@@ -110,7 +113,7 @@ class Share(ABC):
 
     @abstractmethod
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
-        """Return the noise of all packed coordinates of a layout of a given order."""
+        """Draw the share of noise for all packed coordinates of a statistic of the given order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +125,7 @@ class VectorShare(Share):
     least_weight: ClassVar[float] = 1.0
 
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
-        """Return the noise of all coordinates."""
+        """Draw the share of noise for all coordinates."""
         return wide_discrete_gaussians(key, size=order, squared_scale=squared_scale)
 
 
@@ -135,7 +138,7 @@ class SymmetricShare(Share):
     least_weight: ClassVar[float] = math.nextafter(math.sqrt(0.5), 0.0)
 
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
-        """Return the noise of the packed upper triangle."""
+        """Draw the share of noise for the packed upper triangle."""
         diagonal, off_diagonal = (subkey(key.secret, label=label, info=b"") for label in ("diagonal", "off_diagonal"))
         is_diagonal = symmetric_weights(order, start=0, stop=order * (order + 1) // 2) == 1.0
         noise = np.empty(is_diagonal.size, np.int64)
@@ -149,7 +152,8 @@ class SymmetricShare(Share):
 class CubeShare(Share):
     """A share of the noise of a symmetric tensor of order 3.
 
-    Entries with two equal indices have a third of the variance of the diagonal, entries without equal indices a sixth.
+    Entries with exactly two equal indices have a third of the variance of the diagonal. Entries without equal indices
+    have a sixth of this variance.
     """
 
     name: ClassVar[str] = "CubeShare"
@@ -158,7 +162,7 @@ class CubeShare(Share):
     parts: ClassVar[int] = 6
 
     def draw(self, key: SecretKey, order: int, *, squared_scale: int) -> NDArray[np.int64]:
-        """Return the noise of the packed cube."""
+        """Draw the share of noise for the packed coordinates of the tensor."""
         times = np.rint(cube_weights(order, start=0, stop=Layout(kind="cube", order=order).size) ** -2.0)
         noise = np.empty(times.size, np.int64)
         for part in (1, 3, 6):
@@ -171,32 +175,33 @@ class CubeShare(Share):
 
 
 SHARES: Mapping[str, type[Share]] = {kind.layout: kind for kind in (VectorShare, SymmetricShare, CubeShare)}
-"""Shares by the layout of the statistic."""
+"""The classes of shares, by the layout of the statistic: vector, symmetric matrix or cube."""
 
 
 def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str = "symmetric") -> int:
-    """Return the bits of the finest grid of the records on which shares can be drawn and totals have room.
+    """Return the bits of the finest grid for records on which shares can be drawn and no total overflows.
 
     Parameters
     ----------
     roster : Roster
-        The largest roster: rounds may continue with any smaller roster that its attempts allow, on the same grid.
+        The roster of all sites. A round may continue with a smaller roster on the same grid, if the attempts allow it.
     sensitivity : float
-        How far one record moves the statistic, in units where a clipped record has norm 1; a bound over all grids.
+        A bound, for all grids, on the change of the statistic by one record, in units in which records have norm 1.
     degree : int
-        The number of record entries that a contribution multiplies.
+        The number of entries of a record that are multiplied in a coordinate, such as 2 for a second moment.
     layout : str
-        The kind of the statistic's layout. If a matrix has a grid, so has a vector.
+        The layout of the statistic. A grid for a symmetric matrix is also valid for a vector.
 
     Raises
     ------
     InvalidInput
-        When the noise of one of these rosters is too large for any grid.
+        When the noise of the roster, or of a smaller roster, is too large for any grid.
 
     Notes
     -----
-    A site's share grows as the number of honest sites falls, and with the noise of the strictest site. So if
-    `Roster.smallest` can draw its shares, every other roster can. The total needs most room for the largest roster.
+    The noise of a share is larger if fewer sites are honest, or if the strictest site requires more noise. So if the
+    sites of `Roster.smallest` can draw their shares, the sites of every other roster can too. The total is largest for
+    the roster of all sites, so overflow is checked for this roster.
     """
     smallest = roster.smallest
     share = SHARES[layout](roster=smallest, site=smallest.names[0])
@@ -208,29 +213,29 @@ def share_bits(roster: Roster, *, sensitivity: float, degree: int, layout: str =
         except InvalidInput:
             continue
         return bits
-    among = "" if smallest is roster else f" among {smallest.size} sites, to which its attempts may reduce it"
+    among = "" if smallest is roster else f", after its attempts reduce it to {smallest.size} sites"
     raise InvalidInput(
-        f"no grid of integers holds this roster's noise and total{among}; choose a larger epsilon or delta, "
+        f"the noise or the total of this roster is too large for integers{among}; choose a larger epsilon or delta, "
         f"{'' if smallest is roster else 'fewer attempts, '}or smaller weights."
     )
 
 
 class Party[Q](Protocol):
-    """The interface of a site, in this process or behind a connection."""
+    """The interface through which one site is queried, in this process or over a network."""
 
     @property
     def name(self) -> str: ...  # noqa: D102
 
     def message(self, query: Q, *, roster: Roster, address: Address) -> Message:
-        """Return the site's masked share of a query's sum; raise `SiteSilent` if it does not answer."""
+        """Return the site's masked message for a query; raise `SiteSilent` if the site does not answer."""
 
     def with_stored_inputs(self, query: Q, *, roster: Roster, index: int) -> Q:
-        """Return the query of a round with the public inputs that an earlier run stored, if any."""
+        """Return the query of a round; if an earlier run stored its public inputs, with these inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Opened[Q]:
-    """An opened round with the total in grid steps, the query, and the roster that answered."""
+    """The result of a round: the total in grid steps, the query, and the roster of the sites in the total."""
 
     total: NDArray[np.int64] = field(repr=False)
     query: Q
@@ -238,20 +243,20 @@ class Opened[Q]:
 
 
 class SumOver[Q](Protocol):
-    """The interface of a function that opens one attempt of a round over a roster."""
+    """The interface of a function that computes the total of one attempt of a round over a roster."""
 
     def __call__(self, query: Q, *, roster: Roster, address: Address) -> tuple[NDArray[np.int64], Roster]:
-        """Return the total, and the roster of the sites whose integers it contains.
+        """Return the total, and the roster of the sites whose integers are in the total.
 
         Raises
         ------
         SiteSilent
-            With the names of the sites without which there is no total.
+            When sites do not answer without which there is no total; the error contains their names.
         """
 
 
 type CallAll = Callable[[Callable[[str], Message | None], Sequence[str]], Iterable[Message | None]]
-"""Function that calls another for every name: one after the other, like `map`, or concurrently."""
+"""A function that calls another function for the name of each site, one after the other (`map`) or concurrently."""
 
 
 def open_round[Q](
@@ -264,7 +269,7 @@ def open_round[Q](
     call_all: CallAll = map,
     sum_over: SumOver[Q] | None = None,
 ) -> Opened[Q]:
-    """Query the sites of a roster until all sites of one roster have answered, and open their total.
+    """Query all sites of a roster, and return the total of their answers; if sites stay silent, try a smaller roster.
 
     Parameters
     ----------
@@ -276,11 +281,12 @@ def open_round[Q](
     index : int
         The round, from 0.
     resends : int
-        How often a roster is queried again before the round continues without its silent sites.
+        The number of times that a roster is queried again before the round continues without its silent sites.
     call_all : callable
         Queries the sites; by default one after the other.
     sum_over : callable, optional
-        Opens an attempt where sites do more than send a message, as in a secure sum.
+        Computes the total of an attempt if sites exchange several messages, as in a secure sum. By default each site
+        sends one masked message, and the messages are summed.
 
     Raises
     ------
@@ -304,7 +310,7 @@ def open_round[Q](
             roster = roster.without(*silent)
     raise Refused(
         f"round {index} has {roster.attempts} charged attempts, and sites {', '.join(silent)} did not answer in the "
-        "last; run the joint release again when they are back, or reserve more attempts."
+        "last attempt; run the joint release again when they are back, or reserve more attempts."
     )
 
 

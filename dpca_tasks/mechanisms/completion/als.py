@@ -87,7 +87,7 @@ def disclosing(curator: Curator, name: str) -> DisclosingCurator:
         When the curator is not a `DisclosingCurator`.
     """
     if not isinstance(curator, DisclosingCurator):
-        raise Refused(f"this curator releases noisy answers only; {name} needs a DisclosingCurator.")
+        raise Refused(f"{name} needs exact answers, and this curator gives only noisy ones; use a DisclosingCurator.")
     return curator
 
 
@@ -205,7 +205,7 @@ class Als:
         return exact_plan(self.name, problem, target, steps=self.rounds + self.offsets)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Disclose the statistics of every round, and solve them.
+        """Disclose the statistics of every round, and compute the item factors from them.
 
         Raises
         ------
@@ -279,7 +279,7 @@ class Ials:
         return exact_plan(self.name, problem, target, steps=self.rounds)
 
     def run(self, curator: Curator, plan: Plan) -> ItemFactors:
-        """Disclose the statistics of every round, and solve them.
+        """Disclose the statistics of every round, and compute the item factors from them.
 
         Raises
         ------

@@ -455,7 +455,7 @@ class Dpals:
         """
         notes = []
         if self.calibration == "paper":
-            notes.append("calibration=paper covers only one of the two sums of a round with its noise.")
+            notes.append("calibration=paper: the published formula counts only one of the two sums in each round.")
         inverse_mu = 1.0 / math.sqrt(sum(noise.noise_multiplier**-2 for noise in noises.rounds))
         error = 4.0 * self.rank * problem.n_features * math.sqrt(2.0 * self.rounds) * inverse_mu
         error /= problem.records_at_most * math.sqrt(problem.most)

@@ -58,8 +58,8 @@ class Dpfw:
         The publicly known std of centred ratings; a quarter of the range of ratings by default.
     calibration : {"tight", "paper"}
         ``tight``: the least noise for the target; ``paper``: the published std
-        ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` in each round, without item totals, whose true epsilon the plan
-        states.
+        ``L^2 sqrt(64 T ln(1 / delta)) / epsilon`` in each round, without item totals; the plan states its true
+        epsilon.
     offsets : bool
         Whether noisy offsets of items are subtracted from the ratings first.
     totals_share : float

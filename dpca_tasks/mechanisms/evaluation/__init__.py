@@ -1,4 +1,4 @@
-"""Evaluations of releases on the rows of a dataset: private estimates, and the curator's non-private diagnostics."""
+"""Evaluations of releases on rows: private estimates, and diagnostics without privacy for the owner of the rows."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from dpca_tasks.mechanisms.evaluation.captured_share import CapturedShare
 from dpca_tasks.mechanisms.evaluation.prediction_error import PredictionError
 
 SUBSPACE_MECHANISMS: dict[str, type[Any]] = {CapturedShare.name: CapturedShare}
-"""The private evaluations of subspaces by name."""
+"""The mechanisms that privately evaluate subspaces, by name."""
 
 COMPLETION_MECHANISMS: dict[str, type[Any]] = {PredictionError.name: PredictionError}
-"""The private evaluations of item embeddings by name."""
+"""The mechanisms that privately evaluate item embeddings, by name."""

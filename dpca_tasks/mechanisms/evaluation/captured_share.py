@@ -1,4 +1,4 @@
-"""Variance captured by a released subspace: a private estimate, and the curator's non-private diagnostics.
+"""Variance captured by a released subspace: a private estimate, and diagnostics without privacy.
 
 *Private estimate*: three noisy sums of squares are released as one event, and the captured share is computed from them.
 

@@ -21,7 +21,7 @@ from dpca_tasks.privacy.curator import Curator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianMoment:
-    """Release ``X^T X`` with isometric Gaussian noise.
+    """Release ``X^T X`` with isotropic Gaussian noise.
 
     Notes
     -----

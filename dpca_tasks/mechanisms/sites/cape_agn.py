@@ -112,7 +112,7 @@ class CapeAgn:
         roster = shared_roster(session, problems, targets, membership=membership, cape=cape, steps=steps)
         coarse = releases.moment_query(bits=1)
         bits = share_bits(roster, sensitivity=coarse.sensitivity("l2"), degree=coarse.degree)
-        core_bits(roster)  # raises here if no grid fits the core, before anything is charged
+        core_bits(roster)  # raises an error if no grid fits the core, before anything is charged
         sites = [
             Plan(
                 mechanism=self.name,
@@ -133,7 +133,7 @@ class CapeAgn:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
         return ROUNDS
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
@@ -172,7 +172,7 @@ class CapeAgn:
         return replace(made, **given)
 
     def run(self, parties: Parties, plan: JointPlan) -> Components:
-        """Open the total second moment and the total core of all sites; the rest is post-processing."""
+        """Compute the total second moment and the total core of all sites; the rest is post-processing."""
         assert plan.roster is not None
         first = parties.open(self.query(plan, index=0, public={}), roster=plan.roster, index=0)
         noise = noise_of(plan.total, planned=plan.roster, answered=first.roster)

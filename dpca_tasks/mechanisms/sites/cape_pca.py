@@ -141,7 +141,7 @@ class CapePca:
         )
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
         return plan.total.rounds
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
@@ -186,7 +186,7 @@ class CapePca:
         return warm_subspace(answer, query, plan.total, n_components=self.n_components)
 
     def _asking(self, parties: Parties, plan: JointPlan) -> Callable[[MappedMoment, Symmetric, float | None], Answer]:
-        """Return a function that opens the rounds of a plan in order, without the sites that dropped out before."""
+        """Return a function that computes the totals of the rounds in order, without sites that have dropped out."""
         indices, missing = iter(range(len(plan.rounds))), set[str]()
 
         def ask(query: MappedMoment, noise: Symmetric, energy: float | None) -> Answer:
@@ -207,7 +207,7 @@ class CapePca:
         missing: set[str],
         energy: float | None,
     ) -> tuple[Answer, MappedMoment]:
-        """Open a round, add the sites that dropped out to ``missing``, and return the answer with its query."""
+        """Return the answer of a round over all sites, and its query; add sites that drop out to ``missing``."""
         planned = plan.roster_of(index)
         opened = parties.open(query, roster=planned.without(*missing) if missing else planned, index=index)
         missing.update({*planned.names} - {*opened.roster.names})

@@ -132,7 +132,7 @@ class DpsPcaOfSites:
         return JointPlan(sites=tuple(sites), total=total, roster=roster)
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
         return self.iterations
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
@@ -146,7 +146,7 @@ class DpsPcaOfSites:
         return replace(start, directions=public["directions"])
 
     def run(self, parties: Parties, plan: JointPlan) -> Subspace:
-        """Open the total product of each planned round; the rest is post-processing."""
+        """Compute the total product of all sites in each planned round; the rest is post-processing."""
         assert plan.roster is not None
         problem, rounds, rosters = plan.total.problem, iter(range(self.iterations)), [plan.roster]
 

@@ -18,9 +18,9 @@ masks modulo 2^64, and no one has the keys of all sites.
 *Plan*. A `JointPlan` contains one plan for each charged site. If the sites share noise, it also contains a roster, the
 list of these sites.
 
-*Sites in this process*. `LocalParties` runs all sites in this process, each with a curator and masks. Sites are named
-by position, 0000, 0001 and so on, unless a `Membership` names them. In each run, new seeds of the masks are
-distributed. The noise, which provides the guarantee, does not depend on these seeds.
+*Sites in this process*. `LocalParties` runs all sites in this process, each with a curator (the access to its rows) and
+masks. Sites are named by position, 0000, 0001 and so on, unless a `Membership` names them. In each run, new seeds of
+the masks are distributed. The noise, which provides the guarantee, does not depend on these seeds.
 """
 
 import math
@@ -301,7 +301,7 @@ class JointPlan:
             If no such round is planned.
         """
         if self.roster is None:
-            raise Refused(f"{self.total.mechanism} has no rounds; request the site's part.")
+            raise Refused(f"{self.total.mechanism} has no rounds over a roster; request the array of each site.")
         if not self.rounds:
             return self.roster
         if not 0 <= index < len(self.rounds):
@@ -322,7 +322,7 @@ class Parties(Protocol):
         """
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
+        """Return the array that each site computes with ``part`` from a noisy release, in the order of the plans."""
 
 
 class SitesMechanism(Protocol):
@@ -352,7 +352,7 @@ class SharedSum(SitesMechanism, Protocol):
     """The interface of mechanisms whose sites share noise and masks, so that only totals become known."""
 
     def count_rounds(self, plan: JointPlan) -> int:
-        """Return the number of rounds, each of which opens one total over all sites."""
+        """Return the number of rounds; each round computes one total over all sites."""
 
     def inputs(self, plan: JointPlan, *, index: int) -> Mapping[str, NDArray[Any]]:
         """Return the public arrays that the query of a round may have, in their largest shapes."""
@@ -418,7 +418,7 @@ def check_public(
     if not 0 <= index < rounds or forms != {name: (array.shape, array.dtype) for name, array in expected.items()}:
         raise InvalidInput(
             f"round {index} with the arrays {', '.join(sorted(public)) or 'none'} is not one of the {rounds} planned "
-            f"rounds, whose arrays are {', '.join(sorted(expected)) or 'none'}, of planned shapes; send the planned "
+            f"rounds, which have the arrays {', '.join(sorted(expected)) or 'none'} in fixed shapes; send the planned "
             "request."
         )
 
@@ -489,7 +489,7 @@ class LocalParties:
         return open_round(sites, query, roster=roster, index=index)
 
     def noised_parts(self, part: NoisedPart, plans: Sequence[Plan]) -> list[NDArray[np.float64]]:
-        """Return the arrays that the sites compute from noised releases with ``part``, in the order of the plans."""
+        """Return the array that each site computes with ``part`` from a noisy release, in the order of the plans."""
         return [part(curator, plan) for curator, plan in zip(self.curators, plans, strict=True)]
 
 

@@ -126,7 +126,7 @@ def combined(answers: Iterable[NDArray[Any]], multipliers: Sequence[float] | Mat
         np.multiply(answer, multiplier, out=scaled)
         total += scaled
     if total is None:
-        raise InvalidInput("an estimate needs at least one answer; release a tick first.")
+        raise InvalidInput("an estimate needs at least one answer of the stream; release a tick first.")
     return total
 
 
@@ -155,7 +155,7 @@ def streamed_subspace(
 def check_kept(kept: Sequence[int]) -> None:
     """Refuse a sequence of ticks that is empty, not strictly rising, or starts below 1."""
     if not len(kept) or kept[0] < 1 or any(np.diff(np.asarray(kept)) < 1):
-        raise InvalidInput("kept must be ticks from 1, each once and in order; pass the ticks that have answers.")
+        raise InvalidInput("ticks in kept must be at least 1 and strictly rising; pass the ticks with answers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -235,8 +235,8 @@ def contrast_of(
     if not before < change < kept[-1] or len(arrived) < kept[-1]:
         raise InvalidInput(
             f"before={before} must be below change={change}, and change below the last tick with an answer, "
-            f"{kept[-1]}; counts of every tick up to {kept[-1]} are required (got {len(arrived)}); choose earlier "
-            "ticks."
+            f"{kept[-1]}; counts must have a number for every tick up to {kept[-1]} (got {len(arrived)} numbers); "
+            "correct them."
         )
     arrived = arrived[: kept[-1]]
     series = np.zeros(kept[-1])
@@ -246,8 +246,8 @@ def contrast_of(
     design = np.stack([reach[:, :change] @ arrived[:change], reach[:, change:] @ arrived[change:]], axis=1)
     if len(ticks) < 2 or np.linalg.matrix_rank(design) < 2:
         raise InvalidInput(
-            f"the {len(ticks)} answers after tick {before} cannot separate arrivals up to tick {change} from later "
-            "arrivals; choose an earlier tick, or wait for more answers."
+            f"the {len(ticks)} answers after tick {before} cannot separate records that arrived up to tick {change} "
+            "from later records; choose an earlier tick, or wait for more answers."
         )
     inverse = np.linalg.pinv(design)
     multipliers = inverse[1] - inverse[0]

@@ -1,6 +1,7 @@
 """Public maps of a stream's ticks: their choice from released answers, and estimates from answers under several maps.
 
-A tick may multiply records by a public map, subtract a public mean, and clip the result at a small norm, as a round of
+A tick is a period, after which the stream releases one noisy answer. The query of a tick may subtract a public mean
+from records, multiply them by a public map, and clip the result at a small norm, as a round of
 `dpca_tasks.mechanisms.released_rounds` does. The noise of the tick is proportional to the square of this norm. The map
 of a tick comes from an earlier release, or from earlier answers of the stream. The proof of
 `dpca_tasks.queries.streamed_moment` allows any map that depends on answers alone. So maps do not change the charge of
@@ -38,12 +39,12 @@ from dpca_tasks.refinement.rounds import LEAST_KEPT, Answer, Estimate, begun, pr
 type Matrix = NDArray[np.float64]
 
 ENERGY = "energy"
-"""The name of the array with `TickMap.energy`, which is stored with the public arrays of a tick's query."""
+"""The name under which `TickMap.energy` is stored with the public arrays of a tick's query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TickMap:
-    """The public inputs of a tick: the map, the norm at which mapped records are clipped, and the subtracted mean.
+    """The public inputs of one tick (period) of a stream: a map, a clip norm for mapped records, and a mean.
 
     Parameters
     ----------
@@ -63,13 +64,13 @@ class TickMap:
 
     @classmethod
     def none(cls, problem: Problem) -> "TickMap":
-        """Return the inputs of a tick without a map; if a mean is subtracted, it is zero."""
+        """Return the inputs of a tick (period) without a map; the subtracted mean, if any, is zero."""
         shift = np.zeros(problem.n_features, np.int64) if problem.center == "private" else None
         return cls(map=PublicMap.identity(problem.n_features), shift=shift)
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> "TickMap":
-        """Return the inputs that a query with these public arrays used."""
+        """Return the inputs of a tick from the public arrays of its query."""
         energy = arrays.get(ENERGY)
         return cls(
             map=PublicMap(directions=arrays["directions"], reductions=arrays["reductions"]),
@@ -98,7 +99,10 @@ class TickMap:
         return self.norm == other.norm and all(np.array_equal(one, two) for one, two in pairs)  # type: ignore[arg-type]
 
     def converted_to(self, last: "TickMap") -> Matrix:
-        """Return the matrix L that converts rows of this tick, with their constant, to rows of the tick ``last``."""
+        """Return the matrix L that converts mapped rows of this tick to mapped rows of the tick ``last``.
+
+        Mapped rows end in the constant of their tick.
+        """
         order = len(self.map.directions)
         function = np.zeros((order + 1, order + 1))
         function[:order, :order] = last.map.forward(self.map.inverse(np.eye(order)))
@@ -109,7 +113,7 @@ class TickMap:
 
 
 def mapped_query(problem: Problem, *, bits: int, tick: TickMap) -> MappedMoment:
-    """Return the query for the second moment of one tick's mapped records, and for their number."""
+    """Return the query of one tick (period): the second moment of mapped records, and their number."""
     return MappedMoment(
         n_features=problem.n_features,
         clip_norm=problem.clip_norm,
@@ -125,7 +129,7 @@ def mapped_query(problem: Problem, *, bits: int, tick: TickMap) -> MappedMoment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TickAnswer:
-    """The noisy answer of one tick.
+    """The noisy answer of one tick (period) of a stream.
 
     Parameters
     ----------
@@ -154,7 +158,7 @@ class TickAnswer:
 
 
 def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last: TickAnswer, step: float) -> Answer:
-    """Return the sum of answers times multipliers, in the coordinates of the last tick.
+    """Return the sum of a stream's answers times multipliers, under the map and mean of the last tick (period).
 
     Parameters
     ----------
@@ -169,8 +173,8 @@ def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last:
     Notes
     -----
     Every answer sums over all records so far, clipped after the map of its tick. Clipping keeps a different share of
-    the energy in each tick. So an earlier answer is multiplied by the share of the last tick, divided by the share of
-    its own tick.
+    the squared norms in each tick. So an earlier answer is multiplied by the share of the last tick, divided by the
+    share of its own tick.
 
     After conversion by L (`TickMap.converted_to`), the noise of an answer with an earlier map is not isotropic. Its
     variance is taken as the mean over all entries: the old variance times ``((tr K)^2 + |K|^2) / (d (d + 1))``, where
@@ -200,7 +204,7 @@ def combined_answer(answers: Iterable[TickAnswer], multipliers: Matrix, *, last:
 
 
 def first_map(problem: Problem, start: Start | None, *, n_components: int, noise_std: float) -> TickMap:
-    """Return the public inputs of the first tick, from an earlier release or without a map.
+    """Return the public inputs of a stream's first tick (period), from an earlier release or without a map.
 
     Parameters
     ----------
@@ -217,7 +221,7 @@ def first_map(problem: Problem, start: Start | None, *, n_components: int, noise
 
 
 def next_map(answer: Answer, last: TickAnswer, *, n_components: int, noise_std: float) -> TickMap:
-    """Return the public inputs of the next tick, from the combined answer of all ticks so far."""
+    """Return the public inputs of a stream's next tick (period), from the combined answer of all ticks so far."""
     kept, matrix = last.kept, answer.released.copy()
     matrix[:-1, :-1] /= kept
     whole = dataclasses.replace(answer, released=matrix, noise_std=answer.noise_std / kept)

@@ -107,15 +107,16 @@ def tick_query(
 ) -> StreamedMoment:
     """Return the query of one tick of a planned stream.
 
-    ``horizon`` is the planned number of ticks. ``arrivals`` are the numbers of the snapshots of ticks 1 to ``tick``, as
-    in `dpca_tasks.queries.streamed_moment.StreamedMoment`. ``inputs`` are the map of the tick, if the stream has maps.
+    ``horizon`` is the planned number of ticks (periods). ``arrivals`` are the ingest numbers of the snapshots of ticks
+    1 to ``tick``, as in `dpca_tasks.queries.streamed_moment.StreamedMoment`. If the stream has maps, ``inputs`` holds
+    the map, clip norm and mean of the tick.
     """
     moment = _moment(plan.problem, bits=plan.bits, inputs=inputs)
     return StreamedMoment.of_moment(moment, weights=weights, horizon=horizon, tick=tick, arrivals=arrivals)
 
 
 def norm_one_std(plan: Plan, query: StreamedMoment) -> float:
-    """Return the std that an answer's noise would have if mapped records were clipped at norm 1.
+    """Return the std that the noise of a stream's answer would have if mapped records were clipped at norm 1.
 
     The std is in squared clip norms.
     """
@@ -130,7 +131,7 @@ def release_tick(curator: Curator, plan: Plan, query: StreamedMoment) -> NDArray
     Returns
     -------
     float64 array, data units
-        The noisy weighted second moment of all arrivals so far, as a full matrix.
+        The noisy weighted second moment of all records that have arrived so far, as a full matrix.
     """
     return curator.release(query, Symmetric(noise_multiplier=plan.noise_multiplier))
 

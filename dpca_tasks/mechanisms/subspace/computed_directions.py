@@ -99,8 +99,8 @@ class OnEigenpairs:
         check_tail(noise, draws=solver.layout.size + 1, delta=noise.event["delta"])
         seen = forecast(problem, n_components=self.n_components, level=needs, together=True)
         warnings = seen.warnings() or (
-            f"the components are noise unless the eigengap after component {self.n_components} is above about "
-            f"{needs:,.0f} records at the clip norm.",
+            f"the components are noise unless the eigengap after component {self.n_components} exceeds about "
+            f"{needs:,.0f} squared clip norms.",
         )
         return Plan(
             mechanism=mechanism,

@@ -206,7 +206,7 @@ class DpSpca:
         return averaged(iterates, self.n_components)
 
     def _published_multiplier(self, target: PrivacyTarget, steps: int) -> float:
-        """Return the least published noise multiplier whose lemma covers the request.
+        """Return the least published noise multiplier for which the lemma of the paper covers the request.
 
         The request has ``steps`` steps of one sampled row each, on ``steps`` records.
         """
@@ -252,5 +252,5 @@ def _checked_noise(multiplier: float, target: PrivacyTarget, inner: PrivacyTarge
     if target.epsilon <= bound:
         return ()
     return (
-        f"calibration=paper: condition (a) of the printed theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold.",
+        f"calibration=paper: condition (a) of the published theorem, epsilon <= T / n^2 = {bound:.2g}, does not hold.",
     )

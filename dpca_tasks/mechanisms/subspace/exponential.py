@@ -66,7 +66,7 @@ class Exponential:
     *Centring.* With ``center=private`` the mean is released first (`dpca_tasks.mechanisms.noisy_products`), with
     Laplace noise for delta = 0. Then the mean is subtracted from the records, the records are clipped again, and the
     directions are drawn by the score of these records. The slope follows from the rest of the target. For zero_out the
-    slope is the one of replace_one (`dpca_tasks.queries.recentred_moment`).
+    slope is the same as for replace_one (`dpca_tasks.queries.recentred_moment`).
 
     *Noise level.* Let the density be ``exp(v^T S v / s)`` for a scale s, and let S have one eigenvalue that exceeds d
     equal eigenvalues by v. Then a draw captures the part ``1 - d s / 2v`` of the leading direction. If v is below

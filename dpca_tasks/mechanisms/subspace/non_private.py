@@ -74,7 +74,9 @@ class NonPrivate:
             When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
-            raise Refused("this curator releases noisy answers only; non_private needs a DisclosingCurator.")
+            raise Refused(
+                "non_private needs exact answers, and this curator gives only noisy ones; use a DisclosingCurator."
+            )
         exact = curator.disclose(moment_query(plan.problem, bits=plan.bits))
         noise = measured_noise(plan.problem, law="isometric", std=0.0, step=0.0)
         return decompose(moment_from(exact, plan.problem, noise=noise), n_components=self.n_components)

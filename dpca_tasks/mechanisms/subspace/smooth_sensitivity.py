@@ -72,7 +72,7 @@ class SmoothSensitivity(OnEigenpairs):
     needs_gap: ClassVar[bool] = True
 
     def plan(self, problem: Problem, target: PrivacyTarget) -> Plan:
-        """Calibrate two parameters of the noise to the target: the shift that it hides, and the smoothness beta."""
+        """Calibrate the noise to the target: the shift of directions that it hides, and the smoothness beta."""
         solver = self.check(problem, target, pure=self.noise != "gaussian")
         if self.calibration == "paper":
             if self.noise == "spherical_t":

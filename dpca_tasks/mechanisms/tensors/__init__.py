@@ -6,4 +6,4 @@ MECHANISMS = Mechanisms.of_folder(__name__, besides=("non_private", "tensor_rele
 """The private mechanisms by name; all of them are audited."""
 
 REFERENCES = Mechanisms(__name__, {"otd": "non_private"})
-"""The reference mechanisms, which are not private and need an acknowledgement."""
+"""The reference mechanisms by name. They are not private: each use needs ``--i-know-this-is-not-private``."""

@@ -1,4 +1,4 @@
-"""AVN: topics or the means of a mixture with pure epsilon-DP, from moments with noise of random length."""
+"""AVN: topics or the means of a mixture with pure epsilon-DP, from moments with noise of separately drawn norm."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction

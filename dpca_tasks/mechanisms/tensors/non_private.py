@@ -84,7 +84,7 @@ class NonPrivate:
             When the curator is not a `DisclosingCurator`.
         """
         if not isinstance(curator, DisclosingCurator):
-            raise Refused("this curator releases noisy answers only; otd needs a DisclosingCurator.")
+            raise Refused("otd needs exact answers, and this curator gives only noisy ones; use a DisclosingCurator.")
         releases = self._releases(plan.problem)
         space = releases.space(curator.disclose(releases.moment_query(bits=plan.bits)), std=0.0)
         query = curator.with_stored_inputs(releases.core_query(space, bits=CORE_BITS))

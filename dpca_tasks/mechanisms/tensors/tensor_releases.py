@@ -378,7 +378,7 @@ POINT_FACTOR, SCORE_FACTOR = 1.3, 1.4
 CORE_SENSITIVITY = 2.0
 """A bound on the sensitivity of a core for any directions, up to rounding, in the unit of the core's query."""
 _GRID_LOSS = 0.01
-_FAR = 16.0  # margin for noise of random length, in multiples of its scale; it is almost never exceeded
+_FAR = 16.0  # margin for noise whose norm is drawn separately, in multiples of its scale
 _LEAST_MARGIN = 1.0 + 2.0**-30
 
 

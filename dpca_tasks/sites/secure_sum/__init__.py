@@ -1,8 +1,8 @@
-r"""A secure sum without a helper, from which the server learns only the sum of all sites' noised integers.
+r"""A secure sum without a trusted dealer: the server learns only the sum of all sites' noised integers.
 
-The protocol follows Bonawitz et al. (2017), double masking, in five phases. The file of a phase contains its site
-and its server side. All messages go through the server. Every site's message bears its signature under the identity key
-that the roster lists.
+The protocol is the double masking of Bonawitz et al. (2017), in five phases. The file of a phase contains the code of
+the sites and of the server. All messages pass through the server. Each site signs its messages with its identity key,
+whose public part is in the roster.
 
 ===============  ===============================================  ======================================================
 phase            the server sends                                 each site answers
@@ -12,50 +12,53 @@ phase            the server sends                                 each site answ
 2 keys           `KeyList`: all `Keys` as received                `Keys`: two X25519 keys, a commitment to a seed; then
                                                                   `SealedShares`: for each other site, encrypted to it,
                                                                   Shamir shares of that seed and of its masking key
-3 shares         `Delivered`: the texts sealed for it by others   `MaskedSum`: integers + own mask + masks of pairs
-4 masked sums    `Senders`: the sites whose sum it will open      `SignedSenders`: that set and all that it saw
-5 opening        `Signatures`: all of them as received            `OpeningShares`: of each sender the share of its seed,
-                                                                  of each other site the share of its masking key
+3 shares         `Delivered`: the shares encrypted for this site  `MaskedSum`: integers + own mask + masks of pairs
+4 masked sums    `Senders`: the sites whose sum it will open      `SignedSenders`: that set, a hash of what it received
+5 opening        `Signatures`: all of them as received            `OpeningShares`: for each sender a share of its seed,
+                                                                  for each other site a share of its masking key
 ===============  ===============================================  ======================================================
 
-Masks are ChaCha20 words modulo ``2^64``. The seed of a pair is HKDF-SHA256 of its X25519 agreement. It is bound to the
-digest of the context (session, round, attempt, roster, identity keys, query) and to the pair. One site adds its words,
-the other subtracts them. The server subtracts the senders' own masks from the sum of their messages. It also subtracts
-the remaining masks of pairs of a sender and a site that was lost in the meantime. The rest is the integer sum, exactly,
-in any order.
+Masks are ChaCha20 words modulo ``2^64``. The seed of a pair's mask is derived by HKDF-SHA256 from the X25519 secret of
+the pair, the digest of the context (session, round, attempt, roster, identity keys, query), and the places of both
+sites. One site adds the words, and the other subtracts them. From the sum of the masked sums, the server subtracts the
+senders' own masks. It also subtracts the masks of each pair of a sender and a site that was lost before it sent its
+masked sum. The rest is exactly the sum of the integers.
 
-**Dropouts.** With S sites, C colluders and D dropouts the threshold is ``t = S - D``. Sites may be lost between any two
-phases. While t sites answer, the sum of those whose message arrived is opened, otherwise nothing. The t shares that
-open either secret of a site include ``t - C >= 1`` of honest ones, so server and colluders alone open nothing.
+**Dropouts.** With S sites, C colluders and D dropouts, the threshold is ``t = S - D``. Sites may be lost between any
+two phases. If at least t sites answer in every phase, the sum over the sites whose masked sum arrived is opened.
+Otherwise nothing is opened. A secret of a site can only be recovered from t shares, at least ``t - C >= 1`` of which
+come from honest sites. So server and colluders alone recover nothing.
 
-**Noise.** An opened sum has at least ``t`` senders. The noise parts of C of them may be known, so at least
-``t - C = S - D - C`` parts are unknown. That is the H of `dpca_tasks.sites.roster.Roster`, by which
-`dpca_tasks.sites.rounds` calibrates, so that ``v = (Delta / mu)^2 / (t - C)``. The released integers and charges are
-the same as with masks from a dealer.
+**Noise.** An opened sum has at least t senders. The noise of C of them may be known, so at least ``t - C = S - D - C``
+shares of noise are unknown. This number is the H of `dpca_tasks.sites.roster.Roster`, for which
+`dpca_tasks.sites.rounds` calibrates the noise. The released integers and the charges are the same as with masks from a
+dealer.
 
-**A dishonest server** may collude with up to C sites. The condition is ``2 t > S + C``; `Participants` that violate it
-are refused.
+**A dishonest server** may collude with up to C sites. The protection requires ``2 t > S + C``; `Participants` refuses
+rosters that violate this condition.
 
 - *One list.* Signatures on `Keys` cover the context. So t of them prove to a site that those sites agreed to the same
-  roster and query as the site itself. Sealed shares are bound to the list of keys: a site that was shown another list
-  cannot open them, and sends no masked sum.
-- *One kind of share.* An honest site gives shares once per attempt, one share of each site, for a set under which it
-  saw t signatures. Two sets with t signatures each would need ``2 (t - C) <= S - C`` honest sites, each of which signs
-  once. That contradicts the condition. So all honest shares of an attempt are for one set. A seed or a masking key of
-  an honest site is opened, never both, and the other one hides its message.
-- *One sum.* The noised integers of a round and roster are the same in every attempt. Two sums over different sets
-  differ by the integers of some site. Before it sends its shares, a site permanently records the set, under round and
-  roster, and never helps to open another set (`Memory`). Two sets would again need ``2 (t - C)`` honest helpers. Even
-  if messages are repeated, late or replayed, server and colluders see one sum of these integers with H unknown parts of
-  noise: one release. A smaller roster has separate noise and a separate charge.
+  roster and query as the site itself. Encrypted shares are bound to the list of keys: a site that was shown another
+  list cannot decrypt them, and sends no masked sum.
+- *One kind of share.* In an attempt, an honest site reveals one share for each site, and only for a set of senders that
+  has t signatures. Suppose that two sets had t signatures each. Then at least ``t - C`` honest sites would have signed
+  each set. An honest site signs one set only, so ``2 (t - C) <= S - C``, which contradicts the condition. So all honest
+  shares of an attempt are for one set. For an honest site, either the seed or the masking key is recovered, never both,
+  and the other secret hides the site's message.
+- *One sum.* The noised integers of a round and roster are the same in every attempt. So the difference of two sums over
+  different sets would reveal integers of some sites. Before a site reveals its shares, it permanently records the set
+  of senders for this round and roster (`Memory`). The site never helps to open another set. To open two sets,
+  ``2 (t - C)`` honest sites would again be needed. So even if messages are repeated, late or replayed, server and
+  colluders learn one sum of these integers, with H unknown shares of noise: one release. A smaller roster has separate
+  noise and a separate charge.
 
-A message that does not fit is refused by its type, length, context or signature. The refusal is one line that reveals
-none of the content, and a refused message changes nothing. Masks hide as far as X25519, HKDF, ChaCha20 and Ed25519 are
-secure. A site that sends a false sum corrupts the total, as in any protocol. False shares prevent the opening, which is
-then refused, and no wrong total is computed.
+A message of a wrong type, length, context or signature is refused. The refusal is one line that reveals none of the
+content, and a refused message changes nothing. The masks hide the integers if X25519, HKDF, ChaCha20 and Ed25519 are
+secure. A site that sends a false sum falsifies the total, as in any such protocol. If a share is false, the opening is
+refused, and no wrong total is computed.
 
-A site's secrets of an attempt are in memory alone. If its process ends, the site joins the next attempt, which costs
-nothing.
+A site keeps the secrets of an attempt only in memory. If its process ends, the site can take part in the next attempt,
+which costs no budget.
 
 References
 ----------

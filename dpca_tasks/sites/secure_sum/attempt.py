@@ -1,21 +1,22 @@
-"""One attempt of a secure sum on both sides, with phases 1 (roster) and 2 (keys).
+"""One attempt of a secure sum, at the sites and at the server, with phases 1 (roster) and 2 (keys).
 
-*Phase 1, the roster.* The server proposes a sum, and each site compares it with its local facts.
+*Phase 1, the roster.* The server proposes a sum, and each site compares the proposal with its local facts.
 
-Server to site: `Begin`, the whole context. A site holds the roster that its operator agreed to, plans the query itself,
-and never begins an attempt twice. It answers with its keys, signed for this context. The signatures of all sites prove
-that all were shown the same roster.
+Server to site: `Begin`, the whole context of the sum: session, round, attempt, roster and query. A site has the roster
+to which its operator agreed, plans the query itself, and never begins an attempt twice. If the proposal agrees with
+these facts, the site answers with its keys, signed for this context. So the signatures of all sites prove that the
+server proposed the same roster to all of them.
 
 *Phase 2, keys.* All sites receive each other's signed keys of this attempt.
 
-Site to server: `Keys`. It contains two public keys and a commitment to the seed of the site's own mask. If the site
-helped to open a sum under this noise before, it also contains the set of sites of that sum. Server to sites: `KeyList`,
-all frames of `Keys` as received. A site checks that all signatures are over its context, and that its frame is
-unchanged. It then sends each other site a share of its mask seed and a share of its masking key. The cipher of these
-shares is bound to the list that the site saw.
+Site to server: `Keys`, which contains two public keys and a commitment to the seed of the site's own mask. If the site
+helped to open a sum with the same noise before, the message also contains the set of sites in that sum. Server to
+sites: `KeyList`, all messages `Keys` as received. A site checks that all signatures are for its context, and that its
+own message is unchanged. The site then sends to each other site a share of its mask seed and a share of its masking
+key. The encryption of these shares is bound to the list that the site received.
 
-*One attempt.* On the site's side each frame gets one answer, phase after phase. The server queries all sites
-concurrently, phase by phase, and continues with those that answer.
+*One attempt.* A site answers each message of the server with one message, phase after phase. The server queries all
+sites concurrently, phase by phase, and continues with the sites that answer.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ from dpca_tasks.sites.secure_sum.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys(Telegram):
-    """A site's public keys of one attempt."""
+    """Message of a site with its public keys for one attempt."""
 
     public: PublicKeys
 
@@ -70,18 +71,18 @@ class Keys(Telegram):
     is_signed: ClassVar[bool] = True
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         public = self.public
         return public.sealing + public.masking + public.commitment + write_places(public.opened, scene)
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the length in bytes of every body."""
+        """Return the length of an encoded body in bytes, which is the same for all such messages."""
         return 3 * KEY_BYTES + scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         sealing, masking, commitment = (reader.take(KEY_BYTES) for _ in range(3))
         opened = reader.places(scene)
         return cls(public=PublicKeys(sealing=sealing, masking=masking, commitment=commitment, opened=opened))
@@ -89,7 +90,7 @@ class Keys(Telegram):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyList(Frames[Keys]):
-    """The keys of all sites that sent them."""
+    """Message of the server with the `Keys` of all sites that sent them."""
 
     kind: ClassVar[int] = 3
     title: ClassVar[str] = "the list of keys"
@@ -98,7 +99,7 @@ class KeyList(Frames[Keys]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteKeys(SitePhase[KeyList]):
-    """A site that has sent its keys."""
+    """Phase of a site that has sent its keys and waits for the list of all keys."""
 
     sealing: Pairing
     masking: Pairing
@@ -108,19 +109,19 @@ class SiteKeys(SitePhase[KeyList]):
     expects: ClassVar[type[Any]] = KeyList
 
     def answer(self, received: Received[KeyList]) -> tuple[bytes, SitePhase[Any]]:
-        """Share the seed and the masking key with the sites of the list."""
+        """Return encrypted shares of the mask seed and of the masking key for each other site of the list."""
         scene, place = self.session.scene, self.session.place
         frames = received.message.frames
         self.check_enough(frozenset(frames), KeyList.title)
         if frames[place].raw != self.sent:
             raise MessageRefused(
-                "the list holds keys of this site that it did not send; the server is dishonest: stop."
+                "the list contains other keys of this site than the site sent; the server is dishonest: stop."
             )
         keys = {other: one.message.public for other, one in frames.items()}
         shown = [key for one in keys.values() for key in (one.sealing, one.masking)]
         if len(set(shown)) < len(shown):
             raise MessageRefused(
-                "two keys of the list are equal, and a site could impersonate another; begin another attempt."
+                "two keys of the list are equal, so one site could impersonate another; begin another attempt."
             )
         listed = hashlib.sha256(received.raw).digest()
         seeds, secrets = (
@@ -147,12 +148,12 @@ class SiteKeys(SitePhase[KeyList]):
 
 @dataclass(kw_only=True)
 class ServerKeys(ServerPhase[Keys]):
-    """The server while it collects keys."""
+    """Phase in which the server collects the keys of the sites."""
 
     expects: ClassVar[type[Any]] = Keys
 
     def close(self) -> tuple[dict[int, bytes], ServerShares]:
-        """Return the list for each site that sent its keys, and the next phase."""
+        """Return the encoded list of keys for each site that sent its keys, and the next phase."""
         self.check_enough()
         frame = encode(KeyList(frames=self.received), self.scene)
         keys = {place: one.message.public for place, one in self.received.items()}
@@ -161,7 +162,7 @@ class ServerKeys(ServerPhase[Keys]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin(Telegram):
-    """The proposal of a sum."""
+    """Message of the server that proposes a secure sum."""
 
     context: Context
 
@@ -170,7 +171,7 @@ class Begin(Telegram):
     is_signed: ClassVar[bool] = False
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         context, session = self.context, self.context.session.encode()
         numbers = (context.address.round, context.address.attempt, context.words)
         return b"".join(
@@ -185,15 +186,15 @@ class Begin(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the largest length in bytes of a body."""
+        """Return the largest length of an encoded body, in bytes."""
         return _LONGEST
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body, and check that its context matches its head."""
+        """Parse the message from its encoded body, and check that it contains the expected context."""
         context = _parse_context(reader)
         if context != scene.context:
-            raise MessageRefused("the context of a proposal differs from its head; begin another attempt.")
+            raise MessageRefused("the context in a proposal does not match the digest in its head; begin another.")
         return cls(context=context)
 
 
@@ -201,12 +202,12 @@ _LONGEST = 2 + LONGEST_SESSION + 3 * 8 + 2 * DIGEST_BYTES
 
 
 def propose(scene: Scene) -> bytes:
-    """Return the server's first frame."""
+    """Return the encoded first message of the server, which proposes a sum."""
     return encode(Begin(context=scene.context), scene)
 
 
 def read_proposal(raw: bytes) -> Context:
-    """Return the context of a proposal before any check, so that a site can look up roster and query by it.
+    """Return the unchecked context of a proposal, so that a site can look up the proposed roster and query.
 
     Raises
     ------
@@ -214,18 +215,18 @@ def read_proposal(raw: bytes) -> Context:
         When the bytes are not a proposal.
     """
     if raw[5:6] != bytes([Begin.kind]) or not HEAD_BYTES < len(raw) <= HEAD_BYTES + _LONGEST:
-        raise MessageRefused(f"{len(raw)} bytes arrived where a proposal is expected; begin an attempt.")
+        raise MessageRefused(f"{len(raw)} bytes arrived, and are no proposal of a sum; begin an attempt.")
     return _parse_context(Reader(raw[HEAD_BYTES:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteRoster(SitePhase[Begin]):
-    """A site before its first message."""
+    """Phase of a site that waits for the proposal of a sum."""
 
     expects: ClassVar[type[Any]] = Begin
 
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
-        """Answer a proposal, or refuse it and name the part that differs from this site's local facts."""
+        """Answer a proposal, or refuse it; the refusal names the part that differs from this site's local facts."""
         if raw[5:6] == bytes([Begin.kind]):
             claimed, known = read_proposal(raw), self.session.scene.context
             for part, facts in (
@@ -238,12 +239,12 @@ class SiteRoster(SitePhase[Begin]):
                 if facts[0] != facts[1]:
                     raise MessageRefused(
                         f"the {part} that the server proposes differs from this site's; the server may be dishonest, "
-                        "or one roster may be old: compare them."
+                        "or one roster may be old: compare the rosters."
                     )
         return SitePhase.receive(self, raw)
 
     def answer(self, received: Received[Begin]) -> tuple[bytes, SitePhase[Any]]:
-        """Record the attempt, and send keys drawn for it."""
+        """Record that the attempt has begun, and return new public keys for it."""
         session = self.session
         context = session.scene.context
         mark = session.entropy(16)
@@ -278,7 +279,9 @@ def _parse_context(reader: Reader) -> Context:
         address = Address(round=round_index, attempt=attempt)
         context = Context(session=session, address=address, participants=participants, requested=requested, words=count)
     except (UnicodeDecodeError, InvalidInput):
-        raise MessageRefused("a proposal has no session name, or numbers out of range; begin an attempt.") from None
+        raise MessageRefused(
+            "a proposal has no session name, or numbers out of range; begin another attempt."
+        ) from None
     if not reader.is_done():
         raise MessageRefused("extra bytes follow a proposal; send it alone.")
     return context
@@ -288,10 +291,10 @@ logger = logging.getLogger("dpca.sites")
 
 
 class SiteMachine:
-    """The phases of one attempt at one site.
+    """One attempt of a secure sum at one site, from phase to phase.
 
-    Its secrets are in this object alone. When the process ends, the attempt has ended for this site, and another one
-    must be begun.
+    The secrets of the attempt are only in the memory of this object. If the process ends, the site cannot continue the
+    attempt, and another attempt must be begun.
 
     Parameters
     ----------
@@ -300,20 +303,21 @@ class SiteMachine:
 
     def __init__(self, session: SiteSession) -> None:
         self._phase: SitePhase[Any] = SiteRoster(session=session)
-        self._turn = Lock()  # so that of two concurrent frames, the second is processed in the phase after the first
+        self._turn = Lock()  # of two concurrent messages, the second is processed in the phase that follows the first
 
     @property
     def longest(self) -> int:
-        """The largest number of bytes that the current phase reads."""
+        """The largest number of bytes of a message that the current phase reads."""
         return self._phase.longest
 
     def receive(self, raw: bytes) -> bytes:
-        """Return the answer to a frame of the server.
+        """Return the answer to a message of the server.
 
         Raises
         ------
         MessageRefused
-            When the current phase refuses the frame and does not change. The refusal is logged, without content.
+            When the current phase refuses the message. The phase then stays the same, and the refusal is logged without
+            the content of the message.
         """
         with self._turn:
             try:
@@ -325,29 +329,29 @@ class SiteMachine:
 
 
 Line = Callable[[bytes], bytes]
-"""Function that sends a frame to a site and returns its answer; raises `SiteSilent` if none arrives in time."""
+"""A function that sends a message to a site and returns the answer; raises `SiteSilent` if no answer comes in time."""
 
 
 def open_sum(scene: Scene, lines: Mapping[str, Line]) -> Total:
-    """Run the phases of one attempt.
+    """Run all phases of one attempt as the server, and return the total.
 
     Parameters
     ----------
     scene : Scene
     lines : mapping of str to callable
-        The connection to each site of the roster. A line is used by one thread at a time.
+        The connection to each site of the roster, by the site's name. A connection is used by one thread at a time.
 
     Returns
     -------
     Total
-        The exact sum of the senders' integers; the number of senders is at least the threshold.
+        The exact sum of the senders' integers, and the names of the senders, at least as many as the threshold.
 
     Raises
     ------
     SiteSilent
-        When fewer sites than the threshold stayed; nothing is opened.
+        When fewer sites than the threshold answered in a phase. Nothing is opened then.
     MessageRefused
-        When the received shares do not open the sum.
+        When a received share is false, so that the sum cannot be opened.
     """
     participants = scene.participants
     everyone = frozenset(range(scene.sites))

@@ -1,9 +1,10 @@
-"""Phase 5, the opening, in which each site that sees enough signatures on one set gives one share for each site.
+"""Phase 5 of a secure sum, the opening: sites reveal shares with which the server removes the remaining masks.
 
-Site to server: `SignedSenders`. Server to sites: `Signatures`, all these frames as received. A site checks that at
-least as many signatures as the threshold are on its own set and transcript. It then permanently records the set, and
-sends `OpeningShares`: for each sender a share of its mask seed, for each other sharer a share of its masking key. The
-server subtracts the senders' own masks and the remaining masks of pairs.
+Site to server: `SignedSenders`. Server to sites: `Signatures`, all these messages as received. A site checks that at
+least t signatures, for the threshold t, are on the same set and transcript as its own signature. The site then
+permanently records the set, and sends `OpeningShares`, one share for each site that shared its secrets. For a sender of
+a masked sum, this is a share of the sender's mask seed. For any other site, it is a share of the site's masking key.
+The server recovers these secrets, and subtracts the senders' own masks and the remaining pairwise masks.
 """
 
 from collections.abc import Mapping
@@ -44,7 +45,7 @@ from dpca_tasks.sites.secure_sum.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharesOf:
-    """A site's shares of the secrets of one site, possibly of itself."""
+    """A site's shares of the two secrets of one site (possibly its own): the mask seed, and the masking key."""
 
     seed: int = field(repr=False)
     key: int = field(repr=False)
@@ -52,7 +53,7 @@ class SharesOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """An opened sum of the senders' integers, noise included."""
+    """The result of a secure sum: the sum of the senders' noised integers, without masks."""
 
     integers: NDArray[np.int64] = field(repr=False)
     senders: tuple[str, ...]
@@ -60,7 +61,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedSenders(Telegram):
-    """A site's signature on a set of senders, and on all that it saw before."""
+    """Message of a site that signs a set of senders, and a hash of everything that it received before."""
 
     transcript: bytes
     senders: frozenset[int]
@@ -70,23 +71,23 @@ class SignedSenders(Telegram):
     is_signed: ClassVar[bool] = True
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         return self.transcript + write_places(self.senders, scene)
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the length in bytes of every body."""
+        """Return the length of an encoded body in bytes, which is the same for all such messages."""
         return DIGEST_BYTES + scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         return cls(transcript=reader.take(DIGEST_BYTES), senders=reader.places(scene))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signatures(Frames[SignedSenders]):
-    """The signatures of all sites that sent them."""
+    """Message of the server with the `SignedSenders` of all sites that sent them."""
 
     kind: ClassVar[int] = 9
     title: ClassVar[str] = "signatures"
@@ -95,7 +96,7 @@ class Signatures(Frames[SignedSenders]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpeningShares(Telegram):
-    """One share of each site that shared; the sets of the transcript determine of which secret."""
+    """Message of a site with one share for each site: of its mask seed if it is a sender, else of its masking key."""
 
     shares: dict[int, int] = field(repr=False)
 
@@ -104,7 +105,7 @@ class OpeningShares(Telegram):
     is_signed: ClassVar[bool] = True
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         parts = [
             place.to_bytes(2, "little") + self.shares[place].to_bytes(SHARE_BYTES, "little")
             for place in sorted(self.shares)
@@ -113,22 +114,22 @@ class OpeningShares(Telegram):
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the largest length in bytes of a body."""
+        """Return the largest length of an encoded body, in bytes."""
         return 2 + scene.sites * (2 + SHARE_BYTES)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         pairs = [(reader.place(scene), reader.integer(SHARE_BYTES)) for _ in range(reader.integer(2))]
         check_ascending([place for place, _ in pairs], cls.title)
         if any(share >= PRIME for _, share in pairs):
-            raise MessageRefused("opening shares are not below the prime; begin another attempt.")
+            raise MessageRefused("an opening share is not below the prime, so it is invalid; begin another attempt.")
         return cls(shares=dict(pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteOpening(SitePhase[Signatures]):
-    """A site that has signed a set."""
+    """Phase of a site that has signed a set of senders and waits for the other signatures."""
 
     signed: SignedSenders
     sharers: frozenset[int]
@@ -137,7 +138,7 @@ class SiteOpening(SitePhase[Signatures]):
     expects: ClassVar[type[Any]] = Signatures
 
     def answer(self, received: Received[Signatures]) -> tuple[bytes, SitePhase[Any]]:
-        """Record the set, and give the shares that open its sum."""
+        """Record the set of senders, and return the shares that open its sum."""
         scene, senders = self.session.scene, self.signed.senders
         frames = received.message.frames
         self.check_enough(frozenset(frames), Signatures.title)
@@ -157,25 +158,25 @@ class SiteOpening(SitePhase[Signatures]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteDone(SitePhase[Never]):
-    """A site that has finished this attempt and keeps none of its secrets."""
+    """Phase of a site that has finished this attempt; it contains no secrets of the attempt."""
 
     @property
     def longest(self) -> int:
-        """Zero, because nothing more is read."""
+        """Zero, because no further message is read."""
         return 0
 
     def receive(self, raw: bytes) -> tuple[bytes, SitePhase[Any]]:
-        """Refuse every frame."""
+        """Refuse every message."""
         raise MessageRefused(f"a message of {len(raw)} bytes arrived after the end of an attempt; begin another.")
 
     def answer(self, received: Received[Never]) -> tuple[bytes, SitePhase[Any]]:
-        """Never called."""
+        """Raise an error; this method is never called, because `receive` refuses every message."""
         raise AssertionError
 
 
 @dataclass(kw_only=True)
 class ServerSignatures(ServerPhase[SignedSenders]):
-    """The server while it collects signatures on the senders."""
+    """Phase in which the server collects signatures on the set of senders."""
 
     keys: Mapping[int, PublicKeys]
     sharers: frozenset[int]
@@ -184,15 +185,15 @@ class ServerSignatures(ServerPhase[SignedSenders]):
     expects: ClassVar[type[Any]] = SignedSenders
 
     def check(self, received: Received[SignedSenders]) -> None:
-        """Check that the signed set is the requested one."""
+        """Check that the site signed the requested set."""
         if received.message.senders != self.awaited:
             raise MessageRefused(
-                f"site {self.scene.name(received.sender)!r} signed another set than the requested one; begin another "
-                "attempt."
+                f"site {self.scene.name(received.sender)!r} signed another set of senders than requested; begin "
+                "another attempt."
             )
 
     def close(self) -> tuple[dict[int, bytes], "ServerOpening"]:
-        """Return the signatures for each site that signed, and the next phase."""
+        """Return the encoded signatures for each site that signed, and the next phase."""
         self.check_enough()
         frame = encode(Signatures(frames=self.received), self.scene)
         return dict.fromkeys(sorted(self.present), frame), ServerOpening(
@@ -202,7 +203,7 @@ class ServerSignatures(ServerPhase[SignedSenders]):
 
 @dataclass(kw_only=True)
 class ServerOpening(ServerPhase[OpeningShares]):
-    """The server while it collects the shares that open the sum."""
+    """Phase in which the server collects the shares that open the sum."""
 
     keys: Mapping[int, PublicKeys]
     sharers: frozenset[int]
@@ -211,7 +212,7 @@ class ServerOpening(ServerPhase[OpeningShares]):
     expects: ClassVar[type[Any]] = OpeningShares
 
     def check(self, received: Received[OpeningShares]) -> None:
-        """Check that there is a share of each sharer."""
+        """Check that the message contains one share for each site that shared its secrets."""
         if received.message.shares.keys() != self.sharers:
             raise MessageRefused(
                 f"opening shares of site {self.scene.name(received.sender)!r} do not cover all sites that shared; "
@@ -219,14 +220,14 @@ class ServerOpening(ServerPhase[OpeningShares]):
             )
 
     def close(self) -> Total:
-        """Return the sum of the senders' integers.
+        """Remove all masks, and return the sum of the senders' integers.
 
         Raises
         ------
         SiteSilent
             When too few sites sent their shares.
         MessageRefused
-            When shares do not give the committed secrets. No total is computed from them.
+            When a recovered secret does not match its commitment, so that a share is false. No total is computed then.
         """
         self.check_enough()
         total = np.zeros(self.scene.context.words, np.uint64)
@@ -246,11 +247,11 @@ class ServerOpening(ServerPhase[OpeningShares]):
         return Total(integers=total.view(np.int64), senders=names)
 
     def _recovered(self, place: int) -> SecretKey:
-        """Return the secret given by the first received shares, as many as the threshold."""
+        """Recover a secret of the site at a place from the first received shares, as many as the threshold."""
         helpers = sorted(self.received)[: self.scene.participants.threshold]
         return SecretKey(recover({helper + 1: self.received[helper].message.shares[place] for helper in helpers}))
 
-    def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 one claim
+    def _check(self, fits: bool, place: int) -> None:  # noqa: FBT001 the checked condition
         if not fits:
             raise MessageRefused(
                 f"the shares of site {self.scene.name(place)!r} do not match its commitment, so some share is false; "

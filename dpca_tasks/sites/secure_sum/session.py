@@ -1,23 +1,26 @@
-"""A site's session in one secure sum, with its shared secrets and its masks.
+"""The session of a site in one secure sum: its shared secrets, its masks, and the phases of the protocol.
 
-*Secret sharing.* Shamir's scheme shares a 32-byte secret: any t shares recover it, fewer reveal nothing.
+*Secret sharing.* Shamir's scheme divides a 32-byte secret into shares: any t shares recover it, and fewer reveal
+nothing.
 
-The arithmetic is exact, in integers modulo the least prime above ``2^256``. A share is the value at a site's place, 1,
-2 and so on, of a polynomial of degree ``t - 1`` whose other coefficients are uniform.
+The arithmetic is exact, in integers modulo the least prime above ``2^256``. The secret is the constant term of a
+polynomial of degree ``t - 1``, whose other coefficients are uniform. The shares of the sites are the values of the
+polynomial at 1, 2 and so on, in the order of the roster.
 
 >>> shares = split(bytes(31) + b"!", threshold=2, places=3)
 >>> recover({2: shares[1], 3: shares[2]})[-1:]
 b'!'
 
-*Pairwise key agreement.* Two sites agree, without the server, on the seed of their masks and on the cipher of their
-messages to each other. Each draws two X25519 keys per attempt. HKDF-SHA256 binds the shared secret of a pair of keys to
-the pair and to the context, which covers session, round, attempt, roster and query.
+*Pairwise key agreement.* Each site draws two X25519 keys per attempt. With one key, it agrees with each other site on
+the seed of a common mask, and with the other key on the encryption of shares. The server cannot compute these secrets.
+HKDF-SHA256 derives them from the X25519 secret of the pair, the places of both sites, and the context, which covers
+session, round, attempt, roster and query.
 
-*Masks.* A masked sum has two masks: the pairwise masks, which cancel, and the site's own mask, which is opened with the
-sum.
+*Masks.* A masked sum contains two kinds of masks: the pairwise masks, which cancel in the total, and the site's own
+mask, which the server subtracts when it opens the total.
 
-*Phases.* The phases of a site and of the server have a common interface. A phase takes one type of message. A refused
-message changes nothing: the phase stays, and nothing is sent.
+*Phases.* All phases of a site have a common interface, and so have all phases of the server. A phase accepts one type
+of message. A refused message changes nothing: the phase stays the same, and nothing is sent.
 """
 
 import os
@@ -42,29 +45,30 @@ SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 Entropy = Callable[[int], bytes]
-"""Function that returns a number of random bytes, from the operating system except in tests."""
+"""A function that returns a given number of random bytes: `os.urandom`, except in tests."""
 
 
 def split(secret: bytes, *, threshold: int, places: int, entropy: Entropy = os.urandom) -> list[int]:
-    """Return the shares of places 1 to ``places``."""
+    """Divide a secret into Shamir shares: the values of a polynomial at 1 to ``places``."""
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= places:
         raise InvalidInput(
-            f"a secret of {len(secret)} bytes, threshold={threshold} and places={places} must be {SECRET_BYTES} bytes "
-            "and 1 <= threshold <= places; correct them."
+            f"the secret has {len(secret)} bytes and must have {SECRET_BYTES}; threshold={threshold} must be from 1 to "
+            f"places={places}; correct them."
         )
-    # 64 bytes modulo the prime are uniform up to 2^-255.
+    # A random 64-byte integer modulo the prime is uniform up to 2^-255.
     coefficients = [int.from_bytes(entropy(64), "little") % PRIME for _ in range(threshold - 1)]
     coefficients.append(int.from_bytes(secret, "little"))
     return [_value(coefficients, at) for at in range(1, places + 1)]
 
 
 def recover(shares: Mapping[int, int]) -> bytes:
-    """Return the secret from shares by place, as many as its threshold.
+    """Recover a secret from its shares, as many as the threshold; each share is given with its point (1, 2, ...).
 
     Raises
     ------
     MessageRefused
-        When the shares certainly do not belong to one secret. A caller with a hash of the secret must compare it too.
+        When the result is no possible secret, so that a share must be false. Not all false shares are noticed here, so
+        a caller that has a commitment to the secret must check the commitment too.
     """
     total = 0
     for place, share in shares.items():
@@ -80,7 +84,7 @@ def recover(shares: Mapping[int, int]) -> bytes:
 
 
 def _value(coefficients: list[int], at: int) -> int:
-    """Return a polynomial's value by Horner's rule, with the highest coefficient first."""
+    """Return a polynomial's value at a point by Horner's rule; the highest coefficient comes first."""
     value = 0
     for coefficient in coefficients:
         value = (value * at + coefficient) % PRIME
@@ -88,22 +92,23 @@ def _value(coefficients: list[int], at: int) -> int:
 
 
 TAG_BYTES = 16
-"""Bytes by which a sealed text is longer than its plain text."""
+"""The number of bytes by which an encrypted text is longer than the plain text."""
 _NONCE = bytes(12)  # constant, because each key encrypts one message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicKeys:
-    """Public keys and commitment of a site in one attempt.
+    """Public facts of a site in one attempt: its keys, a commitment, and the sum that it helped to open before.
 
     Parameters
     ----------
     sealing, masking : bytes of length 32
-        The public keys with which others send it shares and agree with it on masks.
+        The public keys with which other sites encrypt shares for this site, and agree with it on pairwise masks.
     commitment : bytes of length 32
         The commitment to the seed of the site's own mask.
     opened : frozenset of int
-        The sites whose integers under this noise it helped to open in an earlier attempt; empty if there was none.
+        The sites whose sum, with the same noise, this site helped to open in an earlier attempt. Empty if there was
+        none.
     """
 
     sealing: bytes
@@ -114,7 +119,7 @@ class PublicKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """One site's side of its key agreements, with its private key and its place."""
+    """A private X25519 key of a site, with which the site agrees on secrets with each other site."""
 
     scene: Scene
     place: int
@@ -122,20 +127,20 @@ class Pairing:
 
     @property
     def public(self) -> bytes:
-        """The public key."""
+        """The public key that belongs to the private key."""
         return X25519PrivateKey.from_private_bytes(self.secret.secret).public_key().public_bytes_raw()
 
     def mask_seed(self, other: int, *, public: bytes) -> SecretKey:
-        """Return the seed of the masks of this site and another, the same on both sides."""
+        """Return the seed of the mask that this site and another have in common; both compute the same seed."""
         pair = b"".join(place.to_bytes(2, "little") for place in sorted((self.place, other)))
         return subkey(self._agree(other, public), label="masks of a pair", info=self.scene.context.digest + pair)
 
     def seal(self, text: bytes, *, to: int, public: bytes, bound_to: bytes) -> bytes:
-        """Encrypt the only text that this site sends to another."""
+        """Encrypt a text for another site; it is the only text that this site sends to the other site."""
         return self._cipher(self.place, to, public, other=to).encrypt(_NONCE, text, bound_to)
 
     def unseal(self, sealed: bytes, *, sender: int, public: bytes, bound_to: bytes) -> bytes:
-        """Decrypt the only text that another site sent to this one."""
+        """Decrypt the text that another site encrypted for this site; refuse a text that was changed."""
         try:
             return self._cipher(sender, self.place, public, other=sender).decrypt(_NONCE, sealed, bound_to)
         except InvalidTag:
@@ -161,28 +166,28 @@ class Pairing:
 
 
 def commit(self_seed: SecretKey, scene: Scene) -> bytes:
-    """Return the commitment to a seed: a hash of 32 random bytes, which hides them and fits no others."""
+    """Return the commitment to a mask seed: a hash that hides the seed, and that no other seed has."""
     return subkey(self_seed.secret, label="commitment", info=scene.context.digest).secret
 
 
 @dataclass(slots=True, kw_only=True)
 class DoubleMasks:
-    """A site's masks of one attempt; see `dpca_tasks.sites.roster.Masks`."""
+    """The pairwise masks and the own mask of a site in one attempt, as `dpca_tasks.sites.roster.Masks`."""
 
     scene: Scene
     site: str
     self_seed: SecretKey = field(repr=False)
     pair_seeds: Mapping[int, SecretKey] = field(repr=False)
     used: int = 0
-    """The number of times that the mask was taken."""
+    """The number of calls of `mask`."""
 
     def mask(self, address: Address, *, roster: Roster, size: int) -> NDArray[np.uint64]:
-        """Return the mask of the attempt."""
+        """Return the sum of the site's own mask and its pairwise masks."""
         context = self.scene.context
         if (address, roster.digest, size) != (context.address, self.scene.participants.roster.digest, context.words):
             raise InvalidInput(
-                f"the masks of {context.words} integers are for another attempt, roster or query; use those that the "
-                "server proposed."
+                f"the masks of {context.words} integers are for another attempt, roster or query; use the attempt, "
+                "roster and query that the server proposed."
             )
         self.used += 1
         mask = np.zeros(size, np.uint64)
@@ -194,17 +199,17 @@ class DoubleMasks:
 
 
 def own_mask_key(self_seed: SecretKey, scene: Scene) -> SecretKey:
-    """Return the key of a site's own mask."""
+    """Return the key from which the words of a site's own mask are generated."""
     return subkey(self_seed.secret, label="own mask", info=scene.context.digest)
 
 
 def sign_of(place: int, other: int) -> int:
-    """Return the sign with which the site at a place adds the mask that it shares with another."""
+    """Return the sign, 1 or -1, with which the site at a place adds the mask that it shares with another site."""
     return 1 if place < other else -1
 
 
 def add_mask(total: NDArray[np.uint64], key: SecretKey, *, sign: int) -> None:
-    """Add the words of a key to a total, or subtract them, modulo ``2^64``, in place."""
+    """Add the pseudorandom words of a key to a total, or subtract them, in place and modulo ``2^64``."""
     for start in range(0, total.size, WORDS_PER_TILE):
         stop = min(start + WORDS_PER_TILE, total.size)
         drawn = words(key, stream=0, start=start, stop=stop)
@@ -215,21 +220,25 @@ def add_mask(total: NDArray[np.uint64], key: SecretKey, *, sign: int) -> None:
 
 
 Contribute = Callable[[Masks], NDArray[np.uint64]]
-"""Function that returns a site's noised integers under given masks; it reads the rows unless they were read before."""
+"""A function that returns a site's noised integers plus masks; it reads the rows, unless an earlier attempt did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSession:
-    """The inputs of a site to one secure sum.
+    """The inputs of one site for one secure sum.
 
     Parameters
     ----------
     scene : Scene
-        Participants and context from the site's own copy of the roster and its own plan.
+        Participants and context, from the site's own copy of the roster and the site's own plan.
     site : str
+        The name of the site.
     identity : Identity
+        The key with which the site signs its messages.
     memory : Memory
+        The site's permanent memory of begun attempts and opened sums.
     contribute : callable
+        Returns the site's noised integers plus given masks.
     entropy : callable, optional
         The source of randomness, by default the operating system; only tests may pass another.
     """
@@ -250,21 +259,21 @@ class SiteSession:
 
     @property
     def place(self) -> int:
-        """The site's place in the roster."""
+        """The site's place in the roster, from 0."""
         return self.scene.participants.place(self.site)
 
     def draw_key(self) -> SecretKey:
-        """Draw a secret of this attempt."""
+        """Draw a secret key for this attempt."""
         return SecretKey(self.entropy(32))
 
     def send(self, message: Telegram) -> bytes:
-        """Return the signed frame of a message."""
+        """Return a message as a frame (encoded bytes) that the site has signed."""
         return encode(message, self.scene, sender=self.site, identity=self.identity)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePhase[T: Telegram](ABC):
-    """A phase of a site, which expects one type of message; its answer leads to the next phase."""
+    """Base class of a site's phases; a phase expects one type of message, and returns an answer and the next phase."""
 
     session: SiteSession
 
@@ -272,16 +281,16 @@ class SitePhase[T: Telegram](ABC):
 
     @property
     def longest(self) -> int:
-        """The largest number of bytes of a frame that it reads."""
+        """The largest number of bytes of a message that this phase reads."""
         return longest_frame(self.expects, self.session.scene)
 
     def receive(self, raw: bytes) -> tuple[bytes, "SitePhase[Any]"]:
-        """Return the answer to a frame, and the next phase.
+        """Return the answer to a message of the server, and the next phase.
 
         Raises
         ------
         MessageRefused
-            When the frame is not the expected one, or the server is dishonest or requests too much.
+            When the message is not of the expected type, or the server is dishonest or requests too much.
         """
         received: Received[T] = decode(raw, self.expects, self.session.scene)
         return self.answer(received)
@@ -295,14 +304,14 @@ class SitePhase[T: Telegram](ABC):
         threshold = self.session.scene.participants.threshold
         if len(places) < threshold or self.session.place not in places:
             raise MessageRefused(
-                f"{title} must come from at least {threshold} sites, including this one (got {len(places)}); begin "
-                "another attempt when more are present."
+                f"{title} must cover at least {threshold} sites, including this one (got {len(places)}); begin "
+                "another attempt when more sites are present."
             )
 
 
 @dataclass(kw_only=True)
 class ServerPhase[T: Telegram](ABC):
-    """A phase of the server, which expects one type of message from some sites; closing it gives the next frames."""
+    """Base class of the server's phases; a phase collects one type of message, and `close` gives the next messages."""
 
     scene: Scene
     awaited: frozenset[int]
@@ -311,18 +320,18 @@ class ServerPhase[T: Telegram](ABC):
     expects: ClassVar[type[Any]]
 
     def receive(self, raw: bytes, *, sender: int) -> None:
-        """Accept a site's frame.
+        """Accept a message of a site, or refuse it.
 
         Parameters
         ----------
         raw : bytes
         sender : int
-            The place of the site whose connection delivered the frame.
+            The place of the site whose connection delivered the message.
 
         Raises
         ------
         MessageRefused
-            When the frame is not the one that this phase expects from that site, or is a repetition.
+            When this phase does not expect the message from that site, or the message is a repetition.
         """
         received: Received[T] = decode(raw, self.expects, self.scene)
         if received.sender != sender or sender not in self.awaited - self.received.keys():
@@ -333,7 +342,7 @@ class ServerPhase[T: Telegram](ABC):
         self.check(received)
         self.received[sender] = received
 
-    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases have nothing to compare it with
+    def check(self, received: Received[T]) -> None:  # noqa: B027 some phases have no such facts
         """Compare the content of one message with known facts."""
 
     @property
@@ -352,7 +361,7 @@ class ServerPhase[T: Telegram](ABC):
         Raises
         ------
         SiteSilent
-            When fewer have: the attempt is void, and nothing can be opened.
+            When fewer sites have answered. The attempt is then void, and nothing can be opened.
         """
         if len(self.present) < self.scene.participants.threshold:
             gone = tuple(name for at, name in enumerate(self.scene.participants.names) if at not in self.present)

@@ -1,16 +1,18 @@
 """Phases 3 (shares of secrets) and 4 (masked sums) of a secure sum.
 
-*Phase 3, shares.* Every site receives a share of the secrets of every other site, and then sends its masked sum.
+*Phase 3, shares.* Every site receives shares of the secrets of every other site, and then sends its masked sum.
 
-Site to server: `SealedShares`, one sealed text for each other site of the list. Server to each site: `Delivered`, the
-texts for it. A site opens them all, which proves that their senders saw the same list of keys. It draws its masks for
-the sites that sent it shares, and sends its noised integers under these masks.
+Site to server: `SealedShares`, one encrypted text for each other site on the list of keys. Server to each site:
+`Delivered`, the texts for this site. The site decrypts all texts, which proves that their senders received the same
+list of keys. It then generates its masks for the sites that sent shares, and sends its noised integers plus these
+masks.
 
-*Phase 4, masked sums.* The server holds the masked sums, and announces which of them it will open.
+*Phase 4, masked sums.* The server has the masked sums, and announces the set of sites whose sum it will open.
 
-Site to server: `MaskedSum`, the noised integers under both masks. Server to those sites: `Senders`, the one set whose
-sum is to be opened. A site signs the set and the transcript if it is in the set, and has helped to open no other set
-under the same noise. The transcript is the context, the list of keys, and which site shared with which.
+Site to server: `MaskedSum`, the noised integers plus both kinds of masks. Server to these sites: `Senders`, the set of
+sites whose sum is to be opened. A site signs the set and the transcript if the site is in the set, and has not helped
+to open another set with the same noise. The transcript is a hash of the context, the list of keys, and the set of sites
+whose shares the site received.
 """
 
 import hashlib
@@ -49,7 +51,7 @@ from dpca_tasks.sites.secure_sum.wire import (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MaskedSum(Telegram):
-    """A site's integers under its masks."""
+    """Message of a site with its noised integers plus its masks."""
 
     words: NDArray[np.uint64] = field(repr=False)
 
@@ -58,24 +60,24 @@ class MaskedSum(Telegram):
     is_signed: ClassVar[bool] = True
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         return self.words.astype("<u8", copy=False).tobytes()
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the length in bytes of every body."""
+        """Return the length of an encoded body in bytes, which is the same for all such messages."""
         return 8 * scene.context.words
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         words = np.frombuffer(reader.take(cls.longest(scene)), "<u8")
         return cls(words=words.astype(np.uint64, copy=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Senders(Telegram):
-    """The sites whose sum is to be opened."""
+    """Message of the server with the set of sites (senders of masked sums) whose sum is to be opened."""
 
     senders: frozenset[int]
 
@@ -84,23 +86,23 @@ class Senders(Telegram):
     is_signed: ClassVar[bool] = False
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         return write_places(self.senders, scene)
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the length in bytes of every body."""
+        """Return the length of an encoded body in bytes, which is the same for all such messages."""
         return scene.bitmap_bytes
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         return cls(senders=reader.places(scene))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteSums(SitePhase[Senders]):
-    """A site that has sent its masked sum."""
+    """Phase of a site that has sent its masked sum and waits for the set of senders."""
 
     transcript: bytes
     sharers: frozenset[int]
@@ -109,7 +111,7 @@ class SiteSums(SitePhase[Senders]):
     expects: ClassVar[type[Any]] = Senders
 
     def answer(self, received: Received[Senders]) -> tuple[bytes, SitePhase[Any]]:
-        """Sign the set of senders."""
+        """Return the set of senders with the site's signature."""
         scene, senders = self.session.scene, received.message.senders
         self.check_enough(senders, Senders.title)
         if not senders <= self.sharers:
@@ -128,14 +130,14 @@ class SiteSums(SitePhase[Senders]):
 
 @dataclass(kw_only=True)
 class ServerSums(ServerPhase[MaskedSum]):
-    """The server while it collects masked sums."""
+    """Phase in which the server collects the masked sums."""
 
     keys: Mapping[int, PublicKeys]
 
     expects: ClassVar[type[Any]] = MaskedSum
 
     def close(self) -> tuple[dict[int, bytes], ServerSignatures]:
-        """Return the set of senders for each of them, and the next phase."""
+        """Return the encoded set of senders for each sender, and the next phase."""
         self.check_enough()
         senders = self._settled()
         frame = encode(Senders(senders=senders), self.scene)
@@ -148,13 +150,13 @@ class ServerSums(ServerPhase[MaskedSum]):
         )
 
     def _settled(self) -> frozenset[int]:
-        """Return the set that some site helped to open in an earlier attempt, or else all sites that sent a sum."""
+        """Return the set whose sum a site helped to open before with this noise, or else all sites that sent a sum."""
         for opened in {keys.opened for keys in self.keys.values()} - {frozenset()}:
             if not opened <= self.present:
                 gone = tuple(self.scene.name(place) for place in sorted(opened - self.present))
                 raise SiteSilent(
-                    f"sites {', '.join(gone)} are missing from the set with which this noise was unmasked, and it is "
-                    "unmasked with no other; begin another attempt, or use a smaller roster.",
+                    f"sites {', '.join(gone)} are missing, and this noise may be unmasked only with them, because a "
+                    "site already helped to unmask that sum; begin another attempt, or use a smaller roster.",
                     names=gone,
                 )
             return opened
@@ -166,30 +168,30 @@ SEALED_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sealed(Telegram):
-    """Sealed texts, by the place of the other site."""
+    """Encrypted shares, by the place of the other site: of the receiver, or of the sender."""
 
     sealed: dict[int, bytes]
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         parts = [place.to_bytes(2, "little") + self.sealed[place] for place in sorted(self.sealed)]
         return len(parts).to_bytes(2, "little") + b"".join(parts)
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the largest length in bytes of a body."""
+        """Return the largest length of an encoded body, in bytes."""
         return 2 + (scene.sites - 1) * (2 + SEALED_BYTES)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body."""
+        """Parse the message from its encoded body."""
         pairs = [(reader.place(scene), reader.take(SEALED_BYTES)) for _ in range(reader.integer(2))]
         check_ascending([place for place, _ in pairs], cls.title)
         return cls(sealed=dict(pairs))
 
 
 class SealedShares(_Sealed):
-    """A site's sealed shares for the other sites, sent through the server."""
+    """Message of a site with its encrypted shares for the other sites."""
 
     kind: ClassVar[int] = 4
     title: ClassVar[str] = "sealed shares"
@@ -197,7 +199,7 @@ class SealedShares(_Sealed):
 
 
 class Delivered(_Sealed):
-    """The sealed shares of the other sites for one site."""
+    """Message of the server to one site with the encrypted shares that the other sites sent for this site."""
 
     kind: ClassVar[int] = 5
     title: ClassVar[str] = "delivered shares"
@@ -206,7 +208,7 @@ class Delivered(_Sealed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteShares(SitePhase[Delivered]):
-    """A site that has shared its secrets."""
+    """Phase of a site that has sent shares of its secrets and waits for the shares of the other sites."""
 
     sealing: Pairing
     masking: Pairing
@@ -218,7 +220,7 @@ class SiteShares(SitePhase[Delivered]):
     expects: ClassVar[type[Any]] = Delivered
 
     def answer(self, received: Received[Delivered]) -> tuple[bytes, SitePhase[Any]]:
-        """Open the shares, and send the masked sum."""
+        """Decrypt the shares of the other sites, and return the masked sum of this site."""
         scene, place = self.session.scene, self.session.place
         sealed = received.message.sealed
         sharers = frozenset(sealed) | {place}
@@ -251,14 +253,14 @@ class SiteShares(SitePhase[Delivered]):
 
 @dataclass(kw_only=True)
 class ServerShares(ServerPhase[SealedShares]):
-    """The server while it collects sealed shares."""
+    """Phase in which the server collects the encrypted shares."""
 
     keys: Mapping[int, PublicKeys]
 
     expects: ClassVar[type[Any]] = SealedShares
 
     def check(self, received: Received[SealedShares]) -> None:
-        """Check that there is a share for each other site of the list."""
+        """Check that the message contains shares for each other site on the list of keys."""
         lacking = self.awaited - {received.sender} ^ received.message.sealed.keys()
         if lacking:
             raise MessageRefused(
@@ -267,7 +269,7 @@ class ServerShares(ServerPhase[SealedShares]):
             )
 
     def close(self) -> tuple[dict[int, bytes], ServerSums]:
-        """Return the texts for each site, and the next phase."""
+        """Return for each site the encoded message with the shares for this site; return the next phase."""
         self.check_enough()
         frames = {}
         for place in sorted(self.present):

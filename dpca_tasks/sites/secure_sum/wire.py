@@ -1,6 +1,7 @@
 """The participants of a secure sum, and the exact encoding of their messages.
 
-*Participants* are the sites with their identity keys, and the number of sites that must stay for a total to be opened.
+*Participants* are the sites of a roster with their identity keys. At least a threshold number of sites must answer in
+every phase, or no total is opened.
 
 >>> from dpca_tasks.sites.roster import Member, Roster
 >>> members = tuple(Member(name=name, records=1000, noise_multiplier=4.0) for name in "abcde")
@@ -9,13 +10,15 @@
 >>> Participants(roster=Roster(session="spring", members=members, colluders=1, dropouts=1), keys=keys).threshold
 4
 
-*Context.* Each message belongs to one sum, its context. A site must remember parts of it even if its process is killed.
+*Context.* The context of a message identifies the sum to which the message belongs. A site permanently records which
+attempts it has begun and which sum it has helped to open (`Memory`), because its process may be killed.
 
-*Encoding.* Messages have fixed fields and one length for each kind and set of participants, without extra bytes.
+*Encoding.* Each message has exactly one encoding, with fixed fields and without extra bytes.
 
-A frame is ``b"dpca"``, a version, the kind, the digest of the context, the place of the sender, and a body. A site's
-frame ends with its signature of all preceding bytes. A frame is refused by its kind before anything else of it is read,
-and by its length before it is parsed. A refusal states kinds, lengths and names, never the content of a message.
+An encoded message is called a frame: ``b"dpca"``, a version, the kind of the message, the digest of the context, the
+place of the sender, and a body. The frame of a site ends with the site's signature of all preceding bytes. Kind and
+length of a frame are checked before its body is parsed. A refusal states kinds, lengths and names, never the content of
+a message.
 """
 
 import hashlib
@@ -56,18 +59,18 @@ class Identity:
         return Ed25519PrivateKey.from_private_bytes(self.secret.secret).public_key().public_bytes_raw()
 
     def sign(self, text: bytes) -> bytes:
-        """Return the signature of a text."""
+        """Return the signature of a text by this key."""
         return Ed25519PrivateKey.from_private_bytes(self.secret.secret).sign(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Participants:
-    """A roster whose sites have each other's identity keys.
+    """A roster, and the public identity key of each of its sites.
 
     Parameters
     ----------
     roster : Roster
-        C colluders and D dropouts make the threshold ``t = S - D``; it must satisfy ``2 t > S + C``.
+        The S sites. With C colluders and D dropouts, the threshold is ``t = S - D``; it must satisfy ``2 t > S + C``.
     keys : mapping of str to bytes of length 32
         The public Ed25519 key of each site.
 
@@ -81,12 +84,12 @@ class Participants:
     keys: Mapping[str, bytes] = field(hash=False)
 
     def __post_init__(self) -> None:
-        """Check keys and threshold."""
+        """Check the keys, and the condition on the threshold."""
         if sorted(self.keys) != list(self.roster.names):
             unlike = sorted(set(self.keys) ^ set(self.roster.names))
             raise InvalidInput(
-                f"sites {', '.join(unlike)} are in only one of roster and identity keys, which must name the same "
-                "sites; correct the roster."
+                f"sites {', '.join(unlike)} lack an identity key or are not in the roster; roster and identity keys "
+                "must name the same sites: correct the roster."
             )
         for name, key in self.keys.items():
             if len(key) != KEY_BYTES:
@@ -108,7 +111,7 @@ class Participants:
 
     @property
     def threshold(self) -> int:
-        """The least number t of sites with which a sum is opened."""
+        """The least number t of sites that must answer, so that a sum is opened."""
         return self.roster.size - self.roster.dropouts
 
     @property
@@ -120,13 +123,13 @@ class Participants:
         return hasher.digest()
 
     def place(self, name: str) -> int:
-        """Return the place of a site."""
+        """Return the place of a site: its index in `names`."""
         if name not in self.keys:
             raise InvalidInput(f"site {name!r} is not in the roster ({', '.join(self.names)}); use one of these.")
         return self.names.index(name)
 
     def without(self, *names: str) -> "Participants":
-        """Return the participants of the smaller roster."""
+        """Return the participants that remain without some sites."""
         roster = self.roster.without(*names)
         return Participants(roster=roster, keys={name: self.keys[name] for name in roster.names})
 
@@ -158,12 +161,12 @@ def check_threshold(size: int, *, colluders: int, dropouts: int) -> None:
     """
     if 2 * (size - dropouts) <= size + colluders:
         raise InvalidInput(
-            f"dropouts={dropouts} and colluders={colluders} of {size} sites: a dishonest server could get two sums "
-            f"unmasked unless 2 (S - D) > S + C; tolerate fewer, such as {max(0, (size - colluders - 1) // 2)} "
-            "dropouts."
+            f"dropouts={dropouts} and colluders={colluders} of {size} sites let a dishonest server have two sums "
+            "unmasked, because 2 (sites - dropouts) is not above sites + colluders; tolerate fewer, such as "
+            f"{max(0, (size - colluders - 1) // 2)} dropouts."
         )
     if size > MOST_SITES:
-        raise InvalidInput(f"{size} sites are more than the {MOST_SITES} of a secure sum; split the roster.")
+        raise InvalidInput(f"a secure sum has at most {MOST_SITES} sites (got {size}); split the roster.")
 
 
 DIGEST_BYTES = 32
@@ -173,7 +176,7 @@ LONGEST_SESSION = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The context of a secure sum; all keys, masks and signatures are bound to its digest.
+    """The facts that identify one secure sum; all keys, masks and signatures are bound to the digest of these facts.
 
     Parameters
     ----------
@@ -184,7 +187,7 @@ class Context:
     participants : bytes of length 32
         The digest of the roster with its identity keys.
     requested : bytes of length 32
-        The digest of the query that every site sums, since two queries may need different noise.
+        The digest of the query that every site answers. It is included because two queries may need different noise.
     words : int
         The number of integers of the sum.
     """
@@ -196,18 +199,18 @@ class Context:
     words: int
 
     def __post_init__(self) -> None:
-        """Check the bounds of the encoding."""
+        """Refuse facts that the encoding of messages cannot contain."""
         if not 0 < len(self.session.encode()) <= LONGEST_SESSION or not 0 < self.words <= MOST_WORDS:
             raise InvalidInput(
-                f"a session name of {len(self.session.encode())} bytes and a sum of {self.words} integers must be "
-                f"within 1 to {LONGEST_SESSION} and 1 to {MOST_WORDS}; shorten them."
+                f"the session name has {len(self.session.encode())} bytes and the sum {self.words} integers, but "
+                f"1 to {LONGEST_SESSION} bytes and 1 to {MOST_WORDS} integers are allowed; shorten them."
             )
         if {len(self.participants), len(self.requested)} != {DIGEST_BYTES}:
             raise InvalidInput(f"the digests of participants and query must have {DIGEST_BYTES} bytes; pass SHA-256.")
 
     @property
     def digest(self) -> bytes:
-        """A hash of all fields."""
+        """A hash of all these facts."""
         hasher = hashlib.sha256(b"secure sum 1")
         for part in (
             self.session.encode(),
@@ -228,7 +231,7 @@ class Memory(Protocol):
         """Return the first value stored under a key, or None."""
 
     def remember(self, key: bytes, value: bytes) -> bytes:
-        """Store a value under a key atomically, unless there is one, and return the stored value."""
+        """Store a value under a key that has no value yet; return the value of the key. The operation is atomic."""
 
 
 def attempt_key(session: str, address: Address) -> bytes:
@@ -244,9 +247,9 @@ def next_attempt(memory: Memory, *, session: str, round_index: int) -> int:
 
 
 def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:
-    """Return the key under which a site records the set of sites whose sum, under one noise, it helped to open.
+    """Return the key under which a site records the set of sites whose sum it helped to open in a round of a roster.
 
-    A roster's digest covers its session, and a site's noise is the same for all attempts of a round of a roster.
+    A roster's digest covers its session. A site's noise is the same in all attempts of a round of a roster.
     """
     return hashlib.sha256(f"opened {round_index} ".encode() + roster_digest).digest()
 
@@ -254,7 +257,7 @@ def opened_key(roster_digest: bytes, *, round_index: int) -> bytes:
 MAGIC = b"dpca"
 VERSION = 1
 SERVER = 0xFFFF
-"""Place number of the server in its frames."""
+"""The number of the sender in messages of the server; sites have their places instead."""
 
 _HEAD = struct.Struct("<4sBB32sH")
 HEAD_BYTES = _HEAD.size
@@ -262,7 +265,7 @@ HEAD_BYTES = _HEAD.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """The participants and the context, which are the same at both ends of a frame."""
+    """The participants and the context of a secure sum, which are the same for sender and receiver of a message."""
 
     participants: Participants
     context: Context
@@ -283,68 +286,68 @@ class Scene:
 
 
 class Reader:
-    """Reader of consecutive fields of a body."""
+    """Reader of the consecutive fields in the body of a message."""
 
     def __init__(self, body: bytes) -> None:
         self._rest = memoryview(body)
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next ``size`` bytes."""
         if size > len(self._rest):
             raise MessageRefused("a message ends within a field, so it is truncated; send it whole.")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return bytes(taken)
 
     def integer(self, size: int) -> int:
-        """Return the next little-endian number."""
+        """Return the next ``size`` bytes as a little-endian integer."""
         return int.from_bytes(self.take(size), "little")
 
     def place(self, scene: Scene) -> int:
-        """Return the next place of a site."""
+        """Return the next number, which must be the place of a site."""
         place = self.integer(2)
         if place >= scene.sites:
-            raise MessageRefused(f"place {place} is beyond the {scene.sites} sites of the roster; use its places.")
+            raise MessageRefused(f"place {place} is not below {scene.sites}, the number of sites; use valid places.")
         return place
 
     def places(self, scene: Scene) -> frozenset[int]:
-        """Return the places in the next bitmap."""
+        """Return the places of the sites in the next field, a bitmap with one bit per site."""
         bits = self.integer(scene.bitmap_bytes)
         if bits >> scene.sites:
-            raise MessageRefused(f"a set of sites names more than the {scene.sites} of the roster; use its places.")
+            raise MessageRefused(f"a set of sites has places beyond the {scene.sites} of the roster; use valid places.")
         return frozenset(place for place in range(scene.sites) if bits >> place & 1)
 
     def is_done(self) -> bool:
-        """Return whether nothing is left."""
+        """Return whether all bytes have been read."""
         return not self._rest
 
 
 class Telegram(ABC):
-    """A message type, with its kind and the encoding of its body."""
+    """Base class of the messages of a secure sum; a subclass has a kind number, and an encoding of the body."""
 
     kind: ClassVar[int]
     title: ClassVar[str]
-    """The name of the type in refusals."""
+    """The name of the message type in error messages."""
     is_signed: ClassVar[bool]
-    """Whether a site sends it, with a signature."""
+    """Whether sites send such messages, with a signature; otherwise only the server sends them."""
 
     @abstractmethod
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
 
     @classmethod
     @abstractmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the largest length in bytes of a body."""
+        """Return the largest length of an encoded body, in bytes."""
 
     @classmethod
     @abstractmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body, and refuse any body that `body` would not have written."""
+        """Parse the message from its encoded body; refuse a body that `body` would not have returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received[T: Telegram]:
-    """A checked message, with the place of its sender and its bytes as received."""
+    """A received and checked message, with the place of its sender and its bytes as received."""
 
     message: T
     sender: int
@@ -352,24 +355,24 @@ class Received[T: Telegram]:
 
 
 def encode(message: Telegram, scene: Scene, *, sender: str | None = None, identity: Identity | None = None) -> bytes:
-    """Return the frame of a message, from the server or from a site with its identity."""
+    """Encode a message as a frame; a site signs it with its identity, the server (no sender) does not."""
     place = SERVER if sender is None else scene.participants.place(sender)
     raw = _HEAD.pack(MAGIC, VERSION, message.kind, scene.context.digest, place) + message.body(scene)
     return raw + identity.sign(raw) if identity else raw
 
 
 def longest_frame(expected: type[Telegram], scene: Scene) -> int:
-    """Return the largest length in bytes of a frame of a type; a transport reads no more."""
+    """Return the largest length of an encoded message of a type, in bytes; a transport reads no more bytes."""
     return HEAD_BYTES + expected.longest(scene) + SIGNATURE_BYTES * expected.is_signed
 
 
 def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received[T]:
-    """Return the message of a frame of the expected type.
+    """Decode a frame, and return its message, which must be of the expected type.
 
     Raises
     ------
     MessageRefused
-        When it has another type, length, context, sender or encoding, or lacks the signature of its stated sender.
+        When the frame has another type, length, context, sender or encoding, or lacks the signature of its sender.
     """
     if len(raw) < HEAD_BYTES or raw[:5] != MAGIC + bytes([VERSION]):
         raise MessageRefused(
@@ -377,31 +380,34 @@ def decode[T: Telegram](raw: bytes, expected: type[T], scene: Scene) -> Received
         )
     if raw[5] != expected.kind:
         raise MessageRefused(
-            f"a message of kind {raw[5]} arrived where {expected.title} (kind {expected.kind}) are expected: it is "
-            "late, early or replayed; continue with this phase or begin another attempt."
+            f"a message of kind {raw[5]} arrived, but kind {expected.kind} ({expected.title}) is expected: the message "
+            "is late, early or replayed; continue with this phase or begin another attempt."
         )
     if len(raw) > longest_frame(expected, scene):
         raise MessageRefused(
-            f"{expected.title} of {len(raw)} bytes exceed the {longest_frame(expected, scene)} of this round; send "
-            "only the requested message."
+            f"a message ({expected.title}) has {len(raw)} bytes, and at most {longest_frame(expected, scene)} are "
+            "allowed in this round; send only the requested message."
         )
     context, sender = _HEAD.unpack_from(raw)[3:]
     if context != scene.context.digest:
         raise MessageRefused(
-            f"{expected.title} are of another session, round, attempt, roster or query; begin another attempt."
+            f"a message ({expected.title}) is of another session, round, attempt, roster or query; begin another "
+            "attempt."
         )
     end = len(raw)
     if expected.is_signed:
         end -= SIGNATURE_BYTES
         if end < HEAD_BYTES or sender >= scene.sites:
-            raise MessageRefused(f"{expected.title} are truncated or from no site of the roster; send them whole.")
+            raise MessageRefused(
+                f"a message ({expected.title}) is truncated, or its sender is no site of the roster; send it whole."
+            )
         scene.participants.check_signature(sender, text=raw[:end], signature=raw[end:])
     elif sender != SERVER:
-        raise MessageRefused(f"only the server sends {expected.title}; send a message of a site.")
+        raise MessageRefused(f"a message ({expected.title}) may come only from the server; send a message of a site.")
     reader = Reader(raw[HEAD_BYTES:end])
     message = expected.parse(reader, scene)
     if not reader.is_done():
-        raise MessageRefused(f"extra bytes follow {expected.title}; send them alone.")
+        raise MessageRefused(f"extra bytes follow a message ({expected.title}); send it alone.")
     return Received(message=message, sender=sender, raw=raw)
 
 
@@ -413,37 +419,39 @@ def write_places(places: Iterable[int], scene: Scene) -> bytes:
 def check_ascending(places: Sequence[int], title: str) -> None:
     """Check that places are in ascending order without repetition."""
     if any(one >= other for one, other in itertools.pairwise(places)):
-        raise MessageRefused(f"{title} name a site twice or out of order; send each once, in the roster's order.")
+        raise MessageRefused(
+            f"a message ({title}) names a site twice, or sites out of order; name each once, in the roster's order."
+        )
 
 
 def listed(places: Iterable[int], scene: Scene) -> str:
-    """Return the names of sites for a message."""
+    """Return the names of the sites at some places, separated by commas, for an error message."""
     return ", ".join(scene.name(place) for place in sorted(places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames[T: Telegram](Telegram):
-    """The signed frames of several sites as received, by which the server shows the messages of one phase to all."""
+    """Message of the server that contains the signed messages of several sites in one phase, as received."""
 
     frames: dict[int, Received[T]]
 
     is_signed: ClassVar[bool] = False
     of: ClassVar[type[Any]]
-    """The message type of every frame, of one length."""
+    """The type of the contained messages, which all have the same length."""
 
     def body(self, scene: Scene) -> bytes:
-        """Return the encoded body."""
+        """Return the encoded body of the message."""
         frames = [self.frames[place].raw for place in sorted(self.frames)]
         return len(frames).to_bytes(2, "little") + b"".join(frames)
 
     @classmethod
     def longest(cls, scene: Scene) -> int:
-        """Return the largest length in bytes of a body."""
+        """Return the largest length of an encoded body, in bytes."""
         return 2 + scene.sites * longest_frame(cls.of, scene)
 
     @classmethod
     def parse(cls, reader: Reader, scene: Scene) -> Self:
-        """Parse the message from a body, and check every signature."""
+        """Parse the message from its encoded body, and check every signature."""
         frames = [reader.take(longest_frame(cls.of, scene)) for _ in range(reader.integer(2))]
         found = [decode(frame, cls.of, scene) for frame in frames]
         check_ascending([one.sender for one in found], cls.title)

@@ -209,7 +209,7 @@ class TestProposeTestRelease:
         This gap passes the threshold, but the noise is twice as strong as the directions.
         """
         plan = self.MECHANISM.plan(self.FACTS, COMMON_TARGET)
-        needed = int(plan.warnings[0].split("above about ")[1].split()[0])
+        needed = int(plan.warnings[0].split("exceeds about ")[1].split()[0])
         outcomes = {gap: run(self.MECHANISM, plan, self.rows(gap)) for gap in (needed // 2, 4 * needed)}
         failed, passed = outcomes.values()
         assert failed.outcome["failed"] is True

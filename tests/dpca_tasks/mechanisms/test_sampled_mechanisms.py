@@ -147,7 +147,7 @@ def test_dp_spca_as_published_has_the_published_noise_and_its_true_charge(epsilo
     assert plan.noise_multiplier == pytest.approx(multiplier, rel=1e-3)
     assert plan.real_epsilon == 0.0
     assert any("(a)" in warning for warning in plan.warnings)
-    assert any("epsilon 0: it is below delta=0.001 alone" in warning for warning in plan.warnings)
+    assert any("epsilon 0 at delta=0.001" in warning for warning in plan.warnings)
     steps: dict[str, Any] = {"rate": 1 / 32561, "steps": 32561}
     assert sampled_gaussian_is_private(plan.noise_multiplier, epsilon=epsilon, delta=1e-3, **steps)
 

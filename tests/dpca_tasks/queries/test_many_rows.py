@@ -440,7 +440,7 @@ def test_the_declared_density_changes_no_bit(query, record_rows):
 
 
 def test_a_grid_finer_than_the_capacity_is_refused():
-    with pytest.raises(InvalidInput, match="use at most 14"):
+    with pytest.raises(InvalidInput, match="use bits from 0 to 14"):
         SecondMoment(**{**RUNNING_TOTALS_FACTS, "bits": 15})
 
 

@@ -335,5 +335,5 @@ def test_unproved_and_inexact_queries_are_refused():
         energies().sensitivity("nuclear")
     with pytest.raises(InvalidInput, match="at most 1"):
         energies(directions=2.0 * CAPTURED_ENERGIES_DIRECTIONS)
-    with pytest.raises(InvalidInput, match="steps in one unit"):
+    with pytest.raises(InvalidInput, match="one unit of the output must have"):
         energies(mean=CAPTURED_ENERGIES_MEAN, bits=14)

@@ -21,7 +21,7 @@ from tests.dpca_tasks.sites.rosters import roster_of
 @pytest.mark.parametrize(
     ("size", "facts", "found"),
     [
-        (1, {}, "a roster of 1 sites"),
+        (1, {}, "the roster has 1 sites"),
         (4, {"colluders": 4}, "colluders=4"),
         (4, {"colluders": 2, "dropouts": 2}, "dropouts=2"),
         (4, {"colluders": -1}, "colluders=-1"),
@@ -202,9 +202,9 @@ def test_messages_that_are_not_those_of_one_attempt_are_not_opened():
     later = messages_of(parts, address=Address(round=2, attempt=2))
     other = dataclasses.replace(ROSTER, session="autumn")
     for messages, found in [
-        ([first, second], "2 sites"),
+        ([first, second], "2 messages"),
         ([first, second, second], "3 sites"),
-        ([first, second, third, third], "4 sites"),
+        ([first, second, third, third], "4 messages"),
         ([first, second, later[2]], "another attempt or roster"),
         ([first, second, messages_of(parts, other)[2]], "another attempt or roster"),
         ([first, second, dataclasses.replace(third, words=third.words[:3])], "different lengths"),

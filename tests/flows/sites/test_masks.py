@@ -242,7 +242,7 @@ def test_a_roster_for_which_a_dishonest_server_could_open_two_sums_is_refused(
     for path in participants.folder.glob("*.pem"):
         (tmp_path / path.name).write_text(path.read_text())
     (tmp_path / "roster.yaml").write_text(text.replace("colluders: 0", "colluders: 1"))
-    with pytest.raises(InvalidInput, match=r"2 \(S - D\) > S \+ C"):
+    with pytest.raises(InvalidInput, match=r"2 \(sites - dropouts\) is not above sites \+ colluders"):
         read_roster(tmp_path / "roster.yaml")
 
 

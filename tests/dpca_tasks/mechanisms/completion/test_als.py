@@ -81,7 +81,7 @@ def test_the_reference_requires_an_explicit_acknowledgment(target):
 def test_an_ordinary_curator_releases_nothing_without_noise(low_rank):
     plan = plain().plan(problem(), NO_GUARANTEE)
     reservation = InMemoryReservation(event=plan.event)
-    with pytest.raises(Refused, match="needs a DisclosingCurator"):
+    with pytest.raises(Refused, match="use a DisclosingCurator"):
         plain().run(Curator(ArrayBlocks(low_rank[0]), reservation), plan)
     assert reservation.steps == {}
 

@@ -281,5 +281,5 @@ def test_the_reference_finds_the_components_of_the_rows(rows, problem, truth):
 def test_the_reference_needs_an_acknowledgment():
     with pytest.raises(Refused, match="insist with --i-know-this-is-not-private"):
         REFERENCE.plan(topics_problem(), target(1.0))
-    with pytest.raises(Refused, match="needs a DisclosingCurator"):
+    with pytest.raises(Refused, match="use a DisclosingCurator"):
         run(REFERENCE, documents(), topics_problem(), NO_GUARANTEE)
