@@ -1,4 +1,4 @@
-"""Inbox of a dataset, a folder or a prefix of an object store into which new files are put.
+"""Inbox of a dataset: a folder, or a prefix of an object store, into which new files are put.
 
 Each file is processed once. A file is identified by its address, size and tag (time of the last change, or ETag), so a
 changed file counts as a new arrival. The state of an arrival is recorded in write-once files in the home folder.
@@ -27,7 +27,7 @@ End = Literal["released", "set_aside", "refused"]
 """Final state of an arrived file: a release was made from it, it could not be ingested, or its release was refused."""
 
 RETRIED: tuple[End, ...] = ("set_aside", "refused")
-"""Final states after which a file may be retried."""
+"""Final states after which a file may be processed again."""
 _FOLDER = "inbox"
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 
@@ -98,7 +98,7 @@ class Inbox:
         return Waiting(tokens=tuple(arrival.token for arrival in found if arrival.end is None), left=left)
 
     def arrival(self, token: str) -> Arrival:
-        """Return the arrival with this token.
+        """Return the recorded arrival of a file, by its token.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Inbox:
 
     @contextmanager
     def taking(self, token: str) -> Iterator[Arrival]:
-        """Lock an arrival against other processes while the context is open; yield the arrival as now recorded."""
+        """Lock an arrival against other processes while the context is open; yield its currently recorded state."""
         path = self._path(token)
         with writing(self._folder):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -140,7 +140,7 @@ class Inbox:
             yield file
 
     def stands(self, arrival: Arrival, held: SourceFile | None = None) -> bool:
-        """Return whether the file of an arrival is unchanged.
+        """Return whether the file of an arrival still exists unchanged.
 
         If `held` is given, also require that this open file is the file of the arrival.
         """
@@ -219,7 +219,7 @@ class Inbox:
         return sorted(whole, key=lambda each: (each.changed, each.file.name)), len(seen) - len(whole)
 
     def _claimed(self, seen: Sighting) -> Arrival:
-        """Return the arrival of a file; for a new file, first record an arrival with a new token."""
+        """Return the recorded arrival of a file; for a new file, first record an arrival with a new random token."""
         path = self._folder / f"{_identity(seen.file.address, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
@@ -247,7 +247,9 @@ class Inbox:
                 f"{path}, the record of an arrived file, is damaged; remove the record, and the file counts as new."
             ) from None
         except FileNotFoundError:
-            raise NotFound("the record of the arrived file was removed since; list the inbox again.") from None
+            raise NotFound(
+                "the record of the arrived file was removed in the meantime; list the inbox again."
+            ) from None
 
     def _read(self, path: Path) -> Arrival:
         token, address = self._facts(path)
@@ -268,5 +270,5 @@ def _is_whole(seen: Sighting, *, settled: float) -> bool:
 
 
 def _identity(address: str, version: tuple[int, str]) -> str:
-    """Return a hash of a file's address and version, that is its size and tag."""
+    """Return a hash of a file's address and version (its size and tag)."""
     return hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:32]
