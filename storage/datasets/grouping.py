@@ -150,7 +150,7 @@ class IdTables:
             yield some.column("number").to_numpy()
 
     def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
-        """Yield each distinct id of a role, sorted by id, or by (first-seen number, id) if `is_numbered` is true."""
+        """Yield each distinct id of a role, sorted by id; if `is_numbered`, first by when an ingest first had it."""
         order = _order_of("id") if is_text else "id"
         query = f"select id from (select distinct id from {role}_texts) order by {order}"
         if is_numbered:

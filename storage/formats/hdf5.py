@@ -46,7 +46,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
 
 
 class _Frame:
-    """A single array of names, presented like a frame (`obs` or `var`) of an AnnData store."""
+    """An array of names, with the interface of a frame (`obs` or `var`) of an AnnData store."""
 
     def __init__(self, names: Any) -> None:
         self.attrs, self._names = {"_index": "names"}, names
@@ -56,7 +56,7 @@ class _Frame:
 
 
 class _Cells:
-    """The matrix of a 10x file, presented as a CSR matrix of cells by features.
+    """The matrix of a 10x file, with the interface of a CSR matrix of cells by features.
 
     The file stores a CSC matrix of features by cells, which has the same arrays.
     """
