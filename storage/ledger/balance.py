@@ -23,7 +23,7 @@ from storage.ledger.releases import Grant, Release, actors_of, charges_of, relea
 from storage.ledger.step_answers import Reservation
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomized response of its epsilon"}
-"""For each filter, the mechanism whose privacy loss it charges for an event known only by (epsilon, delta)."""
+"""For each privacy filter, the mechanism whose privacy loss bounds an event known only by (epsilon, delta)."""
 
 
 def knows_samples(budget: Budget) -> bool:
@@ -67,7 +67,8 @@ def refusal(
     if _is_bounded(budget, event):
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
-            f"since the first Gaussian release, other events are charged as {BOUNDS[budget.filter]}: a request of "
+            f"since the first Gaussian release, each event that is not Gaussian is charged as {BOUNDS[budget.filter]}: "
+            "a request of "
             f"epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
             f"{rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
         )
@@ -118,7 +119,7 @@ def _remedy(budget: Budget, charged: Charge) -> str:
 
 
 def _written(value: float, fits: Callable[[float], bool]) -> str:
-    """Format a number with six digits such that the rounded number still satisfies `fits`.
+    """Format a number with six digits, rounded down far enough that the rounded number satisfies `fits`.
 
     Return "0" if no such number is found.
     """
@@ -178,7 +179,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The total after one more release, as epsilon and as a charge, and the error if the release is refused."""
+    """The total of a budget after one more release, as epsilon and as a charge; the error if the release is refused."""
 
     spent: float
     total: Charge

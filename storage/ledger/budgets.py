@@ -247,7 +247,7 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
 
 
 def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of the snapshot table agree with the journal, before they are used.
+    """Check that rows of the snapshot table agree with the journal, before the rows are used.
 
     Raises
     ------
@@ -325,7 +325,7 @@ def check_name(what: str, name: str) -> None:
 def _remedy(given: PrivacyUnit, found: PrivacyUnit) -> str:
     """Return advice on how to ingest a dataset so that its privacy unit matches the budget."""
     if given == PrivacyUnit():
-        return "ingest it without ids, or open a budget for another population with its unit"
+        return "ingest it without ids, or open a budget with this privacy unit for another population"
     if given.name != found.name:
         return f"ingest it with the ids {given.name!r}, as --unit-column or --units with --unit-name"
     return f"ingest it with --max-rows-per-unit {given.rows}"

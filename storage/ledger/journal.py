@@ -212,18 +212,18 @@ def _actor() -> str:
 
 
 type Row = tuple[Any, ...]
-"""A stored row of a table; its first values are the primary key."""
+"""A stored database row; its first values are the primary key."""
 type Key = tuple[Any, ...]
-"""The primary key of a row."""
+"""The primary key of a stored database row."""
 
 NAMES: Mapping[str, str] = {
     "budget": "budget {0!r}",
     "snapshot": "snapshot {0}",
-    "arrival_epoch": "table of arrivals {0}",
-    "arrival_segment": "segment of arrivals {0}",
+    "arrival_epoch": "table of first-seen ids {0}",
+    "arrival_segment": "segment {0} of first-seen ids",
     "release": "release {0}",
     "stream": "stream {0}",
-    "stream_charge": "charge of stream {0} to tick {1}",
+    "stream_charge": "charge of stream {0} for {1} ticks",
     "tick": "tick {1} of stream {0}",
     "tick_answer": "answer of tick {1} of stream {0}",
     "step": "step {1} of release {0}",

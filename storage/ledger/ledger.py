@@ -309,7 +309,7 @@ class Ledger:
         return Reservation(release_id=release_id, event=shown_event(row.event), **charged, _steps=steps)
 
     def steps(self, release_id: str) -> LedgerSteps:
-        """Return access to the recorded digests of a release's steps."""
+        """Return access to the recorded digests of the answers of a release's steps (queries)."""
         return LedgerSteps(self.transaction, self.reading, release_id)
 
     def key(self, release_id: str) -> bytes:

@@ -88,7 +88,7 @@ _DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
 
 
 def separate_key(population: str, run_key: str) -> str:
-    """Return the form in which the ledger stores a run key that a client of a remote ledger chose.
+    """Return the form in which the ledger stores a run key (name of a request) chosen by a client of a remote ledger.
 
     It is the default run key unchanged, or any other run key with a prefix for the population.
     """
@@ -102,7 +102,7 @@ KEY_BYTES = 32
 
 
 def new_key() -> bytes:
-    """Draw a secret key from the operating system. Only tests may replace this function."""
+    """Draw a secret key from the operating system's random generator. Only tests may replace this function."""
     return os.urandom(KEY_BYTES)
 
 
@@ -288,7 +288,7 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return the releases that a run key may mean, at most two.
+    """Return the releases that a run key (name of a request) may mean, at most two.
 
     The first is stored under exactly this key, for any population. The second was reserved by ``population`` through a
     remote ledger; it is stored under the key with a prefix (`separate_key`).
@@ -428,7 +428,7 @@ class ReleaseFiles:
     staging: Path
 
     def steps_of(self, release_id: str) -> Path:
-        """Return the folder with the stored answers of a release's steps."""
+        """Return the path of the folder with the stored answers of a release's steps."""
         return self.staging / release_id
 
     def forget(self, release_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Durable storage of the noised answer of each step of a release.
+"""Durable storage of the noised answer of each step (query) of a release.
 
 If a step is answered several times, for example after a crash, the first stored answer counts.
 
@@ -65,7 +65,7 @@ def _checksum(digest: str, payload: bytes) -> bytes:
 
 
 class StepRows(Protocol):
-    """Interface to the recorded digests of one release's answers, one per step."""
+    """Interface to the recorded digests of one release's noised answers, one per step (query)."""
 
     def check(self) -> None:
         """Check that the release has not ended; raise `Finished` or `Refused` if it has."""
@@ -132,7 +132,7 @@ class LedgerSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepStore:
-    """Store of the answers of one release's steps: files in a private staging folder, digests in the ledger.
+    """Store of the noised answers of one release's steps: files in a private staging folder, digests in the ledger.
 
     The file of an answer is named after its step and digest, so two computations with equal answers share one file.
     """
@@ -232,7 +232,7 @@ class StepStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A release that has begun, with everything that the curator needs to answer the release's steps.
+    """A release that has begun, with everything that the curator (which adds the noise) needs to answer its steps.
 
     ``relation`` is the neighboring relation of the charged budget. ``content`` is the content digest of the release's
     snapshot, or None if the catalog has no such snapshot. The digest is private, for the curator only.

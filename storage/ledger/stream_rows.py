@@ -45,7 +45,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that pays for ticks of a stream; the paying releases up to this one pay for ``ticks`` ticks."""
+    """A release that pays for ticks (versions) of a stream; with the earlier such releases, for ``ticks`` ticks."""
 
     release_id: str
     ticks: int
@@ -54,7 +54,7 @@ class StreamCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream, with the releases that pay for its ticks.
+    """A stream (a release repeated on a schedule), with the releases that pay for its ticks (versions).
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """One tick of a stream.
+    """One tick of a stream: the release of one version.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ def streams_in(connection: sa.Connection) -> tuple[Stream, ...]:
 
 
 def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
-    """Return the ticks of a stream, oldest first.
+    """Return the ticks (versions) of a stream, oldest first.
 
     Raises
     ------
@@ -192,13 +192,13 @@ def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, release_id: str) -> None:
-    """Record that a release pays for a stream's ticks up to number ``ticks``, and append the journal entry."""
+    """Record that a release pays for a stream's ticks (versions) up to number ``ticks``; append the journal entry."""
     connection.execute(tables.stream_charge.insert().values(stream=stream, ticks=ticks, release_id=release_id))
     journal.append(connection, "stream_charged", release_id=release_id, detail={"stream": stream, "ticks": ticks})
 
 
 def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Insert the row of a tick, whose release is already inserted, and append the journal entry."""
+    """Insert the row of a tick (version of a stream), whose release is already inserted; append the journal entry."""
     connection.execute(tables.tick.insert().values(**row))
     shown = {name: value for name, value in row.items() if name != "release_id"}
     journal.append(connection, "tick_begun", release_id=row["release_id"], detail=shown)
@@ -244,7 +244,7 @@ _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 def keep_answer(
     place: Place, tick: Tick, answer: NDArray[np.int64], *, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> str:
-    """Write the answer of a tick durably to the answer store, and return the digest of the file.
+    """Write the noised answer of a tick durably to the answer store, and return the digest of the file.
 
     The file contains the answer. If its query has public inputs, an array of their names follows, and then the inputs.
     """
@@ -347,7 +347,7 @@ def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
 
 
 def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
-    """Return the existing tick of a slot, after checking the snapshot that the caller expects.
+    """Return the existing tick of a slot (such as a date), after checking that it uses the expected snapshot.
 
     Raises
     ------
@@ -407,7 +407,7 @@ def check_snapshot(
     if before is not None and (newest.seq or 0) < before:
         raise Refused(
             f"the newest snapshot of {stream.terms['dataset']!r} is older than the snapshot of tick {ticks[-1].tick}, "
-            "and the number of arrivals never decreases; ingest the data again."
+            "and the number of arrived records must not decrease; ingest the data again."
         )
 
 
@@ -445,7 +445,7 @@ def bind_tick(
     snapshot: sa.Row[Any],
     keys: KeyFolder,
 ) -> Tick:
-    """Insert the tick after ``ticks``, with its release of charge zero, for a slot and a snapshot."""
+    """Insert the tick that follows ``ticks``, a release of charge zero, for a slot (such as a date) and a snapshot."""
     at, key = len(ticks) + 1, releases.new_key()
     release_id = releases.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:

@@ -88,7 +88,7 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Operations on the streams of a ledger; `storage.ledger.ledger.Ledger.streams` returns this object."""
+    """Operations on the streams (scheduled releases) of a ledger; `storage.ledger.ledger.Ledger.streams` returns it."""
 
     ledger: Transactions
     keys: KeyFolder
@@ -159,8 +159,8 @@ class Streams:
         """Charge a stream for further ticks, so that ``ticks`` ticks in total are paid for.
 
         If ``ticks`` ticks are already paid for, the stream is returned unchanged. ``after`` is the number of paid ticks
-        that the caller assumes. ``event`` is the Gaussian DP event by which ``ticks`` ticks exceed ``after`` ticks.
-        ``epsilon`` is the nominal guarantee of this event at the delta of the stream.
+        that the caller assumes. ``event`` is the Gaussian DP event that ``ticks`` ticks cost in addition to ``after``
+        ticks. ``epsilon`` is the nominal guarantee of this event at the delta of the stream.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class Streams:
         return tick
 
     def answered(self, tick: Tick, *, digest: str) -> str:
-        """Record the digest of a tick's answer in the answer store, and return the recorded digest.
+        """Record the digest of a tick's answer, which is in the answer store, and return the recorded digest.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class Streams:
         epsilon: float,
         delta: float,
     ) -> None:
-        """Charge and insert a release that pays for ticks of a stream, in the state ``noising`` (begun)."""
+        """Charge and insert a release that pays for ticks (versions) of a stream, in the state ``noising`` (begun)."""
         if event.get("name") != "gaussian":
             raise Invalid(
                 f"a stream must be charged for a Gaussian event, and {event.get('name')!r} is another event; use a "
@@ -364,7 +364,7 @@ class Streams:
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:
-        """Return a live stream after locking its budget."""
+        """Return the stream with this name after locking its budget; raise `Refused` if the stream is closed."""
         stream = read_stream(connection, name)
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)

@@ -116,7 +116,7 @@ class Witness:
     folder: Path
 
     def read(self) -> Head | None:
-        """Return the recorded head of the journal, or None if no ledger has recorded a head in this folder."""
+        """Return the recorded head (number and hash of the last journal entry), or None if none is recorded here."""
         found = self._read()
         return None if found is None else found[0]
 
@@ -251,7 +251,7 @@ class Witnesses:
         self._ours = reached
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Append notes about releases or versions durably; call this before the commit of the described transaction."""
+        """Append notes (copies of rows) durably; call this before the transaction that writes these rows commits."""
         lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
         with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
             file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
@@ -259,7 +259,7 @@ class Witnesses:
             os.fsync(file.fileno())
 
     def noted(self) -> list[Note]:
-        """Return all notes of releases, versions and answers, oldest first."""
+        """Return all notes (copies of rows) of releases, versions and answers in the state folder, oldest first."""
         try:
             lines = self._notes.read_bytes().splitlines()
         except FileNotFoundError:
@@ -277,8 +277,8 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            # This file has a separate lock: waiting for the witness file's lock while the database is locked could
-            # block both.
+            # The file of notes has a separate lock. Waiting for the lock of the witness file while the database is
+            # locked could cause a deadlock.
             fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if end:

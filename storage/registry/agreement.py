@@ -73,7 +73,8 @@ class AliasMove:
     before : int or None, the version to which the alias pointed before; None if the alias was new
     version : int, the version to which the alias was moved
     actor : str, the operating-system user who moved the alias
-    why : mapping, public facts that caused an automatic move, such as a verdict; empty if a person moved the alias
+    why : mapping, public facts that caused an automatic move, such as a measured quality; empty if a person moved the
+    alias
     """
 
     time: str
@@ -237,7 +238,7 @@ _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.t
 
 
 def compare_names(engine: sa.Engine, place: Place) -> None:
-    """Check with one listing that every name in the registry was published by this ledger.
+    """Check, with one listing of the registry, that this ledger published every name in it.
 
     The database is read after the listing, because the row of a name is written before its file.
 

@@ -231,7 +231,7 @@ def rebuild_pointers(
     signer: Signer | None = None,
     above: int | None = None,
 ) -> None:
-    """Rewrite the pointer files that disagree with the database rows, of some names or of all names.
+    """Rewrite the pointer files of some or all names (their lists of versions and aliases) that differ from the rows.
 
     Parameters
     ----------

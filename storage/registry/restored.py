@@ -132,7 +132,7 @@ def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, fa
 
 
 def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note]) -> None:
-    """Record the missing answers of ticks, and close every live stream that cannot continue.
+    """After a restore, record the missing answers of ticks, and close every live stream that cannot continue.
 
     A stream can continue if its terms and all its ticks are known, and if every file in its answer store is the
     recorded answer of a tick.
@@ -174,7 +174,7 @@ def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -
 
 
 def _fill(connection: sa.Connection, stream_id: str, tick: int, multiplier: float, *, population: str) -> None:
-    """Insert and close a tick about which nothing is known, except that later ticks of the stream began."""
+    """Insert and close a tick (version) of which nothing is known, except that later ticks of the stream began."""
     release_id, event = secrets.token_hex(16), stream_tick(stream_id, tick, multiplier)
     _enter_tick(
         connection, release_id, event, population=population, run_key=f"stream {stream_id} tick {tick}", charge=None

@@ -143,8 +143,8 @@ class Checkpoint:
             )
         except (InvalidSignature, ValueError):
             raise Corrupt(
-                f"the checkpoint of {self.entries} entries is not signed by the key in it; get the export from the "
-                "curator again."
+                f"the checkpoint of {self.entries} entries is not signed by the key in it; get the export again "
+                "from the curator of the ledger."
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
@@ -194,7 +194,9 @@ class Checkpoint:
         }
         good = isinstance(found, dict) and found.keys() == kinds.keys()
         if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
-            raise Corrupt("a checkpoint does not have the required fields; get the export from the curator again.")
+            raise Corrupt(
+                "a checkpoint does not have the required fields; get the export again from the curator of the ledger."
+            )
         return cls(**{**found, "populations": {name: tuple(shown) for name, shown in found["populations"].items()}})
 
 
@@ -255,5 +257,5 @@ def sign_checkpoint(
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
-    """Return the hash by which a checkpoint names a population; it hides the name, except from a guess."""
+    """Return the hash that stands for a population in a checkpoint; only a guess of the name can be confirmed by it."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()

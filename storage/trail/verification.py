@@ -23,7 +23,7 @@ from storage.trail.checkpoints import FIELDS, LEDGER, START, Checkpoint, Journal
 
 FORMAT = "dpca-audit-trail"
 VERSION = 1
-_NEXT = "get the export from the curator again."
+_NEXT = "get the export again from the curator of the ledger."
 _TERMS = ("epsilon", "delta", "failure_delta", "relation", "filter", "unit", "rows_per_unit")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
@@ -309,10 +309,10 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
     """Return whether the Gaussian events charged for a stream cover all ticks up to this one, in exact arithmetic.
 
-    A stream has the noise multiplier z and is calibrated for h ticks. Its first t ticks together are a Gaussian event
-    with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms. If the terms
-    contain no weights, the stream was charged for all its ticks at once. This is so, for example, after a restore from
-    published versions alone.
+    A stream has the noise multiplier z and is calibrated for h ticks (versions). Its first t ticks together are a
+    Gaussian event with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms.
+    If the terms contain no weights, the stream was charged for all its ticks at once. This is so, for example, after a
+    restore from published versions alone.
     """
     stream, noise = event["stream"], Fraction(event["noise_multiplier"])
     if stream not in replay.streams:

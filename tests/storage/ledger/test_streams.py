@@ -223,7 +223,7 @@ class TestTicks:
         newest = register(opened, "t")
         assert publish_tick(opened).number == 2
         Catalog(opened.engine, opened.home).remove("news", snapshot=newest, force=True)
-        with pytest.raises(Refused, match="the number of arrivals never decreases"):
+        with pytest.raises(Refused, match="the number of arrived records must not decrease"):
             begin_tick(opened, "night 2")
         register(opened, "u")
         assert begin_tick(opened, "night 2").number == 3
