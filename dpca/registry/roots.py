@@ -127,7 +127,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """The rights of a publisher's key by the root: the names that the key may sign, and the state of the key.
+    """The rights of a publisher's key that a root states: the names that the key may sign, and the state of the key.
 
     Attributes
     ----------

@@ -71,7 +71,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The stored memory of the newest root and pointers of one registry, under one set of pinned keys."""
+    """The stored record of the newest root and pointers seen in one registry, under one set of pinned root keys."""
 
     folder: Path
 
