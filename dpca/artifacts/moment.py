@@ -87,7 +87,8 @@ class PrivateMoment(FeatureArtifact):
             or (weights is not None and weights.shape != matrix.shape)
         ):
             raise Invalid(
-                f"matrix has {len(matrix)} entries, but it and weights need those of an upper triangle; pass all as released"
+                f"matrix has {len(matrix)} entries; matrix, and weights if given, need those of an upper triangle; "
+                "pass all entries as released"
             )
         self._freeze(shape={"n_features": n_features}, matrix=1, weights=1)
         Moment(released=_square(matrix), noise_std=float(noise["std"]))
