@@ -53,8 +53,8 @@ def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
 
     ``recorded`` is the number under which the snapshot's new ids were recorded. It is also the snapshot's number,
     unless a snapshot with this or a later number is already registered; then the snapshot gets the next number. So
-    numbers rise in the order of registration, and no id in a snapshot has a first-seen number above the snapshot's
-    number.
+    numbers rise in the order of registration, and no id in a snapshot first appeared in an ingest with a higher number
+    than the snapshot's.
     """
     following = next_number(connection)
     registered = connection.scalar(sa.select(sa.func.max(tables.snapshot.c.number))) or 0

@@ -56,7 +56,7 @@ def refusal(
     if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"with a standalone charge, which is subtracted from the budget as it is, and "
+            f"with a standalone charge (its epsilon and delta are subtracted from the budget), and "
             f"{rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was requested; nothing was "
             "charged: request less, or stop here."
         )
@@ -85,11 +85,12 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
     if not budget.failure_delta:
         return (
             f"budget {budget.population!r} was opened with failure_delta=0, so after its first Gaussian release it "
-            f"admits no event known only as (epsilon, delta); one of delta {requested} was requested"
+            f"admits no release whose guarantee is known only as (epsilon, delta); one of delta {requested} was "
+            "requested"
         )
     return (
-        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for events known only as "
-        f"(epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and "
+        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for releases whose "
+        f"guarantee is known only as (epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and "
         f"{requested} was requested"
     )
 
@@ -114,7 +115,7 @@ def _remedy(budget: Budget, charged: Charge) -> str:
     epsilon = _written(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
     if not float(epsilon) > 0:
         return f"{gaussian}."
-    pure = "" if float(delta) else " for a pure event"
+    pure = "" if float(delta) else " (pure differential privacy)"
     return f"{gaussian}, or request at most --epsilon {epsilon} and --delta {delta}{pure}."
 
 
@@ -136,7 +137,7 @@ def _is_bounded(budget: Budget, event: Event) -> bool:
 def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
     """Return the largest epsilon of one more release that is known only by (epsilon, delta).
 
-    The result holds once the composition has begun; see `dpca_tasks.accounting.filters`.
+    The result holds once the budget has begun to compose releases; see `dpca_tasks.accounting.filters`.
     """
     low, high = 0.0, rules.epsilon
     for _ in range(24):

@@ -139,7 +139,7 @@ def open_budget(
     delta: float,
     failure_delta: float | None,
     relation: str,
-    filter: str,  # noqa: A002 - its name in the record
+    filter: str,  # noqa: A002 - the name of this term in `Budget`
     unit: PrivacyUnit,
     allow_large_delta: bool,
 ) -> Budget:
@@ -265,7 +265,7 @@ _TOGETHER = 1_000  # largest number of rows per statement, since databases limit
 
 
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
-    """Return the row of a dataset's newest unremoved snapshot after `check_snapshots`; None if there is none."""
+    """Return the checked row of a dataset's newest snapshot that was not removed; None if there is none."""
     table = tables.snapshot
     newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
     rows = connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all()

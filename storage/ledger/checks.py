@@ -152,7 +152,7 @@ class Compared:
 
 
 def compare(connection: sa.Connection) -> Compared:
-    """Check the journal's hash chain and compare every row with the journal; the caller holds one transaction.
+    """Check the journal's hash chain and compare every row with the journal, in the caller's transaction.
 
     Raises
     ------
@@ -185,14 +185,16 @@ def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | No
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(table.c.number.is_not(None))  # rows of segments without a number have no journal entry yet
+        query = query.where(
+            table.c.number.is_not(None)
+        )  # a segment (new ids of an ingest) gets its journal entry with its number
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
 
 
 def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals:
-    """Check each cached total against the sum of the charges, and return the sums without ``fresh`` releases.
+    """Check each cached total against the sum of the charges; return the sums without the releases in ``fresh``.
 
     Raises
     ------
@@ -290,13 +292,13 @@ def check_changes(connection: sa.Connection, before: Compared | None) -> Checked
 
 
 def part_after(before: Compared) -> tuple[int, int]:
-    """Return (first, last): an incremental check reads the older entries first + 1, ..., last."""
+    """Return (first, last) such that the check after ``before`` reads the older entries first + 1, ..., last again."""
     first = before.read_to if before.read_to < before.entries else 0
     return first, min(first + PART, before.entries)
 
 
 def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared, Replay]:
-    """Check the new and a part of the older journal entries against the rows; the caller holds one transaction.
+    """Check the new journal entries, and a part of the older ones, against the rows, in the caller's transaction.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ from storage.database.engine import raw_rows
 from storage.trail.checkpoints import FIELDS, START, hash_entry, hash_values
 
 TOTAL = ("total", "releases")
-"""The facts of an entry that state the total charge of a population, and its number of releases."""
+"""The facts in a journal entry that state a population's total charge and its number of releases."""
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
@@ -107,10 +107,11 @@ def append(
     """
     facts = dict(detail or {})
     if name not in DETAILS:
-        raise Invalid(f"journal event {name!r} is not one of {', '.join(DETAILS)}; add it to `journal.DETAILS`.")
+        raise Invalid(f"journal entry {name!r} is not one of {', '.join(DETAILS)}; add it to `journal.DETAILS`.")
     if strangers := facts.keys() - set(DETAILS[name]):
         raise Invalid(
-            f"journal event {name!r} has no fact {min(strangers)!r}; if it is public, add it to `journal.DETAILS`."
+            f"journal entry {name!r} may not contain the fact {min(strangers)!r}; if it is public, add it to "
+            "`journal.DETAILS`."
         )
     lock(connection)  # the lock lets only one process at a time append to the hash chain
     last = connection.execute(_LAST).first()
@@ -431,7 +432,7 @@ def check_rows(
         for batch in entries(connection, sa.or_(*where)):
             replay.take(batch)
     except (LookupError, ValueError, TypeError):
-        raise Corrupt(f"the journal lacks the first entries of rows in the {name} table; {NEXT}") from None
+        raise Corrupt(f"the journal lacks entries that inserted rows of the {name} table; {NEXT}") from None
     keys = None if every else {key_of(table, row) for row in found}
     shown = {
         key: facts

@@ -99,7 +99,7 @@ class Ledger:
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context for drawing a key; if the context fails, keys without a database row are erased."""
+        """Return a context for drawing the key of a release; if it fails, keys without a database row are erased."""
         return self._files.drawing(self.engine)
 
     def open_budget(
@@ -109,7 +109,7 @@ class Ledger:
         epsilon: float,
         delta: float,
         relation: str = "add_remove",
-        filter: str = "gdp",  # noqa: A002 - its name in the record
+        filter: str = "gdp",  # noqa: A002 - the name of this term in `Budget`
         failure_delta: float | None = None,
         unit: str | None = None,
         rows_per_unit: int | None = None,
@@ -141,7 +141,7 @@ class Ledger:
 
     @property
     def streams(self) -> Streams:
-        """The streams of the ledger: releases that are charged once, and published at every tick."""
+        """The streams of the ledger: releases that are charged once, and published at every date of a schedule."""
         return Streams(ledger=self, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:

@@ -142,8 +142,8 @@ class KeyFolder:
             key = (self.folder / release_id).read_bytes()
         except OSError:
             raise Unavailable(
-                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder that was "
-                "used at its reservation, or close the release."
+                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the key folder that "
+                "was set when it was reserved, or close the release."
             ) from None
         if len(key) != KEY_BYTES or release_id_of(key) != release_id:
             raise Corrupt(f"{self.folder / release_id} is not the key of this release; close the release.")
@@ -240,8 +240,8 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
     lock_budget(connection, budget)
     if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
         raise Refused(
-            f"release {release.id} cannot be abandoned: later releases were admitted to what its charge left of the "
-            "budget, and this share is fixed; run its request, or leave it reserved."
+            f"release {release.id} cannot be abandoned: later releases were admitted under a bound that excludes "
+            "its charge, and this bound is fixed; run its request, or leave it reserved."
         )
 
 
@@ -375,7 +375,7 @@ def actors_of(connection: sa.Connection, population: str) -> dict[str, str]:
 
 
 def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
-    """Return the published versions of the releases, such as ``news@3``, sorted, by the digest of the artifact."""
+    """Return for each artifact of the releases, by digest, its sorted published versions such as ``news@3``."""
     table, digests = tables.published, {row.artifact_digest for row in releases} - {None}
     query = sa.select(table)
     if len(digests) <= _FEW:
@@ -440,7 +440,7 @@ class ReleaseFiles:
 
     @contextmanager
     def drawing(self, engine: sa.Engine) -> Iterator[None]:
-        """Return a context for a transaction that draws a key; if the transaction fails, remove the key with `sweep`.
+        """Return a context for a transaction that draws the key of a release; if it fails, remove the key with `sweep`.
 
         Opening a home also runs `sweep`, but a long-running process may not open the home again.
         """

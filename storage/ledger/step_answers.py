@@ -219,7 +219,7 @@ class StepStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """If a file is missing because the release has ended, raise `Finished` or `Refused` instead.
+        """Within this context, raise `Finished` or `Refused` if a file is missing because the release has ended.
 
         If the release has not ended, the error about the missing file is raised.
         """

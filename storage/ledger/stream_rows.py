@@ -45,7 +45,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that pays for ticks (versions) of a stream; with the earlier such releases, for ``ticks`` ticks."""
+    """A release that pays for ticks (versions) of a stream; it and earlier ones pay for ``ticks`` ticks together."""
 
     release_id: str
     ticks: int
@@ -98,8 +98,8 @@ class Tick:
     release_id : str, the id of the tick's release
     snapshot_id : str, the snapshot from which the tick is computed, even if a newer one is ingested
     number : int, the number of the snapshot's ingest; 0 for a snapshot from before ingests were numbered
-    arrivals : str, what states when a record arrived: ``rows`` (a row arrives with its snapshot), the id of a table of
-        first-seen ids, or ``unknown``
+    arrivals : str, how the arrival times of records are known: ``rows`` (a row arrives with its snapshot), the id of a
+    table of first-seen ids, or ``unknown``
     state : str, the state of the tick's release
     artifact_digest : str or None
     answer : str or None, digest of the tick's answer in the answer store
@@ -305,7 +305,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         return len(self._digests)
 
     def __getitem__(self, tick: int) -> NDArray[np.int64]:
-        """Read the answer of a tick; errors as for `read`."""
+        """Read the answer of a tick; raises the errors of `read`."""
         return self.read(tick)[0]
 
     def read(self, tick: int) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
@@ -395,9 +395,9 @@ def check_snapshot(
     Conflict
         When the caller requires another snapshot, by its id in ``insisted``.
     Refused
-        When the newest snapshot is older than the previous tick's snapshot, which was removed since. The number of
-        arrived records must not decrease from tick to tick. Also when the snapshot has another privacy unit than the
-        budget.
+        When the newest snapshot is older than the snapshot of the previous tick, because the latter was removed. The
+        number of arrived records must not decrease from tick to tick. Also when the snapshot has another privacy unit
+        than the budget.
     """
     if insisted not in (None, newest.id):
         raise Conflict(f"the next tick must use the newest snapshot, {newest.id}, not {insisted}; omit --snapshot.")
@@ -417,7 +417,7 @@ def number_of(snapshot: sa.Row[Any]) -> int:
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:
-    """Return the id of the table from which a snapshot's first-seen numbers come; None if it has none."""
+    """Return the id of the table from which a snapshot's first-seen numbers come, or None without such numbers."""
     epoch: str | None = snapshot.epoch
     return epoch
 

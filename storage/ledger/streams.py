@@ -264,7 +264,7 @@ class Streams:
                 enter_answer(connection, release_id=tick.release_id, **shown)
                 self.witness.note(note_answer(**shown))
             elif standing != digest:
-                raise Conflict(f"tick {tick.tick} of the stream has a different answer; close the tick.")
+                raise Conflict(f"another answer is recorded for tick {tick.tick} of the stream; close the tick.")
             reached("answer.row_written")
         reached("answer.row_committed")
         return digest

@@ -44,7 +44,7 @@ from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
 
 _PAGE = 4096
-"""Bytes of one head in the file: an interrupted write may damage its own page, but not the other page."""
+"""Size of one page in bytes; each page holds one head, and an interrupted write may damage only its own page."""
 
 
 def encode(head: Head) -> bytes:
@@ -69,7 +69,7 @@ def decode(payload: bytes) -> Head:
 
 
 def write_next(path: Path, head: Head, *, over: bytes) -> None:
-    """Write a new head of the journal durably into a witness file, over the older or damaged of the file's two.
+    """Write a new head of the journal durably into a witness file, in place of its older or damaged head.
 
     A head is the number and hash of the journal's last entry. ``over`` is the current content of the file. The caller
     must hold the lock of the witness folder.
@@ -106,7 +106,7 @@ _MOST_BYTES = 1 << 16
 _HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
 
 Note = Mapping[str, Any]
-"""A begun release with the terms of its budget, a published version, or the digest of a tick's answer."""
+"""A note about a begun release (with the terms of its budget), a published version, or the answer of a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Witness:
         return None if found is None else found[0]
 
     def _read(self) -> tuple[Head, bytes] | None:
-        """Return the recorded head of the journal and the content of the witness file, or None if there is no file."""
+        """Return the journal's recorded head (last entry) and the content of the file, or None if there is no file."""
         # text instead of a path object, because a release reads this file about thirty times
         path = f"{self.folder}/{_NAME}"
         try:
@@ -133,7 +133,8 @@ class Witness:
             raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
         except OSError as error:
             raise Unavailable(
-                f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
+                f"{path} cannot be read ({error.strerror}); make it readable, or correct DPCA_KEY_FOLDER or "
+                "DPCA_STATE_FOLDER."
             ) from None
 
     @property
@@ -265,7 +266,9 @@ class Witnesses:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
+            raise Unavailable(
+                f"{self._notes} cannot be read ({error.strerror}); make it readable and try again."
+            ) from None
         notes = []
         for line in lines:
             # a line that a crash cut short belongs to no committed transaction, so it is skipped
@@ -347,7 +350,7 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
-    """Return one note for the state folder for each published version of a joint release, or of all.
+    """Return one note for the state folder for each published version of a joint release, or of all joint releases.
 
     With notes, versions that a restored database lacks can be inserted again.
     """

@@ -252,7 +252,7 @@ class TestTicks:
         tick = begin_tick(opened)
         digest = answer_tick(opened, tick)
         assert answer_tick(opened, tick) == digest
-        with pytest.raises(Conflict, match="a different answer"):
+        with pytest.raises(Conflict, match="another answer is recorded"):
             opened.streams.answered(tick, digest="0" * 64)
         assert opened.streams.show(NAME)[1][0].answer == digest
 
