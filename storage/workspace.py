@@ -122,7 +122,7 @@ def read_home() -> OpenedHome:
 
 
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
-    """Open the home of the ledger in a database without changing it; return None if the database has no ledger."""
+    """Open the home whose ledger is in a database, without changing anything; return None if there is no ledger."""
     with reading(engine) as connection:
         ledger_id = journal.find_id(connection)
         if ledger_id is None:

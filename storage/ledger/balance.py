@@ -89,9 +89,9 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
             "requested"
         )
     return (
-        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for releases whose "
-        f"guarantee is known only as (epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and "
-        f"{requested} was requested"
+        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for releases whose guarantee is "
+        f"known only as (epsilon, delta), after its first Gaussian release; {rules.failures(charged):.6g} of it is "
+        f"used and {requested} was requested"
     )
 
 

@@ -145,7 +145,7 @@ _VISIBLE = (
 
 
 def read_pointer(connection: sa.Connection, name: str) -> Pointer:
-    """Return the pointer of one name, which is empty if the name has no version.
+    """Return the pointer (versions and aliases) of one name, which is empty if the name has no version.
 
     Raises the errors of `check_names`.
     """
@@ -153,7 +153,7 @@ def read_pointer(connection: sa.Connection, name: str) -> Pointer:
 
 
 def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Return the pointers of some names, or of all names that have a version.
+    """Return the pointers (versions and aliases) of some names, or of all names that have a version.
 
     Raises the errors of `check_names`.
     """
@@ -376,7 +376,7 @@ NOTE = "checked-changes.json"
 
 
 class IncrementalCheck:
-    """A complete or incremental check of a home's ledger and registry.
+    """An incremental check of a home's ledger and registry, or a complete check on request.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ class IncrementalCheck:
         return self._found
 
     def registry(self) -> int:
-        """Compare manifests with database rows; store the result of the whole check; return the number of versions.
+        """Compare the versions' manifests with the rows, store the result of the whole check, and return their number.
 
         Raises
         ------

@@ -64,7 +64,7 @@ _INSERT = {table.name: table.insert() for table in (tables.pointer, tables.signe
 _ENTER = tables.version.insert()
 
 JOINT = "joint-"
-"""Prefix of the ids of joint releases, which no id of a ledger's own release has."""
+"""Prefix of the ids of joint releases (of several sites). No id of a ledger's own release has this prefix."""
 
 type Lineage = Sequence[Mapping[str, Any]]
 """Public facts about each site's part of a joint release, as plain JSON values."""

@@ -195,8 +195,8 @@ def _pay(
 ) -> None:
     """Insert a missing release that opened or extended a stream, and charge it for the stream's whole Gaussian event.
 
-    The original charge was never larger: an extension reaches at most ten times the number of ticks, and costs less
-    than the stream itself.
+    The original charge was never larger: an extension to at most ten times as many ticks costs less than the stream
+    itself.
     """
     budget, event = read_budget(connection, population), gaussian(multiplier)
     charge = budget.build_filter().charge_after(charged_to(connection, budget), event, delta=budget.delta)
@@ -338,7 +338,7 @@ def accept(
 
 
 def accepted_before(connection: sa.Connection) -> str | None:
-    """Return the UTC time of the last but one acceptance of a restored ledger; None if there was at most one."""
+    """Return the UTC time at which a restored ledger was accepted before the latest acceptance; None if never."""
     table = tables.event
     times = sa.select(table.c.at).where(table.c.name == "ledger_accepted").order_by(table.c.seq.desc())
     return connection.execute(times.offset(1).limit(1)).scalar()
@@ -506,13 +506,13 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
     budget = read_budget(connection, population)
     if budget.relation != relation:
         raise Refused(
-            f"{shown} was released under {relation}, but budget {population!r} uses {budget.relation}; give the "
-            "population of its records."
+            f"{shown} was released under the relation {relation}, but budget {population!r} uses "
+            f"{budget.relation}; give the population of its records."
         )
     if not budget.privacy_unit.covers(PrivacyUnit() if unit.name == NIGHT_ROW else unit):
         raise Refused(
-            f"{shown} was released for {unit}, but budget {population!r} protects {budget.privacy_unit}; give the "
-            "population of its records."
+            f"{shown} was released with {unit} as the privacy unit, but budget {population!r} protects "
+            f"{budget.privacy_unit}; give the population of its records."
         )
     return {
         "id": shown.release_id,

@@ -69,7 +69,8 @@ class Signer:
     def key(self, place: Place) -> "Ed25519PrivateKey":
         """Return the current signing key; create it if it is missing.
 
-        If a next key exists, and the root of the registry lists it, the next key first becomes the current key.
+        If a rotation created a next key, and the root of the registry lists it, the next key first becomes the current
+        key.
 
         Raises
         ------

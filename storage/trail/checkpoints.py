@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpca.errors import Corrupt
 
 START = "0" * 64
-"""The previous hash of the first journal entry."""
+"""The value in place of a previous hash in the first journal entry."""
 FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
 """The fields of a journal entry that its hash covers, among them the hash of the previous entry."""
 LEDGER = ""
@@ -30,7 +30,7 @@ LEDGER = ""
 _encode = json.JSONEncoder().encode
 _OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
 _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
-"""Prefixes of entries about spending and releases. Only these are exported, as others may reveal when data arrived."""
+"""Prefixes of the names of exported journal entries, on spending and releases. Others may reveal when data arrived."""
 
 
 class Subjects:
