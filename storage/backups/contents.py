@@ -228,7 +228,8 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 def damaged(folder: Path, found: str) -> Corrupt:
     """Return the error for a backup that has changed since its creation; `found` describes the damage."""
     return Corrupt(
-        f"the backup {folder} is damaged ({found}); a backup must not be changed after its creation: use another."
+        f"the backup {folder} is damaged ({found}); a backup must not be changed after its creation: use another "
+        "backup."
     )
 
 
@@ -349,7 +350,7 @@ def _is_dataset(folder: Path, content: str) -> bool:
 
 
 def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
-    """Copy each readable file of a store folder; return the paths that are missing or damaged and not copied."""
+    """Copy each readable file of a store folder; return the paths of missing or damaged files, which are not copied."""
     paths = [f"{folder}/{path}" for path in place.paths(folder)]
     copied = each(partial(_copy_file, place, to), paths)
     return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]

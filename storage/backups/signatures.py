@@ -168,8 +168,8 @@ def _check_signer(folder: Path, signed_by: str, *, known: str | None) -> None:
     if known is None:
         raise Refused(
             f"the backup {folder} is signed by {signed_by}, and this installation cannot verify that it is the "
-            "ledger's key; compare it with the published key of the audit trail and give that with --key, or give "
-            "--passphrase-file."
+            "ledger's key; give the published key of the audit trail with --key, or the passphrase of the backup "
+            "with --passphrase-file."
         )
     if signed_by != known:
         raise Refused(

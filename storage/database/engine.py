@@ -197,7 +197,7 @@ def connect_as_is(url: str) -> sa.Engine:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection whose statements all read the state at its first statement, without blocking writers.
+    """Yield a connection that sees one snapshot of the database, as of its first statement, and blocks no writer.
 
     Later commits are not visible. A file that is read afterwards may therefore be newer than these rows. To compare
     rows with a file, read the file first, or read the database again after the file.

@@ -288,7 +288,7 @@ class Catalog:
         return self.entry(snapshot).epoch
 
     def arrivals_of(self, snapshot: str) -> Literal["ids", "rows"]:
-        """Return "ids" if arrivals are known for each individual, or "rows" if they are known for each row only.
+        """Return "ids" if it is known when each individual arrived, or "rows" if only when each row arrived.
 
         With "ids", each individual has a first-seen number: the number of the ingest in which its id first appeared.
         With "rows", the rows have no ids, and each row counts as arrived with its snapshot.

@@ -150,7 +150,7 @@ class IdTables:
             yield some.column("number").to_numpy()
 
     def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
-        """Yield each distinct id of a role, sorted by id; if `is_numbered`, first by when an ingest first had it."""
+        """Yield each distinct id of a role, sorted by id or, if `is_numbered`, by (number of its first ingest, id)."""
         order = _order_of("id") if is_text else "id"
         query = f"select id from (select distinct id from {role}_texts) order by {order}"
         if is_numbered:
@@ -260,15 +260,18 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # the first-seen number of all individuals, if it is the same for all
-        # if first-seen numbers differ: each number with the rank of the first id that has it
+        self._first_seen: int | None = (
+            None  # the number of the ingest in which all ids first appeared, if it is the same for all
+        )
+        # if these numbers differ: each number with the rank of the first id that has it
         self._firsts: list[tuple[int, int]] = []
         # for ids of individuals and of rows: how many integer codes were given to text ids so far
         self._codes = {"unit": 0, "line": 0}
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
         self._owner_key: bytes | None = None
-        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by first-seen number
+        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by the ingest in which they
+        # first appeared
         self._owner_ids: _Stream | None = None
 
     def __enter__(self) -> Self:
@@ -428,7 +431,7 @@ class Grouping:
         return self._owner_ids.take(len(units)).astype(np.uint64)
 
     def _with_known_ids(self, batch: RowBatch) -> RowBatch:
-        """Return the batch without rows whose record is unknown, and count these rows; they have no values."""
+        """Return the batch without rows whose id is null, and count these rows; they have no values."""
         owners = batch.row_ids if batch.unit_ids is None else batch.unit_ids
         ids = (owners, batch.row_ids)
         if batch.rejected is None or owners is None or not any(each.null_count for each in ids if each is not None):

@@ -256,7 +256,7 @@ class SnapshotWriter:
     def _write_whole(self, name: str, items: NDArray[Any], *, chunks: tuple[int, ...]) -> None:
         """Write an array with all its chunks, including chunks of zeros.
 
-        Zarr by default omits such chunks. Written always, a missing chunk means a lost file.
+        By default, Zarr omits chunks of zeros. Here all chunks are written, so a missing chunk means a lost file.
         """
         self._group.create_array(
             name,

@@ -137,7 +137,7 @@ class FirstSeenTable:
             with transaction(self.engine) as connection:
                 arrivals.lose_epoch(connection, epoch)
                 for unknown in sorted(folders - arrivals.folders_of(connection, self.population)):
-                    # a row without a number makes later reads ignore this folder
+                    # the inserted row has no number, so later reads ignore this folder
                     arrivals.plan_segment(connection, epoch=epoch, segment=unknown)
             return FirstSeen(lost=True)
 
