@@ -384,7 +384,7 @@ class Moment:
     def _inverse(
         self, matrix: Matrix, noise: Matrix, l2: float | None, *, n_free: int = 0
     ) -> tuple[Matrix, float, float]:
-        """Return (inverse of a matrix plus a penalty, corrected for noise by `resolvent`; the h of it; the penalty).
+        """Return (inverse of a matrix plus a penalty, corrected for noise; h, which `resolvent` adds; the penalty).
 
         The default penalty is doubled until the noise increases variances by at most about a third. A release in one
         round needs no doubling. The last ``n_free`` coordinates are not penalised.

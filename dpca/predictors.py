@@ -18,7 +18,7 @@ import numpy as np
 from dpca.symmetric import Matrix
 
 _LEAST_ROOT = 0.02
-"""A lower bound, as a fraction of the noise edge, of the divisor in a derivative, which is infinite at the edge."""
+"""A lower bound, as a fraction of the noise edge, of the divisor in a derivative that is infinite at the edge."""
 
 
 class ShrunkInverse:

@@ -153,13 +153,13 @@ class Artifact(ABC):
     __slots__ = ()
 
     kind: ClassVar[str]
-    """The name of the kind in manifests."""
+    """The name of this kind of artifact in manifests."""
     noun: ClassVar[str]
-    """The name of the kind in a sentence."""
+    """The noun for this kind of artifact in a sentence."""
     dimensions: ClassVar[Mapping[str, tuple[str, ...]]]
     """The possible arrays by name, each with the names of its dimensions."""
     folder: ClassVar[str] = "arrays.zarr"
-    """The folder of the arrays among the files of an artifact."""
+    """The name of the folder that holds the arrays, among the files of an artifact."""
     exports: ClassVar[Mapping[str, "Export"]]
     """The available export formats, each with the function that writes it."""
 

@@ -43,7 +43,7 @@ _PERHAPS = ("unobserved",)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemEmbeddings(Artifact):
-    """Released item factors and offsets, from which a user's ratings are predicted given only that user's ratings.
+    """Released item factors and offsets, with which a user's own ratings predict that user's other ratings.
 
     Parameters
     ----------

@@ -11,13 +11,13 @@ from typing import Any
 LABELS: Mapping[str, tuple[str, str]] = {
     "above_noise": (
         "components above the noise",
-        "noise alone exceeds them less than once in 100 releases",
+        "number of components that noise alone exceeds less than once in 100 releases",
     ),
     "share": ("share of all variance", "variance in the subspace divided by all variance, estimated without the noise"),
     "share_low": ("share of all variance, lower bound", "holds in 95 of 100 releases"),
     "share_low_of_all": (
         "share of all variance of all records, lower bound",
-        "counts every record in full, also those that the last round clipped",
+        "counts every record in full, even if the last round clipped it",
     ),
     "in_rounds": ("rounds", "number of rounds, their shares of the budget, and the map and clipping of each round"),
     "cv": ("captured variance", "variance in the subspace divided by the most that as many components could have"),

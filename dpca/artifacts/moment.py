@@ -48,7 +48,8 @@ class PrivateMoment(FeatureArtifact):
         The upper triangle of the released matrix, row by row. Its order is one larger than the number of features if
         the mean was released too.
     weights : array of the same shape, optional
-        The upper triangle of K, the matrix of the noise's covariances (see `dpca.moments`), for a release in rounds.
+        For a release in rounds, the upper triangle of K, from which the noise's covariances follow (see
+        `dpca.moments`).
     manifest : mapping
         Public facts. ``outcome`` holds ``noise``: its distribution ``law``, its standard deviation ``std`` off the
         diagonal, the ``step`` to whose multiples sums were rounded, and the ``constant`` appended to each row, or None.
@@ -217,7 +218,7 @@ class PrivateMoment(FeatureArtifact):
             score.
         l2 : float, squared data units summed over rows, optional
             The penalty: the coefficients minimise ``sum (y - x w - b)^2 + l2 |w|^2`` over the clipped rows, up to the
-            noise. By default, one noise edge (`dpca.moments.DEFAULT_L2`).
+            noise. By default, the noise edge, a bound on the eigenvalues of the noise (`dpca.moments.DEFAULT_L2`).
         classes : pair of float, optional
             The two values of a numeric target. If given, the model is a classification into these two values.
         parent : str, optional
@@ -318,7 +319,8 @@ class PrivateMoment(FeatureArtifact):
         scale : {"none", "standard", "mca", "famd"}
             Weights of the columns. ``standard``: one over the standard deviation. ``mca``: one over the root of the
             share of each value, for tables of categories only. ``famd``: ``mca`` for categories, and ``standard`` for
-            the other columns. A variance or share below three of its standard errors is raised to that value.
+            the other columns. A variance or share below three of its standard errors is replaced by three standard
+            errors.
         parent : str, optional
             The digest of this artifact, which the manifest of the result states.
 

@@ -60,8 +60,8 @@ class Seen:
     digest : str
         The digest of the file of the signed pointer.
     complete : bool
-        Whether the pointer file was already seen in the state of this signed pointer. If so, an older pointer file is
-        refused later.
+        Whether the pointer file was already seen with the content that this signed pointer states. If so, an older
+        pointer file is refused later.
     """
 
     number: int

@@ -120,7 +120,7 @@ class Rejects:
         return number - first, file
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report a remark about a row that is not bad, if there is a report.
+        """Add a remark about a row that is not bad to the report, if there is a report.
 
         `place`, `number` and `reason` have the same meaning as in `reject`.
         """

@@ -176,7 +176,8 @@ def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
     for name, neutral in _PACKED.items():
         if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
             raise BadSource(
-                f"{noun} has the attribute {name}, which the reader would not apply; save the unpacked values"
+                f"{noun} has the attribute {name}, which the reader would not apply to the values; apply it, and save "
+                "the values again"
             )
 
 

@@ -40,7 +40,7 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
 
     if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
         raise BadSource(
-            f"its header cannot be read within {_SECONDS:g} s, or crashes the HDF5 library; save the file again"
+            f"the file's header cannot be read within {_SECONDS:g} s, or crashes the HDF5 library; save the file again"
         )
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 

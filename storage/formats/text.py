@@ -102,7 +102,7 @@ class TextFile:
         Parameters
         ----------
         longest : int
-            Number of bytes that a line may certainly have. Only longer lines may be refused or skipped.
+            Number of bytes up to which a line is never refused or skipped.
         kept : bool
             Whether each piece stays valid after the next piece was requested. If false, the next piece overwrites it.
 

@@ -140,7 +140,7 @@ def test_a_request_that_a_refusal_states_as_possible_is_admitted(
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
         call(sqlite_ledger, "rough", pure(1.0, DELTA), delta=DELTA)
-    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| for)", str(no.value)).groups()  # type: ignore[union-attr]
+    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| \()", str(no.value)).groups()  # type: ignore[union-attr]
     assert (float(delta) > 0) == (failure_delta is None)
     call(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
 
