@@ -121,7 +121,7 @@ class IdTables:
         self._insert("ids", f"unit {kind}, high ubigint, low ubigint", columns)
 
     def add_seen(self, hashes: NDArray[np.uint64], number: int) -> None:
-        """Add hashes of ids that first appeared in the earlier ingest with this number."""
+        """Add hashes of the ids that first appeared in an earlier ingest, which has this number."""
         columns = {"high": hashes[:, 0], "low": hashes[:, 1], "number": np.full(len(hashes), number)}
         self._insert("seen", "high ubigint, low ubigint, number bigint", columns)
 
@@ -260,10 +260,8 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = (
-            None  # the number of the ingest in which all ids first appeared, if it is the same for all
-        )
-        # if these numbers differ: each number with the rank of the first id that has it
+        self._first_seen: int | None = None  # the ingest in which all ids first appeared, if it is the same for all
+        # otherwise: the number of each such ingest, with the rank of the first id that appeared in it
         self._firsts: list[tuple[int, int]] = []
         # for ids of individuals and of rows: how many integer codes were given to text ids so far
         self._codes = {"unit": 0, "line": 0}
@@ -347,7 +345,7 @@ class Grouping:
             self._units += len(units)
 
     def add_seen(self, hashes: bytes, number: int) -> None:
-        """Add hashes of ids that first appeared in the earlier ingest with this number.
+        """Add hashes of the ids that first appeared in an earlier ingest, which has this number.
 
         Raises
         ------

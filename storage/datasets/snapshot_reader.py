@@ -504,7 +504,7 @@ class NightRows:
 
     @property
     def n_records(self) -> int:
-        """Number of rows of all nights; private if neighboring datasets differ by adding or removing a row."""
+        """Number of rows of all snapshots; private if neighboring datasets differ by adding or removing a row."""
         return sum(dataset.n_records for dataset, _ in self.nights)
 
     @property
@@ -514,14 +514,14 @@ class NightRows:
 
     @property
     def content(self) -> str:
-        """Digest of the ingest numbers and contents of all nights, in hex; private."""
+        """Digest of the ingest numbers and contents of all nightly snapshots, in hex; private."""
         digest = hashlib.sha256(_LABEL)
         for dataset, number in self.nights:
             digest.update(f"{number} {dataset.content}\n".encode())
         return digest.hexdigest()
 
     def read(self, block: int) -> Block:
-        """Read one block of all nights' blocks; records are numbered from the first row of the first night.
+        """Read one of the blocks of all snapshots; records are numbered from the first row of the first snapshot.
 
         Raises
         ------

@@ -246,7 +246,7 @@ class RowBatch:
     row_names : Arrow array of n_rows strings, or None: names of rows in the source, which are not ids
     owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
     is_canonical : bool, whether the rows are known to be in canonical form (sorted, merged) for float64; False if
-    unchecked
+        unchecked
     """
 
     values: NDArray[np.float64]

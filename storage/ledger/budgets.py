@@ -437,7 +437,7 @@ def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
 
 
 def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
-    """Check that stored charges are in the units of a budget's filter; ``found`` has (accounting, bytes) of each.
+    """Check that stored charges have the units of a budget's filter; ``found`` has (accounting, size) of each.
 
     A charge is fixed when it is admitted (`dpca_tasks.accounting.filters`), and is never computed again. The name of an
     accounting, such as ``gdp-2``, contains a family and a version. All versions of a family use the same units, in the

@@ -182,7 +182,7 @@ def verify(connection: sa.Connection) -> int:
 
 
 def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, str]:
-    """Check the hashes of entries that follow earlier entries; ``previous`` is the hash of earlier entry ``count``.
+    """Check the hashes of the entries that follow entry number ``count``, whose hash is ``previous``.
 
     Returns
     -------

@@ -99,7 +99,7 @@ class Tick:
     snapshot_id : str, the snapshot from which the tick is computed, even if a newer one is ingested
     number : int, the number of the snapshot's ingest; 0 for a snapshot from before ingests were numbered
     arrivals : str, how the arrival times of records are known: ``rows`` (a row arrives with its snapshot), the id of a
-    table of first-seen ids, or ``unknown``
+        table of first-seen ids, or ``unknown``
     state : str, the state of the tick's release
     artifact_digest : str or None
     answer : str or None, digest of the tick's answer in the answer store

@@ -74,7 +74,7 @@ class AliasMove:
     version : int, the version to which the alias was moved
     actor : str, the operating-system user who moved the alias
     why : mapping, public facts that caused an automatic move, such as a measured quality; empty if a person moved the
-    alias
+        alias
     """
 
     time: str
@@ -403,7 +403,7 @@ class IncrementalCheck:
         return self._found
 
     def registry(self) -> int:
-        """Compare the versions' manifests with the rows, store the result of the whole check, and return their number.
+        """Compare versions' manifests with database rows, store the check's result, and return the number of versions.
 
         Raises
         ------

@@ -345,7 +345,7 @@ def accepted_before(connection: sa.Connection) -> str | None:
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
-    """Return the pointers in the registry's files, except for names that another ledger publishes."""
+    """Return the pointers (versions and aliases of names) in the registry, except names of another ledger."""
     names = set(Registry(place).names()) - others_of(connection)
     try:
         return [Pointer.read(place, name) for name in sorted(names)]
