@@ -246,7 +246,7 @@ class PrivateMoment(FeatureArtifact):
         with self._stating_epsilon():
             found = self.moment.ridge(group, others, l2=l2)
             if self.has_mean and not found.quality:
-                self.mean()  # raises an error with the reason
+                self.mean()  # raises an error that states why
             if found.quality and all(quality.is_hidden for quality in found.quality):
                 factor = MARGIN * 2.0 / max(0.02, *(each.visibility for each in found.quality))
                 raise TooNoisy(f"the noise hides whether the other columns predict {target!r}", factor=factor)
@@ -401,7 +401,7 @@ class PrivateMoment(FeatureArtifact):
         return np.array(found)
 
     def _target(self, name: str, classes: tuple[float, float] | None) -> tuple[NDArray[np.intp], list[Any]]:
-        """Return the indices of the features to predict, and the classes that these indicate; none in a regression."""
+        """Return the indices of the features to predict, and the class that each indicates (none in a regression)."""
         columns, names = self._columns(name), self.feature_names
         if names[columns[0]] != name and names[columns[0]].startswith(f"{name}="):
             if classes is not None:

@@ -81,7 +81,7 @@ class Memory:
         return cls(_folder() / _short("\n".join([_one_spelling(address), *sorted(keys)])))
 
     def root(self) -> Root | None:
-        """Return the newest root that this user saw, or None if no root was seen yet."""
+        """Return the newest root (list of publishers' keys) that this user saw, or None if no root was seen yet."""
         found = _read_remembered(self.folder / "root.json")
         try:
             return None if found is None else Root.from_facts(found)
@@ -98,7 +98,7 @@ class Memory:
         self._write("root.json", root.facts(), unless=is_known)
 
     def pointer(self, name: str) -> Seen | None:
-        """Return the newest signed pointer of a name that this user saw, or None if none was seen yet."""
+        """Return the newest signed pointer (versions and aliases) of a name that this user saw, or None."""
         path = self._path(name)
         found = _read_remembered(path)
         try:
@@ -110,7 +110,7 @@ class Memory:
         return seen
 
     def note_pointer(self, name: str, seen: Seen) -> None:
-        """Remember a signed pointer of a name if it is newer than the remembered one."""
+        """Remember a signed pointer (versions and aliases) of a name if it is newer than the remembered one."""
 
         def is_known() -> bool:
             before = self.pointer(name)

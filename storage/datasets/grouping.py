@@ -261,7 +261,7 @@ class Grouping:
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
         self._first_seen: int | None = None  # the ingest in which all ids first appeared, if it is the same for all
-        # otherwise: the number of each such ingest, with the rank of the first id that appeared in it
+        # if ids first appeared in several ingests: each ingest's number, with the rank of the first of its ids
         self._firsts: list[tuple[int, int]] = []
         # for ids of individuals and of rows: how many integer codes were given to text ids so far
         self._codes = {"unit": 0, "line": 0}

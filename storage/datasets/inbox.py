@@ -109,7 +109,7 @@ class Inbox:
 
     @contextmanager
     def taking(self, token: str) -> Iterator[Arrival]:
-        """Lock an arrival against other processes while the context is open; yield its currently recorded state."""
+        """Lock an arrived file against other processes while the context is open; yield its recorded state."""
         path = self._path(token)
         with writing(self._folder):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -155,7 +155,7 @@ class Inbox:
         return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
-        """Record the id of the snapshot that was made of an arrival, unless another process recorded one first.
+        """Record the id of the snapshot that was made of an arrived file, unless another process recorded one first.
 
         Return the id that is recorded.
         """
@@ -164,21 +164,21 @@ class Inbox:
         return (self._folder / f"{token}.snapshot").read_text()
 
     def note_reason(self, token: str, reason: str) -> None:
-        """Record why no snapshot could be made of an arrival; a later attempt may overwrite the reason."""
+        """Record why no snapshot could be made of an arrived file; a later attempt may overwrite the reason."""
         with writing(self._folder):
             write_atomically(self._folder / f"{token}.reason", reason.encode())
 
     def reason(self, token: str) -> str:
-        """Return the last recorded reason why no snapshot could be made of an arrival."""
+        """Return the last recorded reason why no snapshot could be made of an arrived file."""
         return self._noted(token, "reason") or "no reason was recorded"
 
     def arrivals(self) -> list[Arrival]:
-        """Return all arrivals, sorted by the addresses of their files."""
+        """Return all arrived files with their recorded states, sorted by the addresses of the files."""
         found = [self._read(path) for path in self._folder.glob("*.arrival")]
         return sorted(found, key=lambda arrival: (arrival.address, arrival.token))
 
     def forget(self, token: str) -> None:
-        """Delete the record of an arrival from which no release was made, so that its file can be processed again.
+        """Delete the record of an arrived file from which no release was made, so that it can be processed again.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Inbox:
                 self._path(token).unlink(missing_ok=True)
 
     def end(self, token: str, how: End) -> None:
-        """Record the final state of an arrival; the first recorded state counts."""
+        """Record the final state of an arrived file, unless another process recorded one first."""
         with writing(self._folder):
             claim_file(self._folder / f"{token}.end", how.encode())
 
@@ -238,7 +238,7 @@ class Inbox:
         return self._paths[token]
 
     def _facts(self, path: Path) -> tuple[str, str]:
-        """Return the token and the file address recorded for an arrival."""
+        """Return the token and the address that are recorded for an arrived file."""
         try:
             facts = json.loads(path.read_bytes())
             return str(facts["token"]), str(facts["address"])

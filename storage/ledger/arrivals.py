@@ -96,7 +96,7 @@ def lose_epoch(connection: sa.Connection, epoch: str) -> None:
 
 
 def lose_every_epoch(connection: sa.Connection) -> None:
-    """Record that all epochs are lost, since a restored database may lack ids that later ingests recorded."""
+    """Record that all epochs (tables of first-seen ids) are lost, since a restored database may lack newer ids."""
     for epoch in connection.execute(sa.select(_EPOCH.c.id).where(_EPOCH.c.lost_at.is_(None))).scalars().all():
         lose_epoch(connection, epoch)
 

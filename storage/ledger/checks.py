@@ -48,7 +48,7 @@ _NEXT = "restore the database from a copy, and accept it with `dpca budget accep
 
 @dataclass(kw_only=True)
 class _Replayed:
-    """The facts about streams and their ticks in the journal entries that `check_ticks` replayed so far."""
+    """The facts about streams and their ticks (versions) in the journal entries that were replayed so far."""
 
     events: dict[str, dict[str, object]] = field(default_factory=dict)
     charged: dict[str, bool] = field(default_factory=dict)

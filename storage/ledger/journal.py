@@ -330,7 +330,7 @@ class Replay:
 
     @property
     def has_ticks(self) -> bool:
-        """True if the replayed entries contain a tick of a stream, or a charge for ticks.
+        """True if the replayed entries contain a tick (version) of a stream, or a charge for ticks.
 
         A release whose event states that it is a tick counts too.
         """

@@ -55,7 +55,7 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
 
 class Ledger:
-    """Budgets and releases in a database; keys of releases and noised steps are in folders outside the database.
+    """Budgets and releases in a database; keys of releases and noised answers are in folders outside the database.
 
     `storage.workspace.Workspace` opens a ledger: it finds the database and the folders through ``DPCA_HOME`` and other
     settings, and checks that they belong together.
@@ -362,7 +362,7 @@ class Ledger:
         return result
 
     def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
-        """Run ``record``, which writes the published version of a joint release, in one transaction.
+        """Run ``record``, which writes the published version of a joint release (of several sites), in one transaction.
 
         A joint release is charged in the ledgers of its sites, not in this ledger.
         """
@@ -383,7 +383,7 @@ class Ledger:
         self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
 
     def close(self, release_id: str) -> None:
-        """Give up a release that has begun. The release remains charged, and its key and stored steps are erased."""
+        """Give up a release that has begun. The release remains charged; its key and stored answers are erased."""
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
@@ -435,5 +435,5 @@ class Ledger:
         self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Remove keys and step files that a crash left behind; see `storage.ledger.releases.ReleaseFiles.sweep`."""
+        """Remove keys and stored answers that a crash left behind; see `storage.ledger.releases.ReleaseFiles.sweep`."""
         self._files.sweep(self.engine)

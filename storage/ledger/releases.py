@@ -1,4 +1,4 @@
-"""Releases of a ledger, with their database rows, run keys, secret keys and stored steps.
+"""Releases of a ledger, with their database rows, run keys, secret keys and stored answers.
 
 Functions that take a connection run in the caller's transaction.
 
@@ -454,7 +454,7 @@ class ReleaseFiles:
             raise
 
     def sweep(self, engine: sa.Engine) -> None:
-        """Remove the keys and steps that a crash or a full disk left behind.
+        """Remove the keys and stored answers that a crash or a full disk left behind.
 
         They belong to releases that have ended, or that have no database row.
 

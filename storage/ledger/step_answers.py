@@ -46,7 +46,7 @@ _DIGEST = sa.select(tables.step.c.digest).where(
 
 
 def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the digest of a step's answer and public inputs in hex, an HMAC under a key derived from ``key``."""
+    """Return the digest of a step's answer and public inputs in hex: an HMAC under a key derived from ``key``."""
     own = hmac.digest(key, b"dpca step digests", hashlib.sha256)
     hasher = hmac.new(own, step.to_bytes(8, "little"), hashlib.sha256)
     for name, values in sorted(arrays.items()):
@@ -82,7 +82,7 @@ class StepRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LedgerSteps:
-    """Digests of one release's answers, stored in the database of the ledger; see `StepRows`."""
+    """Digests of one release's noised answers, stored in the database of the ledger; see `StepRows`."""
 
     transaction: Callable[[], AbstractContextManager[sa.Connection]]
     reading: Callable[[], AbstractContextManager[sa.Connection]]

@@ -1,4 +1,4 @@
-"""Database rows of streams and their ticks, and the stored answers of ticks.
+"""Database rows of streams and their ticks (versions), and the stored noised answers of ticks.
 
 All functions that take a connection run in the caller's transaction.
 
@@ -77,12 +77,12 @@ class Stream:
 
     @property
     def is_live(self) -> bool:
-        """True if the stream is charged and not closed, so that ticks may begin."""
+        """True if the stream is charged and not closed, so that ticks (versions) may begin."""
         return bool(self.charges) and all(charge.state == "noising" for charge in self.charges)
 
     @property
     def ticks(self) -> int:
-        """The number of ticks that are paid for."""
+        """The number of ticks (versions) that are paid for."""
         return max((charge.ticks for charge in self.charges), default=0)
 
 
@@ -205,7 +205,7 @@ def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_id: str, digest: str) -> None:
-    """Insert the digest of a tick's stored answer, and append the journal entry."""
+    """Insert the digest of the stored answer of a tick (version of a stream), and append the journal entry."""
     shown = {"stream": stream, "tick": tick, "digest": digest}
     connection.execute(tables.tick_answer.insert().values(**shown))
     journal.append(connection, "tick_answered", release_id=release_id, detail=shown)
@@ -244,7 +244,7 @@ _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 def keep_answer(
     place: Place, tick: Tick, answer: NDArray[np.int64], *, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> str:
-    """Write the noised answer of a tick durably to the answer store, and return the digest of the file.
+    """Write the noised answer of a tick (version) durably to the answer store, and return the digest of the file.
 
     The file contains the answer. If its query has public inputs, an array of their names follows, and then the inputs.
     """
@@ -273,7 +273,7 @@ def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Mapping[int, NDArray[np.int64]]):
-    """The stored answers of a stream's ticks, as a mapping by tick; an answer is read from its file on access.
+    """The stored answers of a stream's ticks (versions), as a mapping by tick; each is read from its file on access.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:
-    """Return the path of a tick's answer in the artifact store."""
+    """Return the path of the noised answer of a tick (version of a stream) in the artifact store."""
     return f"{FOLDER}/{stream_id}/{tick:06d}-{digest}.npy"
 
 
@@ -363,7 +363,7 @@ def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
 
 
 def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
-    """Check that the next tick of a stream may begin.
+    """Check that the next tick (version) of a stream may begin.
 
     Raises
     ------
@@ -388,7 +388,7 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
 def check_snapshot(
     connection: sa.Connection, stream: Stream, ticks: tuple[Tick, ...], newest: sa.Row[Any], *, insisted: str | None
 ) -> None:
-    """Check that the next tick may be computed from the newest snapshot.
+    """Check that the next tick (version) of a stream may be computed from the newest snapshot.
 
     Raises
     ------
@@ -423,7 +423,7 @@ def epoch_of(snapshot: sa.Row[Any]) -> str | None:
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return the source of the arrival times of records at the next tick.
+    """Return the source of the arrival times of records at the next tick (version) of a stream.
 
     The source is "rows", "unknown", or the id of a table (arrival epoch). With "rows", each row arrives with its
     snapshot. A table has the number of the ingest in which each individual's id first appeared. A stream uses the table
@@ -472,7 +472,7 @@ def bind_tick(
 
 
 def guarantee_of(connection: sa.Connection, stream: Stream) -> tuple[float, float]:
-    """Return the joint epsilon and delta of all ticks of a stream that are paid for."""
+    """Return the epsilon and delta of all paid ticks (versions) of a stream together."""
     rows = [releases.read_release(connection, charge.release_id) for charge in stream.charges]
     delta = rows[0].delta
     if len(rows) == 1:

@@ -331,7 +331,7 @@ def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
-    """Return the note of a tick's answer for the state folder, in a list.
+    """Return the note of a tick's (version's) noised answer for the state folder, in a list.
 
     With notes, answers of ticks that a restored database lacks can be recorded again.
     """

@@ -56,7 +56,7 @@ def others_of(connection: sa.Connection) -> set[str]:
 
 
 def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations whose releases are published under a name; None represents a joint release."""
+    """Return the populations whose releases are published under a name; None stands for a joint release of sites."""
     table, release = tables.published, tables.release
     rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
     return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
@@ -271,7 +271,7 @@ def stale_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Return the names whose pointer file is damaged or missing.
+    """Return the names whose pointer file (list of versions and aliases) is damaged or missing.
 
     Only files that changed since they were last written are read. A name is left out if its rows were just committed
     and its file is not yet written.

@@ -308,7 +308,7 @@ def _rebuild(
     number: int,
     above: int | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Write the plain and the signed pointer file of a name until both agree with the rows.
+    """Write the plain and the signed pointer file (versions and aliases) of a name until both agree with the rows.
 
     Return the tag of the plain pointer file, and the row about the signed pointer file.
     """

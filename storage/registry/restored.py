@@ -113,7 +113,7 @@ def make_room(
 
 
 def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, facts: Mapping[str, Any]) -> None:
-    """Insert the row of a tick that a restored ledger lacks; the tick's release is already inserted.
+    """Insert the row of a tick (version) that a restored ledger lacks; the tick's release is already inserted.
 
     ``facts`` are from a note of the witness, or from the manifest of the tick's artifact.
     """
@@ -162,7 +162,7 @@ def _only(digests: set[str]) -> str | None:
 
 
 def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -> None:
-    """End the tick before a missing tick: commit it if its artifact is published, and otherwise close it."""
+    """End the tick (version) before a missing one: commit it if its artifact is published, otherwise close it."""
     if tick.is_settled:
         return
     row = read_release(connection, tick.release_id, lock=True)
@@ -529,7 +529,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
-    """Return what the manifest of a version states about a stream's tick, or an empty mapping."""
+    """Return what a version's manifest states about its tick of a stream, or an empty mapping if it has none."""
     plan = version.manifest.get("plan")
     declared = plan.get("stream") if isinstance(plan, dict) else None
     return declared if isinstance(declared, dict) else {}

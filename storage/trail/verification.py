@@ -289,13 +289,13 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
 
 
 def _check_payer(replay: _Replay, release: str) -> None:
-    """Check that a release that pays for ticks of a stream was charged for a Gaussian event."""
+    """Check that a release that pays for ticks (versions) of a stream was charged for a Gaussian event."""
     if replay.events[release]["name"] != "gaussian" or not any(replay.charges[release]):
         raise ValueError(release)
 
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
-    """Return the zero charge of a stream's tick, after checking that the stream was charged for the tick."""
+    """Return the zero charge of a stream's tick (version), after checking that the stream was charged for it."""
     event, declared = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
@@ -307,7 +307,7 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
-    """Return whether the Gaussian events charged for a stream cover all ticks up to this one, in exact arithmetic.
+    """Return whether the Gaussian events charged for a stream cover all its ticks (versions) up to this one, exactly.
 
     A stream has the noise multiplier z and is calibrated for h ticks (versions). Its first t ticks together are a
     Gaussian event with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms.
