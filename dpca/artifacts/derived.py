@@ -251,8 +251,7 @@ class DerivedModel(_Derived):
         if self.errors is None or not 0.0 < level < 1.0:
             raise Invalid(
                 f"there are no intervals of level={level} for a model {'without' if self.errors is None else 'with'} "
-                "standard errors; "
-                "give a level in (0, 1), and a model of ridge or lda"
+                "standard errors; give a level in (0, 1), and a model of ridge or lda"
             )
         width = NormalDist().inv_cdf((1.0 + level) / 2.0) * self.errors
         return np.stack([self.coefficients - width, self.coefficients + width], axis=-1)

@@ -77,9 +77,8 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type) or pa.types.is_temporal(
-        array.type
-    ):  # Arrow would read bytes as text, and times as bare integers
+    # Arrow would read bytes as text, and times as bare integers
+    if is_binary(array.type) or pa.types.is_temporal(array.type):
         raise refusal
     if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds a direct cast incorrectly
         array = array.cast(pa.string())

@@ -178,8 +178,7 @@ def table_schema(
     if declared.width is None and not declares_width:
         raise Invalid(
             "CSV text does not declare its number of columns, which is never inferred; declare the number of features, "
-            "or their names; "
-            "for names, dates, categories or missing values, start with `dpca schema draft FILE`"
+            "or their names; for names, dates, categories or missing values, start with `dpca schema draft FILE`"
         )
     if declared.width not in (None, len(found)) or not found:
         raise BadSource(

@@ -68,8 +68,7 @@ def refusal(
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
             f"since the first Gaussian release, each event that is not Gaussian is charged as {BOUNDS[budget.filter]}: "
-            "a request of "
-            f"epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
+            f"a request of epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
             f"{rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
         )
     return _exhausted(budget.population, left=rules.remaining(charged), **requested)
@@ -120,7 +119,7 @@ def _remedy(budget: Budget, charged: Charge) -> str:
 
 
 def _written(value: float, fits: Callable[[float], bool]) -> str:
-    """Format a number with six digits, rounded down far enough that the rounded number satisfies `fits`.
+    """Format a number with six digits, slightly reduced if necessary, so that the formatted number satisfies `fits`.
 
     Return "0" if no such number is found.
     """

@@ -185,9 +185,8 @@ def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | No
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(
-            table.c.number.is_not(None)
-        )  # a segment (new ids of an ingest) gets its journal entry with its number
+        # a segment (new ids of an ingest) gets its journal entry together with its number
+        query = query.where(table.c.number.is_not(None))
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
