@@ -257,5 +257,5 @@ def sign_checkpoint(
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
-    """Return the hash that stands for a population in a checkpoint; only a guess of the name can be confirmed by it."""
+    """Return the hash that stands for a population in a checkpoint; the hash can only confirm a guess of the name."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()

@@ -203,7 +203,9 @@ def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], popul
 def _check_continues(earlier: Any, *, hashes: Sequence[str], ledger: str, population: str) -> None:
     checkpoints, known, _, name = _parsed(earlier)
     if (checkpoints[-1].ledger, name) != (ledger, population):
-        raise Corrupt("the earlier export is from another ledger or population; give an export of the same ones.")
+        raise Corrupt(
+            "the earlier export is from another ledger or population; give an export of this ledger and population."
+        )
     if list(hashes[: len(known)]) != list(known):
         raise Corrupt(
             f"this export does not continue the earlier export of {len(known)} entries: the journal was rewritten, or "
