@@ -27,7 +27,7 @@ _EXTRAS = {
     "skops": "sklearn",
     "sklearn": "estimators",
 }
-"""The smallest extra that installs a package, for packages that only parts of the pipeline need."""
+"""For each package that only parts of the pipeline need, the smallest extra that installs it."""
 
 
 def check_not_hidden() -> None:

@@ -47,11 +47,11 @@ DEFAULT_L2 = 1.0
 A penalty of one noise edge makes a matrix of noise alone positive definite. With this penalty, the noise increases the
 variance of a coefficient by at most a third over its first-order value, for any rows."""
 LEAST_SHARE = 3.0
-"""The least number of standard errors of a count, variance or share by which a column is divided.
+"""A count, variance or share by which a column is divided must be at least this many of its standard errors.
 
-A smaller value is raised to this bound, or is treated as hidden by the noise."""
+A smaller value is raised to this bound, or the noise is taken to hide it."""
 MARGIN = 2.0
-"""A safety factor on a suggested reduction of the noise, because the suggestion depends on a noisy number."""
+"""A safety factor on a suggested reduction of the noise, since the suggestion is computed from noisy numbers."""
 _INFLATED, _DOUBLINGS = 0.35, 40
 _MOST_INFLATED = 3.0
 """The largest relative increase of a variance, by noise in the inverse, for which standard errors are computed."""
@@ -88,11 +88,11 @@ class Moment:
     released : array of shape (p, p), data units squared
         The symmetric release, a sum over rows. Its last row and column belong to the constant, if there is one.
     noise_std : float, data units squared
-        s, the standard deviation of the noise off the diagonal if K is the identity.
+        s, the standard deviation of the noise off the diagonal if the weights K are the identity.
     constant : float, data units, optional
-        c. Without it, there is no mean.
+        c, the public constant at the end of each row. Without it, no mean was released.
     weights : array of shape (p, p), optional
-        K, if it is not the identity.
+        K, the matrix from which the covariances of the noise follow (see the module), if it is not the identity.
 
     Raises
     ------
@@ -317,7 +317,7 @@ class Moment:
         Parameters
         ----------
         n_components : int
-            k, at most d.
+            The number of components, at most the number of features.
         scale : array of shape (d,), optional
             Positive factors of the columns.
 
@@ -374,7 +374,7 @@ class Moment:
         return 2.0 * self.noise_std * math.sqrt(float(np.trace(noise)) * float(np.linalg.norm(noise, 2)))
 
     def _centred(self) -> tuple[Matrix, Matrix, Matrix]:
-        """Return the scatter around the mean, the K of its noise, and the entries of K between columns and constant."""
+        """Return the scatter around the mean, the K of its noise, and K's entries between columns and the constant."""
         c = self._constant()
         scatter, mean = centred(self.released[:-1, :-1], self.released[:-1, -1] / c, self.n_rows)
         project = np.column_stack([np.eye(len(mean)), -mean / c])
@@ -384,7 +384,7 @@ class Moment:
     def _inverse(
         self, matrix: Matrix, noise: Matrix, l2: float | None, *, n_free: int = 0
     ) -> tuple[Matrix, float, float]:
-        """Return the inverse of a matrix plus a penalty, corrected as in `resolvent`; its h; and the penalty.
+        """Return (inverse of a matrix plus a penalty, corrected for noise; h, which `resolvent` adds; the penalty).
 
         The default penalty is doubled until the noise increases variances by at most about a third. A release in one
         round needs no doubling. The last ``n_free`` coordinates are not penalised.
@@ -474,8 +474,8 @@ class Moment:
     def _ratios(self, matrix: Matrix, noise: Matrix, *, seen: NDArray[np.bool_]) -> Estimate:
         """Return the ratios ``m_ij / sqrt(m_ii m_jj)`` of a noisy matrix m, with standard errors.
 
-        The parameter `noise` is the K of the noise of m. Off the diagonal, rows and columns that are not `seen` get
-        ratios of 0 with errors of 1.
+        The parameter `noise` is the matrix K for the noise of m. Rows and columns that the noise hides (not `seen`) get
+        ratios of 0 with errors of 1, off the diagonal.
         """
         roots = np.sqrt(np.where(seen, np.diag(matrix), 1.0))
         values = np.clip(matrix / np.outer(roots, roots), -1.0, 1.0)

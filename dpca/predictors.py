@@ -18,7 +18,7 @@ import numpy as np
 from dpca.symmetric import Matrix
 
 _LEAST_ROOT = 0.02
-"""A lower bound of the divisor in a derivative, as a fraction of the noise edge, where the derivative is infinite."""
+"""A lower bound, as a fraction of the noise edge, of the divisor in a derivative that is infinite at the edge."""
 
 
 class ShrunkInverse:
@@ -29,7 +29,7 @@ class ShrunkInverse:
     matrix : array of shape (q, q)
         A, symmetric.
     weights : array of shape (q, q)
-        K, positive definite.
+        ``K = P P^T``, positive definite.
     noise_std : float
         s, the scale of the noise of A.
     penalty : float
@@ -74,7 +74,7 @@ class ShrunkInverse:
         self.curve = np.where(apart == 0.0, slopes, quotients).sum(axis=0) + slopes
 
     def solve(self, side: Matrix, noise: Matrix) -> "Solution":
-        """Return the solution w for a right side that has the noise ``s P E b``, given ``noise = P b``."""
+        """Return the inverse times the right side ``side``, whose noise is ``s P E b``; ``noise`` is ``P b``."""
         pulled, own = self.basis.T @ side, self.basis.T @ noise
         return Solution(inverse=self, vector=self.basis @ (self.gains * pulled), pulled=pulled, own=own)
 
@@ -91,7 +91,7 @@ class Solution:
     vector : array of shape (q,)
         w.
     pulled, own : arrays of shape (q,)
-        The right side and the vector ``P b`` of its noise (see `ShrunkInverse.solve`), both in the eigenbasis.
+        The right side, and the vector ``P b`` of its noise (see `ShrunkInverse.solve`), in the basis of eigenvectors.
 
     Notes
     -----
@@ -133,7 +133,7 @@ class Quality:
     slope : float
         The slope of the regression of y on f. It is above 1 if the penalty makes f too small.
     visibility : float
-        The covariance of f and y in units of its standard error.
+        The estimated covariance of f and y, divided by its standard error.
     """
 
     r_squared: float
@@ -143,7 +143,7 @@ class Quality:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether the noise hides if f predicts y: the covariance of f and y is below two standard errors."""
+        """Whether the noise hides that f predicts y: the covariance of f and y is below two of its standard errors."""
         return self.visibility < 2.0
 
 

@@ -24,7 +24,7 @@ def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Mat
     weights : array of shape (q, q)
         ``K = P P^T``, positive definite.
     noise_std : float
-        s.
+        s, the scale of the noise.
 
     Returns
     -------

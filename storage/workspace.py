@@ -1,4 +1,4 @@
-"""Workspace of a home, which opens the home's ledger, catalog and registry together.
+"""Workspace of a home (the data of one installation), which opens its ledger, catalog and registry together.
 
 Settings such as ``DPCA_HOME`` determine the parts of a home: database, keys and store. A database is refused before
 anything is written if it was restored from a copy, belongs to other keys, or lacks versions that the registry contains.
@@ -94,7 +94,7 @@ def open_home(
             terms: dict[str, Any] = {"charge_to": charge_to, "another_ledger": another_ledger}
             recharged = accept(connection, place, witness.noted(), reason=accept_restored, **terms)
             current = journal.head(connection)
-            # accepting a restored ledger begins its reserved releases, which have no note yet
+            # `accept` marked reserved releases as begun, and begun releases need a note in the witness
             witness.note(note_everything(connection))
     else:
         with reading(engine) as connection:
@@ -122,7 +122,7 @@ def read_home() -> OpenedHome:
 
 
 def _found(engine: sa.Engine, *, home: Path, keys: Path, place: Place) -> OpenedHome | None:
-    """Open the home of the ledger in a database without changing it; return None if the database has no ledger."""
+    """Open the home whose ledger is in a database, without changing anything; return None if there is no ledger."""
     with reading(engine) as connection:
         ledger_id = journal.find_id(connection)
         if ledger_id is None:

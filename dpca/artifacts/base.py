@@ -153,13 +153,13 @@ class Artifact(ABC):
     __slots__ = ()
 
     kind: ClassVar[str]
-    """The name of the kind in manifests."""
+    """The name of this kind of artifact in manifests."""
     noun: ClassVar[str]
-    """The name of the kind in a sentence."""
+    """The noun for this kind of artifact in a sentence."""
     dimensions: ClassVar[Mapping[str, tuple[str, ...]]]
-    """The names of the possible arrays, with the names of their dimensions."""
+    """The possible arrays by name, each with the names of its dimensions."""
     folder: ClassVar[str] = "arrays.zarr"
-    """The folder of the arrays among the files of an artifact."""
+    """The name of the folder that holds the arrays, among the files of an artifact."""
     exports: ClassVar[Mapping[str, "Export"]]
     """The available export formats, each with the function that writes it."""
 
@@ -217,7 +217,7 @@ class Artifact(ABC):
         return lambda rows: cast("Encoder", self.encoder).transform(rows)
 
     def with_encoder(self, facts: Mapping[str, Any] | None) -> Self:
-        """Return a copy whose manifest states the schema of the encoder, provided that the features have names."""
+        """Return a copy whose manifest states the encoder's schema, or this object if its features have no names."""
         if facts is None or self.manifest.get("feature_names") is None:
             return self
         return replace(self, manifest={**self.manifest, "encoder": dict(facts)})  # type: ignore[type-var]
@@ -229,7 +229,7 @@ class Artifact(ABC):
 
 
 type Export = Callable[[Any, Mapping[str, str]], bytes | Mapping[str, bytes]]
-"""A function that writes an artifact with its lineage tags, as one file or as a folder of files by path."""
+"""A function that writes an artifact, with its lineage tags (origin and guarantee as text), as one or several files."""
 
 
 def npz(artifact: Artifact, _tags: Mapping[str, str]) -> bytes:

@@ -91,7 +91,7 @@ def _matrix(columns: Sequence[tuple[str, Any]], *, n_rows: int) -> NDArray[np.fl
 
 
 def _taken(matrix: Any, order: NDArray[np.intp]) -> Any:
-    """Return the columns of a dense or sparse matrix in a given order, with the memory layout of a new matrix."""
+    """Return the columns of a dense or sparse matrix in a given order, as a new row-major or CSR matrix."""
     taken = matrix[:, order]
     if not hasattr(taken, "tocsr"):
         return np.ascontiguousarray(taken)

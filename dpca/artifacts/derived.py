@@ -47,7 +47,9 @@ class FeatureArtifact(Artifact):
         )
         names = self.manifest.get("feature_names")
         if names is not None and len(names) != shape["n_features"]:
-            raise Invalid(f"{len(names)} feature names; each feature needs one; declare {shape['n_features']}")
+            raise Invalid(
+                f"there are {len(names)} feature names for {shape['n_features']} features; declare one name per feature"
+            )
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """Rebuild through the constructor, so that a copy is as read-only as the original."""
@@ -86,7 +88,7 @@ class _Derived(FeatureArtifact):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DerivedModel(_Derived):
-    """Linear functions of a row: a regression, a classification, or principal components.
+    """Linear functions of a row, derived from a released moment: a regression, a classification, or components.
 
     Parameters
     ----------
@@ -142,9 +144,12 @@ class DerivedModel(_Derived):
         sizes = {"output": m, "feature": d}
         for name, values in self.arrays().items():
             if values.shape != tuple(sizes[axis] for axis in self.dimensions[name]):
-                raise Invalid(f"{name} of shape {values.shape} for {m} outputs of {d} features; pass one for each")
+                raise Invalid(
+                    f"{name} has shape {values.shape}, which does not fit {m} outputs of {d} features; pass one entry "
+                    "for each"
+                )
         if not isinstance(self.manifest.get("derived"), Mapping) or len(self.outputs) != m:
-            raise Invalid(f"a model of {m} outputs must name each of them; pass the names in derived")
+            raise Invalid(f"the model has {m} outputs, and each needs a name; pass the names in derived")
 
     @property
     def outputs(self) -> Sequence[str]:
@@ -232,7 +237,7 @@ class DerivedModel(_Derived):
         Parameters
         ----------
         level : float
-            The share of releases in which the interval contains the coefficient without noise.
+            The fraction of releases in which the interval contains the coefficient without noise.
 
         Returns
         -------
@@ -245,8 +250,8 @@ class DerivedModel(_Derived):
         """
         if self.errors is None or not 0.0 < level < 1.0:
             raise Invalid(
-                f"level={level} of a model {'without' if self.errors is None else 'with'} standard errors; "
-                "the level must be in (0, 1), and the model a ridge or lda"
+                f"there are no intervals of level={level} for a model {'without' if self.errors is None else 'with'} "
+                "standard errors; give a level in (0, 1), and a model of ridge or lda"
             )
         width = NormalDist().inv_cdf((1.0 + level) / 2.0) * self.errors
         return np.stack([self.coefficients - width, self.coefficients + width], axis=-1)

@@ -43,7 +43,7 @@ _PERHAPS = ("unobserved",)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemEmbeddings(Artifact):
-    """Released item factors and offsets, from which a user's ratings are predicted given only that user's ratings.
+    """Released item factors and offsets, with which a user's own ratings predict that user's other ratings.
 
     Parameters
     ----------
@@ -57,10 +57,12 @@ class ItemEmbeddings(Artifact):
         The lowest and the highest possible rating.
     manifest : mapping
         Public facts. ``feature_names`` are the item ids. ``user_step`` has the parameters of `fold_in`, the local step
-        in which a user's factor is computed. They always include ``centre`` and ``prior`` (None if users have no
-        mean). With factors there is one of two further sets. A ridge regression has ``ridge``, ``rating_bound`` and
-        optionally ``unobserved``, the weight that every item gets even if unrated. A Frank-Wolfe descent has ``gains``
-        (one number per factor), ``row_norm`` and ``rating_bound``.
+        in which a user's factor is computed. They always include ``centre``, which is subtracted from ratings, and
+        ``prior``, which is added to the number of ratings when a user's mean is computed (None if users have no mean).
+        With factors, they include ``rating_bound``, to which centred ratings are clipped, and one of two further sets.
+        A ridge regression has its penalty ``ridge`` and optionally ``unobserved``, the weight that every item gets even
+        if unrated. A Frank-Wolfe descent has ``gains`` (one number per factor) and ``row_norm``, the bound to which a
+        user's residual is scaled down.
 
     Raises
     ------
@@ -151,7 +153,7 @@ class ItemEmbeddings(Artifact):
         return f"{self.rank} factors and an offset of {self.n_items} items"
 
     def fold_in(self, items: ArrayLike, ratings: ArrayLike) -> tuple[float, NDArray[np.float64]]:
-        """Return a user's offset and factor, computed locally from the user's ratings.
+        """Return a user's offset and factor, computed on this machine from the user's ratings.
 
         Parameters
         ----------

@@ -413,7 +413,7 @@ def _pack(artifact: Artifact) -> dict[str, bytes]:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Parse the manifest of an artifact of which only the digest was checked, so that its content is untrusted."""
+    """Parse the manifest of an artifact whose digest was checked, but whose content is still untrusted."""
     if len(files[_MANIFEST]) > _MOST_MANIFEST:
         raise ValueError(f"{_MANIFEST} holds more than {_MOST_MANIFEST} bytes")
     manifest = json.loads(files[_MANIFEST])

@@ -48,7 +48,8 @@ class PrivateMoment(FeatureArtifact):
         The upper triangle of the released matrix, row by row. Its order is one larger than the number of features if
         the mean was released too.
     weights : array of the same shape, optional
-        The upper triangle of K (see `dpca.moments`), for a release in rounds.
+        For a release in rounds, the upper triangle of K, from which the noise's covariances follow (see
+        `dpca.moments`).
     manifest : mapping
         Public facts. ``outcome`` holds ``noise``: its distribution ``law``, its standard deviation ``std`` off the
         diagonal, the ``step`` to whose multiples sums were rounded, and the ``constant`` appended to each row, or None.
@@ -78,7 +79,7 @@ class PrivateMoment(FeatureArtifact):
         weights = None if self.weights is None else frozen("weights", self.weights, ndim=1)
         noise = (self.manifest.get("outcome") or {}).get("noise")
         if not isinstance(noise, Mapping) or not {"law", "std", "step", "constant"} <= set(noise):
-            raise Invalid("a moment without the facts of its noise; pass the noise of its release in outcome")
+            raise Invalid("the moment lacks the facts about its noise; pass the noise of its release in outcome")
         order = math.isqrt(2 * len(matrix))
         n_features = order - (noise["constant"] is not None)
         if (
@@ -86,7 +87,10 @@ class PrivateMoment(FeatureArtifact):
             or n_features < 1
             or (weights is not None and weights.shape != matrix.shape)
         ):
-            raise Invalid(f"a matrix of {len(matrix)} entries is no upper triangle; pass all entries as released")
+            raise Invalid(
+                f"matrix has {len(matrix)} entries; matrix, and weights if given, need those of an upper triangle; "
+                "pass all entries as released"
+            )
         self._freeze(shape={"n_features": n_features}, matrix=1, weights=1)
         Moment(released=_square(matrix), noise_std=float(noise["std"]))
 
@@ -103,7 +107,7 @@ class PrivateMoment(FeatureArtifact):
 
     @property
     def has_mean(self) -> bool:
-        """Whether the release has a mean, and so a covariance."""
+        """Whether the release includes the mean of the rows, which a covariance needs."""
         return self.manifest["outcome"]["noise"]["constant"] is not None
 
     def summary(self) -> dict[str, Any]:
@@ -179,12 +183,12 @@ class PrivateMoment(FeatureArtifact):
         Parameters
         ----------
         parent : str, optional
-            The digest of this artifact.
+            The digest of this artifact, which the manifest of the result states.
 
         Raises
         ------
         Invalid
-            As `correlation`.
+            In the same cases as `correlation`.
         """
         with self._stating_epsilon():
             plain, given_others = self.moment.correlation(), self.moment.partial_correlation()
@@ -214,11 +218,11 @@ class PrivateMoment(FeatureArtifact):
             score.
         l2 : float, squared data units summed over rows, optional
             The penalty: the coefficients minimise ``sum (y - x w - b)^2 + l2 |w|^2`` over the clipped rows, up to the
-            noise. By default, one noise edge (`dpca.moments.DEFAULT_L2`).
+            noise. By default, the noise edge, a bound on the eigenvalues of the noise (`dpca.moments.DEFAULT_L2`).
         classes : pair of float, optional
             The two values of a numeric target. If given, the model is a classification into these two values.
         parent : str, optional
-            The digest of this artifact.
+            The digest of this artifact, which the manifest of the result states.
 
         Returns
         -------
@@ -242,7 +246,7 @@ class PrivateMoment(FeatureArtifact):
         with self._stating_epsilon():
             found = self.moment.ridge(group, others, l2=l2)
             if self.has_mean and not found.quality:
-                self.mean()  # raises an error with the reason
+                self.mean()  # raises an error that states why
             if found.quality and all(quality.is_hidden for quality in found.quality):
                 factor = MARGIN * 2.0 / max(0.02, *(each.visibility for each in found.quality))
                 raise TooNoisy(f"the noise hides whether the other columns predict {target!r}", factor=factor)
@@ -276,7 +280,7 @@ class PrivateMoment(FeatureArtifact):
         l2 : float, optional
             A penalty on the scatter within classes; default as in `ridge`.
         parent : str, optional
-            The digest of this artifact.
+            The digest of this artifact, which the manifest of the result states.
 
         Returns
         -------
@@ -309,15 +313,16 @@ class PrivateMoment(FeatureArtifact):
         Parameters
         ----------
         n_components : int
-            k.
+            The number of components.
         whiten : bool
             Whether to divide each score by its standard deviation, estimated without the noise.
         scale : {"none", "standard", "mca", "famd"}
             Weights of the columns. ``standard``: one over the standard deviation. ``mca``: one over the root of the
             share of each value, for tables of categories only. ``famd``: ``mca`` for categories, and ``standard`` for
-            the other columns. A variance or share below three of its standard errors is raised to that value.
+            the other columns. A variance or share below three of its standard errors is replaced by three standard
+            errors.
         parent : str, optional
-            The digest of this artifact.
+            The digest of this artifact, which the manifest of the result states.
 
         Returns
         -------
@@ -396,7 +401,7 @@ class PrivateMoment(FeatureArtifact):
         return np.array(found)
 
     def _target(self, name: str, classes: tuple[float, float] | None) -> tuple[NDArray[np.intp], list[Any]]:
-        """Return the indices of the features to predict, and the classes that these indicate; none in a regression."""
+        """Return the indices of the features to predict, and the class that each indicates (none in a regression)."""
         columns, names = self._columns(name), self.feature_names
         if names[columns[0]] != name and names[columns[0]].startswith(f"{name}="):
             if classes is not None:
@@ -416,7 +421,7 @@ class PrivateMoment(FeatureArtifact):
         return [target] if len(group) == 1 else [str(mark) for mark in marks]
 
     def _mark(self, group: NDArray[np.intp]) -> float:
-        """Return the typical entry of an indicator in rows of its class: 1, or less if clipping scaled rows down.
+        """Return the typical entry of an indicator column in rows of its class: 1, or less if rows were clipped.
 
         It is the sum of the squared indicators divided by the sum of the indicators.
         """
@@ -444,7 +449,7 @@ class PrivateMoment(FeatureArtifact):
     def _derived(
         self, facts: Mapping[str, Any], parent: str | None, columns: Any, *, left_out: str | None = None
     ) -> dict[str, Any]:
-        """Return the manifest of an artifact derived from the features with the indices ``columns``."""
+        """Return the manifest of an artifact that is derived from the features with the indices ``columns``."""
         kept = {name: self.manifest[name] for name in _INHERITED if name in self.manifest}
         names, encoder = self.manifest.get("feature_names"), self.manifest.get("encoder")
         if names is not None:
@@ -470,7 +475,7 @@ class PrivateMoment(FeatureArtifact):
                 raise
             needed = epsilon_with_less_noise(epsilon=epsilon, delta=delta, factor=max(error.factor, 1.0))
             raise TooNoisy(
-                f"{error}; a release with epsilon {_rounded_up(needed)} instead of {epsilon:g} should do",
+                f"{error}; a release with epsilon {_rounded_up(needed)} instead of {epsilon:g} should suffice",
                 factor=error.factor,
             ) from None
 

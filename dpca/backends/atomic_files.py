@@ -122,7 +122,7 @@ def close_tree(root: Path) -> None:
     root.chmod(FOLDER)
     for folder, folders, files in os.walk(root):
         for name in folders:
-            os.chmod(f"{folder}/{name}", FOLDER)  # noqa: PTH101 - a path object takes longer than this
+            os.chmod(f"{folder}/{name}", FOLDER)  # noqa: PTH101 - making a path object takes longer
         for name in files:
             os.chmod(f"{folder}/{name}", FILE)  # noqa: PTH101
 

@@ -42,7 +42,7 @@ _ATTEMPTS = 3  # number of attempts at a write or removal that the store acknowl
 _RETRY_TIMEOUT = timedelta(minutes=1)
 
 _NO_CREDENTIALS = ("there are no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-#: Text in an error, its meaning, and the next action.
+#: Rows of: a text in an error of the client, its meaning, and the next action.
 _REASONS = (
     ("169.254.", *_NO_CREDENTIALS),  # the cloud metadata address, which a client without credentials tries
     ("Missing AccessKeyId", *_NO_CREDENTIALS),

@@ -93,7 +93,7 @@ MOST_BYTES = 1 << 24  # the size limit of a pointer file, which is enough for 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """One version of a name, with the current aliases of the version; `private` is False for a reference result."""
+    """One version of a name, with its current aliases; `private` is False for a result without a privacy guarantee."""
 
     name: str
     version: int

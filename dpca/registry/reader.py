@@ -384,7 +384,7 @@ def describe(resolved: Resolved, artifact: Artifact) -> dict[str, Any]:
 
 
 def _is_own(place: Place) -> bool:
-    """Return whether a place is the store of this home, and either is still empty or is published to by this user."""
+    """Return whether a place is this home's own store, where this user publishes or nothing is published yet."""
     try:
         empty = isinstance(place, LocalPlace) and not (place.root / "registry").exists()
         return place.address == store().address and (empty or (key_folder() / PUBLISHERS_KEY).exists())

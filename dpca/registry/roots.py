@@ -127,7 +127,7 @@ _SHOWN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
-    """The rights of a publisher's key by the root: the names that the key may sign, and the state of the key.
+    """The rights of a publisher's key that a root states: the names that the key may sign, and the state of the key.
 
     Attributes
     ----------
@@ -270,7 +270,7 @@ class Root:
 
 
 def read_root(place: Place, version: int) -> tuple[Root, frozenset[str]] | None:
-    """Read a version of the root, and return it with its signers; return None if the version does not exist.
+    """Read a version of the root (the publishers' keys), and return it with its signers; None if it does not exist.
 
     Raises
     ------
@@ -338,7 +338,7 @@ def follow(place: Place, root: Root) -> Root:
 
 
 def newest_root(place: Place) -> Root | None:
-    """Return the newest root of a registry for use by its own publisher, or None if the registry has no root.
+    """Return the newest root (list of publishers' keys) of a registry, for its own publisher; None without a root.
 
     The chain of versions is not checked: a consumer must use `follow` instead.
 

@@ -60,8 +60,8 @@ class Seen:
     digest : str
         The digest of the file of the signed pointer.
     complete : bool
-        Whether the pointer file was already seen in the state of this signed pointer. If so, an older pointer file is
-        refused later.
+        Whether the pointer file was already seen with the content that this signed pointer states. If so, an older
+        pointer file is refused later.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The stored memory of the newest root and pointers of one registry, under one set of pinned keys."""
+    """The stored record of the newest root and pointers seen in one registry, under one set of pinned root keys."""
 
     folder: Path
 
@@ -81,7 +81,7 @@ class Memory:
         return cls(_folder() / _short("\n".join([_one_spelling(address), *sorted(keys)])))
 
     def root(self) -> Root | None:
-        """Return the newest root that this user saw, or None if no root was seen yet."""
+        """Return the newest root (list of publishers' keys) that this user saw, or None if no root was seen yet."""
         found = _read_remembered(self.folder / "root.json")
         try:
             return None if found is None else Root.from_facts(found)
@@ -98,7 +98,7 @@ class Memory:
         self._write("root.json", root.facts(), unless=is_known)
 
     def pointer(self, name: str) -> Seen | None:
-        """Return the newest signed pointer of a name that this user saw, or None if none was seen yet."""
+        """Return the newest signed pointer (versions and aliases) of a name that this user saw, or None."""
         path = self._path(name)
         found = _read_remembered(path)
         try:
@@ -110,7 +110,7 @@ class Memory:
         return seen
 
     def note_pointer(self, name: str, seen: Seen) -> None:
-        """Remember a signed pointer of a name if it is newer than the remembered one."""
+        """Remember a signed pointer (versions and aliases) of a name if it is newer than the remembered one."""
 
         def is_known() -> bool:
             before = self.pointer(name)

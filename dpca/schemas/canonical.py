@@ -77,7 +77,8 @@ def cast_cells(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     refusal = BadSource(f"a column holds {array.type}; it must be {kind}; convert it")
-    if is_binary(array.type) or pa.types.is_temporal(array.type):  # Arrow would read bytes as text, times as ticks
+    # Arrow would read bytes as text, and times as bare integers
+    if is_binary(array.type) or pa.types.is_temporal(array.type):
         raise refusal
     if pa.types.is_decimal(array.type):  # cast decimals through text, because Arrow rounds a direct cast incorrectly
         array = array.cast(pa.string())
@@ -467,7 +468,7 @@ def _day(text: str, formats: Sequence[str], *, decimal: str, zone: ZoneInfo | No
                     day = day.astimezone(zone)
             except (ValueError, OverflowError):
                 continue
-            if not one.isdigit() or day.strftime(form) == one:  # refuse a number that lost a leading zero
+            if not one.isdigit() or day.strftime(form) == one:  # refuse digits from which a leading zero was lost
                 return float(day.toordinal() - _EPOCH)
     return float("nan")
 

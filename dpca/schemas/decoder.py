@@ -51,7 +51,10 @@ def decode(schema: Schema, rows: NDArray[np.float64]) -> pa.Table:
         If the rows have another number of columns than the schema has features.
     """
     if rows.ndim != 2 or rows.shape[1] != len(schema.feature_names):
-        raise Invalid(f"rows of shape {rows.shape}; the schema has {len(schema.feature_names)} features; pass one each")
+        raise Invalid(
+            f"rows have shape {rows.shape}, but the schema has {len(schema.feature_names)} features; pass one column "
+            "per feature"
+        )
     arrays, start = {}, 0
     for column in schema.columns:
         width = len(column.features())

@@ -102,7 +102,7 @@ def _first(names: Sequence[str]) -> str:
 
 
 _INDEX = re.compile(r"|Unnamed: \d+(_level_\d+)?|__index_level_\d+__")
-"""The names of an unnamed index when pandas writes it, and when pandas reads it again."""
+"""The names that pandas gives to a column with an unnamed index, when it writes and when it reads one."""
 
 
 def feature_columns(
@@ -192,7 +192,7 @@ def column_at(rows: Any, labels: Sequence[Any], at: int) -> Any:
 
 
 _NO_NUMBERS = re.compile(r"date|time|duration|period|interval|month|categor|enum|dictionary|pint\[", re.IGNORECASE)
-"""Column types of pandas, polars and Arrow that NumPy would convert to ticks, codes or unitless numbers."""
+"""Column types of pandas, polars and Arrow that NumPy would convert to time counts, codes or unitless numbers."""
 _EXACT = 1 << 53
 _LARGE = "holds an integer beyond 2**53, which float64 rounds; scale or drop its column"
 _RULE = "declare it in a schema and pass the output of its encoder (see `dpca schema draft`), or convert it first"

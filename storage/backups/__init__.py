@@ -1,1 +1,1 @@
-"""Creation, restoration and rehearsal of backups of a home."""
+"""Creation, restoration and rehearsals (test restores) of backups of a home."""

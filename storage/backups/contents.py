@@ -1,6 +1,7 @@
 """Content of a backup: its manifest, the store files, and the database rows.
 
-A backup is a folder. Its manifest lists every file with its digest, and describes the home that was backed up.
+A backup is a folder. Its manifest lists every file with its digest, and describes the home (the data of one
+installation) that was backed up.
 
 ::
 
@@ -66,7 +67,7 @@ class Contents:
     entries, head : int and str, number of journal entries, and hash of the last entry
     migration : str, database migration (schema version) of the rows
     database : str, ``sqlite`` or ``postgresql``, from which the rows were read; a restore may use the other database
-    datasets : bool, whether the backup contains raw rows
+    datasets : bool, whether the backup contains the rows of datasets
     keys : tuple of str, file names of the signing keys in ``keys.sealed``
     spent : mapping of population to its spent epsilon
     missing : tuple of str, store paths that the ledger refers to, and whose files were missing or damaged
@@ -227,7 +228,8 @@ def facts_of(contents: Contents) -> dict[str, Any]:
 def damaged(folder: Path, found: str) -> Corrupt:
     """Return the error for a backup that has changed since its creation; `found` describes the damage."""
     return Corrupt(
-        f"the backup {folder} is damaged ({found}); a backup must not be changed after its creation: use another."
+        f"the backup {folder} is damaged ({found}); a backup must not be changed after its creation: use another "
+        "backup."
     )
 
 
@@ -237,7 +239,7 @@ ARTIFACT_MARKER = "manifest.json"
 
 
 def copy_pointers(place: Place, to: Path) -> list[str]:
-    """Copy all files of a registry except artifacts; return the paths that are missing or damaged.
+    """Copy all files of a registry except artifacts; return the paths of files that are missing or damaged.
 
     The caller holds the ledger's lock, so that no version is published during the copy.
     """
@@ -348,7 +350,7 @@ def _is_dataset(folder: Path, content: str) -> bool:
 
 
 def _copy_each(place: Place, to: Path, folder: str) -> list[str]:
-    """Copy each readable file of a store folder; return the paths that are missing or damaged and not copied."""
+    """Copy each readable file of a store folder; return the paths of missing or damaged files, which are not copied."""
     paths = [f"{folder}/{path}" for path in place.paths(folder)]
     copied = each(partial(_copy_file, place, to), paths)
     return [path for path, is_there in zip(paths, copied, strict=True) if not is_there]
@@ -443,7 +445,7 @@ def refuse_full_database(connection: sa.Connection, *, migration: str) -> None:
         return
     held = connection.exec_driver_sql("SELECT id FROM ledger").scalars().all()
     if held or standing != migration:
-        what = f"ledger {held[0][:8]}" if held else "the empty tables of another version"
+        what = f"ledger {held[0][:8]}" if held else "empty tables of another schema version"
         raise Refused(
             f"the database holds {what}, and a backup is restored only into an empty database; move it away, or set "
             "DPCA_DATABASE_URL to an empty database."

@@ -74,7 +74,7 @@ from storage.workspace import Workspace
 
 
 def note_date(ledger: str, *, what: str, entries: int) -> None:
-    """Record the current time as the time of a ledger's last backup or last rehearsal.
+    """Record the current time as the time of a ledger's last backup or last rehearsal (test restore).
 
     ``what`` is ``made`` for a backup or ``rehearsed`` for a rehearsal. ``entries`` is the number of journal entries in
     the backup.
@@ -87,7 +87,7 @@ def note_date(ledger: str, *, what: str, entries: int) -> None:
 
 
 def read_dates(ledger: str) -> dict[str, Any]:
-    """Return when the last backup of a ledger was ``made``, and when the last one was ``rehearsed``.
+    """Return when a backup of a ledger was last ``made``, and when one was last ``rehearsed`` (restored as a test).
 
     Each of the two keys maps to the time and the number of journal entries of that backup. A key is absent if no date
     is known.
@@ -113,9 +113,9 @@ def create_backup(to: Path, *, datasets: bool = False, passphrase: str | None = 
     to : Path
         A new folder, outside the home.
     datasets : bool
-        Also copy raw rows.
+        Whether to copy the rows of datasets too.
     passphrase : str, optional
-        Encrypts the signing keys, and adds a MAC to the signature of the manifest. Without it, no key is copied.
+        Encrypts the signing keys, and authenticates the manifest by a MAC. Without a passphrase, no key is copied.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def _copy(workspace: Workspace, staged: Path, *, datasets: bool, passphrase: str
             head = journal.head(connection)
             lost = copy_pointers(place, staged / STORE)
         if journal.verify(connection) != head.seq:
-            raise Corrupt("the journal lacks entries; restore the newest copy of the database, and back that up.")
+            raise Corrupt("the journal lacks entries; restore the newest copy of the database, and then back it up.")
         write_rows(connection, staged / ROWS)
         lost += copy_store(connection, place, staged / STORE, ledger=head.ledger, datasets=datasets)
         populations = connection.execute(sa.select(tables.budget.c.population)).scalars().all()
@@ -233,9 +233,9 @@ def restore_backup(
     passphrase : str, optional
         Decrypts the signing keys of the backup; without a passphrase, no key is restored.
     key : str, optional
-        The published public key of the ledger's audit trail, in hex, which must have signed the backup.
+        The published public key of the ledger's audit trail, in hex. The backup must be signed by this key.
     datasets : bool
-        Restore raw rows, if the backup contains any.
+        Whether to restore the rows of datasets, if the backup contains them.
 
     Raises
     ------
@@ -278,7 +278,7 @@ def restore_backup(
 
 @contextmanager
 def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]:
-    """Yield a temporary folder in the home with the backup's table files, and remove the folder at the end.
+    """Yield a temporary folder in the home with copies of the backup's table files; remove it at the end.
 
     Each file is compared with the manifest while it is copied, so the restore reads exactly the checked bytes.
     """
@@ -295,7 +295,7 @@ def _copied_rows(source: Path, contents: Contents, home: Path) -> Iterator[Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """The result of a successful rehearsal.
+    """The result of a successful rehearsal (a test restore of a backup).
 
     Each count is the number of restored items that were compared with the backup. The exception is ``missing``, the
     number of files that were already missing when the backup was made.
@@ -321,7 +321,7 @@ def rehearse_backup(
     database_url : str
         The URL of the configured database. If it is PostgreSQL, the rehearsal creates a temporary schema there.
     passphrase, key : str, optional
-        The passphrase of the backup, and the public key that must have signed it; see
+        The passphrase of the backup, and the public key by which it must be signed; see
         `storage.backups.signatures.open_backup`.
 
     Raises
@@ -379,12 +379,12 @@ def _check_pointers(connection: sa.Connection, place: Place) -> int:
     for name in read_names(place):
         for number, digest in Pointer.read(place, name).versions.items():
             if known.get((name, number)) != digest:
-                raise _differs(f"the registry has {name}@{number}, which the database lacks or has with another digest")
+                raise _differs(f"{name}@{number} of the registry is not in the database, or has another digest there")
     return len(known)
 
 
 def _check_artifacts(connection: sa.Connection, place: Place, *, missing: Collection[str]) -> None:
-    """Check the content of each restored artifact, except those that the backup already lacked."""
+    """Check the content of each restored artifact, except artifacts that the backup already lacked."""
     digests = connection.execute(sa.select(tables.published.c.digest).distinct()).scalars().all()
     for digest in digests:
         if f"{ARTIFACTS}/{digest}" not in missing:

@@ -30,7 +30,7 @@ from storage.backups.contents import MANIFEST, SIGNATURE, Contents, damaged
 from storage.ledger.trail_export import KEY_FILE, public_key, signing_key
 
 SEALABLE = re.compile(r"(trail|publisher)-signing(-[0-9a-f]+)?\.key")
-"""Pattern of the key files that a backup may contain, encrypted; every other key file is never backed up."""
+"""Pattern of the names of key files that a backup may contain (encrypted). Other key files are never backed up."""
 LEAST_CHARACTERS = 12
 # scrypt parameters: each guess of a passphrase costs 64 MiB of memory and a fraction of a second
 _MEMORY, _BLOCK, _LANES = 1 << 16, 8, 1
@@ -124,7 +124,7 @@ def open_backup(folder: Path, *, key: str | None = None, passphrase: str | None 
     key : str, optional
         The published key of the ledger's audit trail, in hex; by default the key in the configured key folder.
     passphrase : str, optional
-        The passphrase of the backup; if its MAC is valid, no key is necessary.
+        The passphrase of the backup. If the manifest's MAC is valid under this passphrase, no key is necessary.
 
     Raises
     ------
@@ -168,8 +168,8 @@ def _check_signer(folder: Path, signed_by: str, *, known: str | None) -> None:
     if known is None:
         raise Refused(
             f"the backup {folder} is signed by {signed_by}, and this installation cannot verify that it is the "
-            "ledger's key; compare it with the published key of the audit trail and give that with --key, or give "
-            "--passphrase-file."
+            "ledger's key; give the published key of the audit trail with --key, or the passphrase of the backup "
+            "with --passphrase-file."
         )
     if signed_by != known:
         raise Refused(

@@ -66,7 +66,7 @@ def one_connection() -> Iterator[None]:
 
 @contextmanager
 def begun(engine: sa.Engine, *, reads: bool = False) -> Iterator[sa.Connection]:
-    """Yield a connection in a transaction, which is rolled back at the end if ``reads`` is true, and else committed.
+    """Yield a connection in a transaction that is rolled back at the end if ``reads`` is true, else committed.
 
     Inside `one_connection`, the thread's shared SQLite connection is used; otherwise a new connection is opened.
     """
@@ -120,7 +120,7 @@ def _identity(path: str) -> _Identity:
     found: list[object] = [os.getpid()]
     for file in (path, f"{path}-wal"):
         try:
-            status = os.stat(file)  # noqa: PTH116 - a path takes ten times as long
+            status = os.stat(file)  # noqa: PTH116 - `Path.stat` takes ten times as long
         except OSError:
             # a missing file gets a new object as identity, so a connection to it is never reused
             found.append(object())
@@ -197,7 +197,7 @@ def connect_as_is(url: str) -> sa.Engine:
 
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection that reads the database as of its first statement, without blocking writers.
+    """Yield a connection that sees one snapshot of the database, as of its first statement, and blocks no writer.
 
     Later commits are not visible. A file that is read afterwards may therefore be newer than these rows. To compare
     rows with a file, read the file first, or read the database again after the file.

@@ -46,7 +46,7 @@ snapshot = sa.Table(
     sa.Column("number", sa.BigInteger, index=True, unique=True),  # number of the ingest that made the snapshot
     sa.Column("epoch", Text),  # id of the table of first-seen ids (arrival_epoch) for this snapshot, or NULL
 )
-# table `arrival_epoch`: each row is one table of the ids that ingests have seen, hashed under one key
+# table `arrival_epoch`: each row stands for one table of the ids that ingests have seen, hashed under one key
 arrival_epoch = sa.Table(
     "arrival_epoch",
     metadata,
@@ -55,7 +55,8 @@ arrival_epoch = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.Column("lost_at", Text),
 )
-# table `arrival_segment`: the ids that first appeared in one ingest; no number while their files are being written
+# table `arrival_segment`: the ids that first appeared in one ingest; `number` is NULL while their files are being
+# written
 arrival_segment = sa.Table(
     "arrival_segment",
     metadata,
@@ -136,7 +137,7 @@ joint_version = sa.Table(  # table `joint_version`: a published version of a joi
     sa.Column("created_at", Text, nullable=False),
     sa.UniqueConstraint("name", "joint_id"),
 )
-# table `stream`: a release repeated at every tick of a schedule, and charged once in advance
+# table `stream`: a release repeated at every tick (date) of a schedule, and charged once in advance
 stream = sa.Table(
     "stream",
     metadata,
@@ -148,7 +149,7 @@ stream = sa.Table(
     sa.Column("created_at", Text, nullable=False),
     sa.Column("seq", sa.BigInteger, nullable=False),  # number of the journal entry about the opening of the stream
 )
-# table `stream_charge`: a release that pays for ticks of a stream, and the total number of ticks then paid for
+# table `stream_charge`: releases that pay for ticks (versions) of a stream; `ticks` counts all ticks paid for so far
 stream_charge = sa.Table(
     "stream_charge",
     metadata,
@@ -168,7 +169,7 @@ tick = sa.Table(
     sa.Column("arrivals", Text, nullable=False),
     sa.UniqueConstraint("stream", "slot"),
 )
-tick_answer = sa.Table(  # table `tick_answer`: digest of a tick's noised answer, which is a file in the store
+tick_answer = sa.Table(  # table `tick_answer`: digest of the noised answer of a stream's tick (a file)
     "tick_answer",
     metadata,
     sa.Column("stream", Text, primary_key=True),
@@ -183,14 +184,14 @@ alias = sa.Table(
     sa.Column("alias", Text, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
 )
-# table `pointer`: names whose pointer file agrees with the rows; the file of any other name must be rewritten
+# table `pointer`: published names whose pointer file is up to date; the file of any other name must be rewritten
 pointer = sa.Table(
     "pointer",
     metadata,
     sa.Column("name", Text, primary_key=True),
     sa.Column("tag", Text, nullable=False),  # the store's tag (ETag) of the pointer file when it was last written
 )
-# table `signed_pointer`: number and file tag of each name's last signed pointer; numbers only grow
+# table `signed_pointer`: number and file tag of each name's last signed pointer file; numbers only grow
 signed_pointer = sa.Table(
     "signed_pointer",
     metadata,

@@ -147,7 +147,7 @@ class Catalog:
             The snapshot's folder, relative to the store of datasets.
         number : int, optional
             The number of the ingest under which the snapshot's new ids were recorded. If it is None, or if a snapshot
-            with a higher number was registered since, the snapshot gets the next free number.
+            with a higher number was registered in the meantime, the next free number is used.
         allow_shared_rows : bool
             Whether to accept the snapshot if a dataset of another population has the same rows.
         over : str, optional
@@ -275,7 +275,7 @@ class Catalog:
         return self.entry(snapshot).number
 
     def epoch(self, snapshot: str) -> str | None:
-        """Return the epoch of a snapshot's first-seen numbers, or None if the snapshot has no such numbers.
+        """Return the epoch (id of the table of ids) of a snapshot's first-seen numbers, or None without such numbers.
 
         A first-seen number is the number of the ingest in which the id of an individual first appeared. An epoch is one
         table of these ids. Numbers of different epochs cannot be compared, because each epoch numbers the same id anew.
@@ -288,7 +288,7 @@ class Catalog:
         return self.entry(snapshot).epoch
 
     def arrivals_of(self, snapshot: str) -> Literal["ids", "rows"]:
-        """Return "ids" if arrivals are known for each individual, or "rows" if they are known for each row only.
+        """Return "ids" if it is known when each individual arrived, or "rows" if only when each row arrived.
 
         With "ids", each individual has a first-seen number: the number of the ingest in which its id first appeared.
         With "rows", the rows have no ids, and each row counts as arrived with its snapshot.

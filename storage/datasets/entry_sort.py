@@ -27,17 +27,17 @@ from dpca.backends.atomic_files import make_folder
 from storage.formats.batch import BATCH_VALUES
 
 NO_COLUMN = -1
-"""Column of an entry that only marks that its row exists."""
+"""Column number of an entry without a value, which only marks that its row exists."""
 REJECTED = -2
-"""Column of an entry that marks its row as bad."""
+"""Column number of an entry without a value, which marks its row as bad."""
 
 ENTRY = np.dtype(
     [("unit", np.int64), ("line", np.int64), ("value", np.float64), ("column", np.int32), ("place", np.int32)]
 )
-"""An entry: one stored value, with its individual (unit), row (line), column, and place (line or row) in the source."""
+"""An entry: a stored value, the ids of its individual (unit) and row (line), its column, and its line in the source."""
 LAST_PLACE = np.iinfo(np.int32).max
 
-PART = 1 << 20  # number of entries in one part of the sort, 32 MiB; sorting needs three quarters more memory
+PART = 1 << 20  # number of entries in one part of the sort, 32 MiB; sorting them takes another 24 MiB
 _LEAST_PIECE = 1 << 10  # least number of entries that are read from a sorted part at a time
 _DIGIT = 11  # bits
 _SIGN = np.uint64(1 << 63)
@@ -55,7 +55,8 @@ class EntrySort:
     folder : Path
         A private folder, created if a part must be written to disk. The caller removes the folder.
     by_line : bool
-        Whether entries are sorted by line (the id of the row) within a unit. If not, lines only distinguish rows.
+        Whether entries are sorted by line (the id of the row) within a unit. If not, rows keep the order in which they
+        were added.
     most : int
         Largest number of entries in a part; a part may exceed it if one row alone has more entries.
     provisional : bool
@@ -102,7 +103,7 @@ class EntrySort:
         self.size += needed
 
     def add_entries(self, entries: Entries) -> None:
-        """Add existing entries unchanged."""
+        """Add entries (stored values with their ids) unchanged."""
         self._make_room(len(entries))
         self._buffer[self._filled : self._filled + len(entries)] = entries
         self._filled += len(entries)
@@ -135,7 +136,7 @@ class EntrySort:
         OSError
             If the disk cannot be used.
         """
-        assert not self._provisional, "ids are translated first"
+        assert not self._provisional, "call translate before records"
         if not self._files:
             held = self._buffer[: self._filled]
             if self._order is None:
@@ -228,7 +229,7 @@ def _write(file: Path, pieces: Iterable[Entries]) -> None:
 
 
 def _in_batches(entries: Entries, order: NDArray[np.int32]) -> Iterator[Entries]:
-    """Yield entries in the given sorted order, in batches that never split a record."""
+    """Yield entries (stored values) in the given sorted order, in batches that never split a record."""
     start = 0
     while start < len(order):
         stop = _end_of_record(entries, order, min(start + BATCH_VALUES, len(order)))

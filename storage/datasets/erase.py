@@ -157,7 +157,7 @@ def erase_unit(found: FoundUnit, *, catalog: Catalog) -> Entry:
 
 
 def _count(rows: Dataset, owner: NDArray[np.uint64]) -> tuple[int, int]:
-    """Return the numbers of records and rows of an individual."""
+    """Return how many records and how many rows an individual has."""
     counts = np.zeros(2, np.int64)
     for block in range(rows.n_blocks):
         matches = _matches(rows, block, owner)

@@ -1,4 +1,4 @@
-"""Grouping of row fragments into rows, and of the rows of each individual into one record, on disk.
+"""Grouping of row fragments (such as triplets) into rows, and of each individual's rows into one record, on disk.
 
 The stored values (entries) of all rows are sorted by integer ids with an external sort (`storage.datasets.entry_sort`).
 Text ids are first replaced by their rank among all texts. Records are yielded in the order of the ids of individuals,
@@ -121,7 +121,7 @@ class IdTables:
         self._insert("ids", f"unit {kind}, high ubigint, low ubigint", columns)
 
     def add_seen(self, hashes: NDArray[np.uint64], number: int) -> None:
-        """Add hashes of ids that first appeared in the earlier ingest with this number."""
+        """Add hashes of the ids that first appeared in an earlier ingest, which has this number."""
         columns = {"high": hashes[:, 0], "low": hashes[:, 1], "number": np.full(len(hashes), number)}
         self._insert("seen", "high ubigint, low ubigint, number bigint", columns)
 
@@ -144,13 +144,13 @@ class IdTables:
         return dict(self._run("select number, count(*) from numbered group by number order by number").fetchall())
 
     def numbers(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the first-seen number of each individual of this ingest, in the order of the ids."""
+        """Yield for each individual the number of the ingest where its id first appeared, in the order of the ids."""
         order = _order_of("unit") if self._ids_are_text else "unit"
         for some in self._read(f"select number from numbered order by {order}"):
             yield some.column("number").to_numpy()
 
     def ids_in_order(self, role: str, *, is_text: bool, is_numbered: bool) -> Iterator[pa.Array]:
-        """Yield each distinct id of a role, sorted by id, or by (first-seen number, id) if `is_numbered` is true."""
+        """Yield each distinct id of a role, sorted by id or, if `is_numbered`, by (number of its first ingest, id)."""
         order = _order_of("id") if is_text else "id"
         query = f"select id from (select distinct id from {role}_texts) order by {order}"
         if is_numbered:
@@ -223,7 +223,7 @@ _BEYOND = "exceeds max_rows_per_unit of its individual; the row is dropped"
 
 
 class Grouping:
-    """External sort that groups fragments of rows into rows, and the rows of each individual into a record.
+    """External sort that groups row fragments (such as triplets) into rows, and each individual's rows into a record.
 
     Memory is bounded by a constant plus the size of the largest record.
 
@@ -243,12 +243,12 @@ class Grouping:
     ----------
     unknown : int
         Number of added rows that belong to no known record, because the id of the individual is null. If the source has
-        ids of rows only, the rows whose id is null. These rows are counted but not yielded.
+        ids of rows only, these are the rows whose id is null. Such rows are counted but not yielded.
 
     Guarantees
     ----------
-    If a row is rejected, the whole record is yielded as rejected; `make_canonical` then removes all values of the
-    record.
+    If a row is rejected as bad, its whole record is yielded as rejected; `make_canonical` then removes the values of
+    the record.
     """
 
     def __init__(
@@ -260,15 +260,16 @@ class Grouping:
         self._next_piece = 0
         self._out, self._units = 0, 0
         self._kinds: tuple[str | None, str | None] | None = None
-        self._first_seen: int | None = None  # the first-seen number of all individuals, if it is the same for all
-        # if first-seen numbers differ: each number with the rank of the first id that has it
+        self._first_seen: int | None = None  # the ingest in which all ids first appeared, if it is the same for all
+        # if ids first appeared in several ingests: each ingest's number, with the rank of the first of its ids
         self._firsts: list[tuple[int, int]] = []
         # for ids of individuals and of rows: how many integer codes were given to text ids so far
         self._codes = {"unit": 0, "line": 0}
         self._tables = IdTables(folder)
         self._sort: EntrySort | None = None
         self._owner_key: bytes | None = None
-        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by first-seen number
+        # keyed hashes of ids in the order of records, needed if ids are text or are sorted by the ingest in which they
+        # first appeared
         self._owner_ids: _Stream | None = None
 
     def __enter__(self) -> Self:
@@ -287,7 +288,7 @@ class Grouping:
         return self._out / max(self._sort.size if self._sort is not None else 0, 1)
 
     def add(self, batch: RowBatch) -> None:
-        """Add rows or fragments of rows, whose column numbers were checked; rows without values are kept.
+        """Add rows or fragments (parts) of rows, whose column numbers were checked; rows without values are kept.
 
         Ids must be integers in all batches, or text in all batches.
 
@@ -300,7 +301,7 @@ class Grouping:
         if not len(batch.places):
             return
         unit, line = (None if ids is None else str(ids.type) for ids in (batch.unit_ids, batch.row_ids))
-        assert self._kinds in (None, (unit, line)), "a source has ids of one type"
+        assert self._kinds in (None, (unit, line)), "the ids of a source are all integers or all text"
         self._kinds = unit, line
         if self._sort is None:
             self._place = batch.place
@@ -344,7 +345,7 @@ class Grouping:
             self._units += len(units)
 
     def add_seen(self, hashes: bytes, number: int) -> None:
-        """Add hashes of ids that first appeared in the earlier ingest with this number.
+        """Add hashes of the ids that first appeared in an earlier ingest, which has this number.
 
         Raises
         ------
@@ -397,7 +398,7 @@ class Grouping:
         self._owner_key = key
 
     def batches(self) -> Iterator[RowBatch]:
-        """Yield whole records in sorted order; all records of a batch have the same first-seen number.
+        """Yield whole records in sorted order; a batch never mixes ids that first appeared in different ingests.
 
         The `places` of a batch are the lines of the source where each row begins. Rows beyond `max_rows_per_unit` of
         their individual are included, marked as surplus.
@@ -428,7 +429,7 @@ class Grouping:
         return self._owner_ids.take(len(units)).astype(np.uint64)
 
     def _with_known_ids(self, batch: RowBatch) -> RowBatch:
-        """Return the batch without rows whose record is unknown, and count these rows; they have no values."""
+        """Return the batch without rows whose id is null, and count these rows; they have no values."""
         owners = batch.row_ids if batch.unit_ids is None else batch.unit_ids
         ids = (owners, batch.row_ids)
         if batch.rejected is None or owners is None or not any(each.null_count for each in ids if each is not None):
@@ -508,7 +509,7 @@ class Grouping:
             yield entries["line"]
 
     def _sort_by_number(self, counts: dict[int, int]) -> None:
-        """Sort entries by (first-seen number, id): replace each id by the individual's rank in this order."""
+        """Sort entries by (number of the ingest in which the id first appeared, id): replace each id by its rank."""
         starts = [0, *np.cumsum(list(counts.values())).tolist()]
         self._firsts = list(zip(counts, starts[:-1], strict=True))
         next_rank = dict(self._firsts)
@@ -527,7 +528,7 @@ class Grouping:
         self._sort = by_number
 
     def _of_one_number(self, entries: Entries) -> Iterator[tuple[int | None, Entries]]:
-        """Split sorted entries between records where the first-seen number changes; yield (number, entries)."""
+        """Split sorted entries where the ingest in which ids first appeared changes; yield (ingest number, entries)."""
         if not self._firsts:
             yield self._first_seen, entries
             return
@@ -538,7 +539,7 @@ class Grouping:
                 yield number, entries[start:stop]
 
     def _records(self, entries: Entries, first_seen: int | None) -> RowBatch:
-        """Make a batch of rows from sorted entries, which contain whole records."""
+        """Make a batch of rows from sorted entries (stored values), which contain whole records."""
         units = _changes(entries["unit"])
         row_starts = np.flatnonzero(units | _changes(entries["line"]))
         row_ptr = np.append(row_starts, len(entries))

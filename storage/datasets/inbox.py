@@ -1,4 +1,4 @@
-"""Inbox of a dataset, a folder or a prefix of an object store into which new files are put.
+"""Inbox of a dataset: a folder, or a prefix of an object store, into which new files are put.
 
 Each file is processed once. A file is identified by its address, size and tag (time of the last change, or ETag), so a
 changed file counts as a new arrival. The state of an arrival is recorded in write-once files in the home folder.
@@ -27,7 +27,7 @@ End = Literal["released", "set_aside", "refused"]
 """Final state of an arrived file: a release was made from it, it could not be ingested, or its release was refused."""
 
 RETRIED: tuple[End, ...] = ("set_aside", "refused")
-"""Final states after which a file may be retried."""
+"""Final states after which a file may be processed again."""
 _FOLDER = "inbox"
 _UNFINISHED = (".part", ".partial", ".tmp", ".crdownload", "~")
 
@@ -98,7 +98,7 @@ class Inbox:
         return Waiting(tokens=tuple(arrival.token for arrival in found if arrival.end is None), left=left)
 
     def arrival(self, token: str) -> Arrival:
-        """Return the arrival with this token.
+        """Return the recorded arrival of a file, by its token.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class Inbox:
 
     @contextmanager
     def taking(self, token: str) -> Iterator[Arrival]:
-        """Lock an arrival against other processes while the context is open; yield the arrival as now recorded."""
+        """Lock an arrived file against other processes while the context is open; yield its recorded state."""
         path = self._path(token)
         with writing(self._folder):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -140,7 +140,7 @@ class Inbox:
             yield file
 
     def stands(self, arrival: Arrival, held: SourceFile | None = None) -> bool:
-        """Return whether the file of an arrival is unchanged.
+        """Return whether the file of an arrival still exists unchanged.
 
         If `held` is given, also require that this open file is the file of the arrival.
         """
@@ -155,7 +155,7 @@ class Inbox:
         return path.exists() and self._read(path).token == arrival.token
 
     def note_snapshot(self, token: str, snapshot: str) -> str:
-        """Record the id of the snapshot that was made of an arrival, unless another process recorded one first.
+        """Record the id of the snapshot that was made of an arrived file, unless another process recorded one first.
 
         Return the id that is recorded.
         """
@@ -164,21 +164,21 @@ class Inbox:
         return (self._folder / f"{token}.snapshot").read_text()
 
     def note_reason(self, token: str, reason: str) -> None:
-        """Record why no snapshot could be made of an arrival; a later attempt may overwrite the reason."""
+        """Record why no snapshot could be made of an arrived file; a later attempt may overwrite the reason."""
         with writing(self._folder):
             write_atomically(self._folder / f"{token}.reason", reason.encode())
 
     def reason(self, token: str) -> str:
-        """Return the last recorded reason why no snapshot could be made of an arrival."""
+        """Return the last recorded reason why no snapshot could be made of an arrived file."""
         return self._noted(token, "reason") or "no reason was recorded"
 
     def arrivals(self) -> list[Arrival]:
-        """Return all arrivals, sorted by the addresses of their files."""
+        """Return all arrived files with their recorded states, sorted by the addresses of the files."""
         found = [self._read(path) for path in self._folder.glob("*.arrival")]
         return sorted(found, key=lambda arrival: (arrival.address, arrival.token))
 
     def forget(self, token: str) -> None:
-        """Delete the record of an arrival from which no release was made, so that its file can be processed again.
+        """Delete the record of an arrived file from which no release was made, so that it can be processed again.
 
         Raises
         ------
@@ -198,7 +198,7 @@ class Inbox:
                 self._path(token).unlink(missing_ok=True)
 
     def end(self, token: str, how: End) -> None:
-        """Record the final state of an arrival; the first recorded state counts."""
+        """Record the final state of an arrived file, unless another process recorded one first."""
         with writing(self._folder):
             claim_file(self._folder / f"{token}.end", how.encode())
 
@@ -219,7 +219,7 @@ class Inbox:
         return sorted(whole, key=lambda each: (each.changed, each.file.name)), len(seen) - len(whole)
 
     def _claimed(self, seen: Sighting) -> Arrival:
-        """Return the arrival of a file; for a new file, first record an arrival with a new token."""
+        """Return the recorded arrival of a file; for a new file, first record an arrival with a new random token."""
         path = self._folder / f"{_identity(seen.file.address, seen.version)}.arrival"
         if not path.exists():
             with writing(self._folder):
@@ -238,7 +238,7 @@ class Inbox:
         return self._paths[token]
 
     def _facts(self, path: Path) -> tuple[str, str]:
-        """Return the token and the file address recorded for an arrival."""
+        """Return the token and the address that are recorded for an arrived file."""
         try:
             facts = json.loads(path.read_bytes())
             return str(facts["token"]), str(facts["address"])
@@ -247,7 +247,9 @@ class Inbox:
                 f"{path}, the record of an arrived file, is damaged; remove the record, and the file counts as new."
             ) from None
         except FileNotFoundError:
-            raise NotFound("the record of the arrived file was removed since; list the inbox again.") from None
+            raise NotFound(
+                "the record of the arrived file was removed in the meantime; list the inbox again."
+            ) from None
 
     def _read(self, path: Path) -> Arrival:
         token, address = self._facts(path)
@@ -268,5 +270,5 @@ def _is_whole(seen: Sighting, *, settled: float) -> bool:
 
 
 def _identity(address: str, version: tuple[int, str]) -> str:
-    """Return a hash of a file's address and version, that is its size and tag."""
+    """Return a hash of a file's address and version (its size and tag)."""
     return hashlib.sha256(json.dumps([address, *version]).encode()).hexdigest()[:32]

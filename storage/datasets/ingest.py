@@ -169,7 +169,7 @@ def encoded(facts: Mapping[str, Any]) -> NDArray[np.uint8]:
 
 
 def joined(names: Sequence[str]) -> NDArray[np.uint8]:
-    """Return feature names as UTF-8 text with one name per line, in the form in which a snapshot stores them.
+    """Return feature names as UTF-8 text with one name per line, as a snapshot stores them.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def joined(names: Sequence[str]) -> NDArray[np.uint8]:
 
 
 _BEYOND = "starts a record beyond the declared records_at_most; the record is kept"
-_SHARED = "equal those of another population, and two budgets for the same people add up"
+_SHARED = "equal the rows of another population, and the losses of two budgets for the same people add up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +306,9 @@ def ingest(
         )
         if records.lookalikes:
             rejects.note(
-                place="ids", number=None, reason=f"{records.lookalikes} differ from another id only in spelling"
+                place="ids",
+                number=None,
+                reason=f"{records.lookalikes} differ from another id only in a leading + or leading zeros",
             )
         totals, rows_digest = _write(records.batches, writer, source=opened, options=options, rejects=rejects)
         if options.unattended and catalog.holder(population=population, rows_digest=rows_digest) is not None:

@@ -60,39 +60,45 @@ class IngestOptions:
         str | None, Field(description="Population whose budget is charged; named like the dataset by default.")
     ] = None
     features: Annotated[
-        int | None, Field(description="Number of columns; svmlight, CSV, TSV and triplets need it, or names.", ge=1)
+        int | None,
+        Field(
+            description="Number of columns; svmlight, CSV, TSV and triplets need it, or a file of column names.", ge=1
+        ),
     ] = None
     feature_names: Annotated[
         str | None,
         Field(description="Text file of column names or item ids, one per line, in order."),
         Handling(is_file=True),
     ] = None
-    public_items: Annotated[bool, Field(description="The list of item ids is public: take it from the triplets.")] = (
-        False
-    )
+    public_items: Annotated[
+        bool, Field(description="Declare that the list of item ids is public, and take it from the triplets.")
+    ] = False
     table_schema: Annotated[
         str | None,
-        Field(description="YAML file that declares each raw column of CSV, TSV or Parquet; see `dpca schema draft`."),
+        Field(
+            description="YAML file with a schema, which declares each raw column of a table; see `dpca schema draft`."
+        ),
         Handling(is_file=True),
     ] = None
     format: Annotated[str | None, Field(description=option_help())] = None
     columns: Annotated[
         dict[str, str] | None,
         Field(
-            description="Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without values, each "
-            "is 1."
+            description="Columns of triplets by role, such as row=USER,column=ITEM,value=RATING; without a "
+            "value column, each value is 1."
         ),
     ] = None
     duplicates: Annotated[
         str | None,
         Field(
             description="How to combine several entries for one row and column: sum (default for triplets), mean or "
-            "last, or refuse, a bad row (default for svmlight and csr); an unattended ingest of triplets requires it."
+            "last, or refuse (the row is bad; default for svmlight and csr); an unattended ingest of triplets requires "
+            "it."
         ),
         Handling(choices=DUPLICATES),
     ] = None
     keep_zeros: Annotated[
-        bool, Field(description="Store triplets of value 0, such as ratings; by default they are dropped.")
+        bool, Field(description="Store triplets of value 0, such as ratings of 0; by default they are dropped.")
     ] = False
     public: Annotated[
         bool,
@@ -123,12 +129,13 @@ class IngestOptions:
     unit_name: Annotated[
         str | None,
         Field(
-            description="Name of the ids of individuals, as in their budget; by default the name of their column, or "
-            "unit."
+            description="Name of the ids of individuals, as in the budget; by default the name of their "
+            "column, or unit."
         ),
     ] = None
     max_rows_per_unit: Annotated[
-        int | None, Field(description="Keep the first rows of each individual; all by default.", ge=1)
+        int | None,
+        Field(description="Keep only this many rows of each individual, the first ones; all rows by default.", ge=1),
     ] = None
     scale: Annotated[
         str | None,
@@ -138,7 +145,7 @@ class IngestOptions:
     records_at_most: Annotated[
         int | None,
         Field(
-            description="Public bound on the number of records; more are refused, or kept if bad rows are kept.",
+            description="Public bound on the number of records; more are refused, or kept if bad rows are quarantined.",
             ge=1,
         ),
     ] = None
@@ -172,11 +179,13 @@ class IngestOptions:
         bool, Field(description="Continue after the last complete block of a killed ingest of the same request.")
     ] = False
     allow_shared_rows: Annotated[
-        bool, Field(description="Allow rows that another population already has."), Handling(is_offered=False)
+        bool,
+        Field(description="Accept the dataset even if another population already has the same rows."),
+        Handling(is_offered=False),
     ] = False
 
     def __post_init__(self) -> None:
-        """Refuse the name of a file format that has no reader."""
+        """Refuse an unknown file format."""
         if self.format is not None:
             named(self.format)
 
@@ -202,7 +211,7 @@ class IngestOptions:
             )
 
     def check_together(self) -> None:
-        """Refuse options that contradict each other; call it once all file options are set.
+        """Refuse options that contradict each other. Call this after all options that are files have been set.
 
         Raises
         ------
@@ -260,9 +269,7 @@ class IngestOptions:
         try:
             return PrivacyUnit.requested(named, self.max_rows_per_unit)
         except Invalid as error:
-            raise Invalid(
-                f"{error} `--unit-name` gives the ids of individuals another name than their column."
-            ) from None
+            raise Invalid(f"{error} `--unit-name` gives the ids another name than their column has.") from None
 
 
 DEFAULTS = IngestOptions()

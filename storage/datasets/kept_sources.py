@@ -103,8 +103,7 @@ class SavedColumns:
     def check(self, names: Sequence[str] | None, *, n_features: int, scattered: bool) -> None:
         """Refuse a source whose columns differ from the columns of the current snapshot.
 
-        A source of triplets without column names may have a different number of columns. `scattered` is true for
-        triplets.
+        A source of triplets (`scattered`) without column names may have a different number of columns.
 
         Raises
         ------

@@ -160,7 +160,7 @@ class OwnerKey:
 
     @contextmanager
     def given_back(self) -> Iterator[None]:
-        """Remove the key if this ingest drew it and then fails without leaving blocks that may be resumed."""
+        """Context of an ingest: if it fails, remove a key that it drew, unless it may be resumed from its blocks."""
         try:
             yield
         except Unavailable:  # the key is not removed, because the ingest can be resumed from the blocks written so far
@@ -171,7 +171,7 @@ class OwnerKey:
             raise
 
     def named(self, name: str) -> bytes:
-        """Return the stored key, after checking that it has this name.
+        """Return the stored key, after checking that the name derived from the key is this name.
 
         Raises
         ------

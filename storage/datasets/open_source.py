@@ -40,11 +40,11 @@ from storage.formats.sources import FilesReader, infer_items
 
 _STEP = 1 << 16
 _WIDEST = 8  # bytes of the widest float type in Arrow
-_NO_ID = "has an id in the file of unit ids that is neither a whole number nor text; correct or drop it"
+_NO_ID = "has an id in the file of individuals' ids that is neither a whole number nor text; correct or drop it"
 
 
 class Units:
-    """The ids of the rows' individuals, read from a memory-mapped file.
+    """The ids of the individuals to whom rows belong, read from a memory-mapped file.
 
     Parameters
     ----------
@@ -63,19 +63,26 @@ class Units:
 
     def __init__(self, path: Path, *, reader: Reader) -> None:
         if reader.scattered and reader.n_rows is None:
-            raise Invalid("rows of triplets have no position in a file of unit ids; give a unit column")
+            raise Invalid(
+                "the rows of triplets cannot be matched to a file of ids by position; give a column of ids "
+                "(unit_column)"
+            )
         try:
             self._ids: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
         except (OSError, ValueError, EOFError):
-            raise Invalid(f"unit ids {path} are not a readable .npy array; save the ids with numpy.save") from None
+            raise Invalid(
+                f"the file of individuals' ids {path} is not a readable .npy array; save the ids with numpy.save"
+            ) from None
         kind = self._ids.dtype.kind
         if self._ids.ndim != 1 or kind not in "iufU" or (kind == "f" and self._ids.dtype.itemsize > _WIDEST):
-            raise Invalid(f"unit ids {path} must be whole numbers or text, one for each row; convert them")
+            raise Invalid(
+                f"the individuals' ids in {path} must be whole numbers or text, one for each row; convert them"
+            )
         if reader.n_rows not in (None, len(self._ids)):
             raise _unequal()
 
     def reject_missing(self, rejects: Rejects) -> int:
-        """Pass each row whose id is missing or unreadable to `rejects`, and return the number of these rows."""
+        """Report each row whose id is missing or unreadable to `rejects`, and return the number of these rows."""
         count = 0
         for first in range(0, len(self._ids), _STEP):
             missing = self._take(slice(first, first + _STEP)).is_null().to_numpy(zero_copy_only=False)
@@ -141,7 +148,7 @@ def declared_rows(n_rows: int) -> Iterator[RowBatch]:
 
 
 def _unequal() -> BadSource:
-    return BadSource("the number of unit ids differs from the number of rows; give one id for each row")
+    return BadSource("the number of individuals' ids differs from the number of rows; give one id for each row")
 
 
 type Source = str | Path | SourceFile | Sequence[str | Path]
@@ -177,7 +184,7 @@ class OpenSource:
         return self.declared.names or self.reader.names
 
     def request(self, options: IngestOptions, *, block_nnz: int) -> dict[str, Any]:
-        """Return all facts that determine the blocks that this ingest writes.
+        """Return all facts that determine which blocks this ingest writes.
 
         An ingest can resume the blocks of a killed ingest if both have equal requests.
         """

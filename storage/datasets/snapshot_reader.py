@@ -455,7 +455,7 @@ _LABEL = b"dpca night rows 1\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NightRows:
-    """Several snapshots as one source of row blocks; it is pickled as their addresses and ingest numbers.
+    """Several snapshots as one source of row blocks, for a stream; pickled as their addresses and ingest numbers.
 
     Attributes
     ----------
@@ -466,7 +466,7 @@ class NightRows:
 
     @classmethod
     def of(cls, bound: Sequence[tuple[Dataset, int | None]]) -> Self:
-        """Chain the snapshots that are assigned to the ticks of a stream, in the order of the ticks.
+        """Chain the snapshots that are assigned to the ticks (versions) of a stream, in the order of the ticks.
 
         A snapshot assigned to several ticks is read only once, with the age of the first of these ticks, because its
         rows arrived only once.
@@ -487,7 +487,8 @@ class NightRows:
         numbers = [-1 if number is None else number for _, number in nights]
         if numbers != sorted(numbers):
             raise Conflict(
-                "the ingest numbers of a stream's snapshots never decrease from tick to tick; use the newest snapshot"
+                "the ingest numbers of a stream's snapshots never decrease from one version to the next; use the "
+                "newest snapshot"
             )
         return cls(nights=nights)
 
@@ -503,7 +504,7 @@ class NightRows:
 
     @property
     def n_records(self) -> int:
-        """Number of rows of all nights; private if neighboring datasets differ by adding or removing a row."""
+        """Number of rows of all snapshots; private if neighboring datasets differ by adding or removing a row."""
         return sum(dataset.n_records for dataset, _ in self.nights)
 
     @property
@@ -513,14 +514,14 @@ class NightRows:
 
     @property
     def content(self) -> str:
-        """Digest of the ingest numbers and contents of all nights, in hex; private."""
+        """Digest of the ingest numbers and contents of all nightly snapshots, in hex; private."""
         digest = hashlib.sha256(_LABEL)
         for dataset, number in self.nights:
             digest.update(f"{number} {dataset.content}\n".encode())
         return digest.hexdigest()
 
     def read(self, block: int) -> Block:
-        """Read one block of all nights' blocks; records are numbered from the first row of the first night.
+        """Read one of the blocks of all snapshots; records are numbered from the first row of the first snapshot.
 
         Raises
         ------

@@ -145,8 +145,8 @@ class SnapshotWriter:
         self._to_compare = sum(records for records, *_ in written)
         # number of the first record of each block that a killed writer left
         self._bounds = np.cumsum([0, *(records for records, *_ in written)])
-        self._first_seen: list[int | None] = []  # first-seen number of each block
-        self._number: int | None = None  # first-seen number of the records in the block being filled
+        self._first_seen: list[int | None] = []  # for each block, the ingest in which its ids first appeared
+        self._number: int | None = None  # the same number for the block being filled
         self._on_block = on_block
         index, count = np.min_scalar_type(n_features - 1), np.min_scalar_type(n_features)
         padded = partial(_PaddedRows, folder, self._group)
@@ -236,7 +236,7 @@ class SnapshotWriter:
         )
 
     def first_seen(self) -> NDArray[np.int64]:
-        """Return one first-seen number for each block; the numbers of all blocks must be known.
+        """Return the first-seen number of each block, which must be known for all blocks.
 
         It is the number of the ingest in which the ids of the block's individuals first appeared.
         """
@@ -250,13 +250,13 @@ class SnapshotWriter:
         return hashlib.sha256(items.tobytes()).hexdigest()
 
     def describe(self, manifest: Manifest) -> None:
-        """Write the manifest into the attributes of the Zarr group, which completes the snapshot."""
+        """Complete the snapshot by writing the manifest into the attributes of the Zarr group."""
         self._group.update_attributes(manifest.to_attributes())
 
     def _write_whole(self, name: str, items: NDArray[Any], *, chunks: tuple[int, ...]) -> None:
         """Write an array with all its chunks, including chunks of zeros.
 
-        Zarr by default omits such chunks. Written always, a missing chunk means a lost file.
+        By default, Zarr omits chunks of zeros. Here all chunks are written, so a missing chunk means a lost file.
         """
         self._group.create_array(
             name,
@@ -283,10 +283,10 @@ class SnapshotWriter:
         return row_nnz, record_rows
 
     def _recognise(self, count: int, first_seen: int | None) -> None:
-        """While the records of a killed writer are appended again, record the first-seen numbers of its blocks.
+        """While the records of a killed writer are appended again, record when the ids of its blocks first appeared.
 
-        The next `count` records have the first-seen number `first_seen`, which is recorded for each block that begins
-        among these records.
+        The ids of the next `count` records first appeared in the ingest with number `first_seen`. This number is
+        recorded for each block that begins among these records.
         """
         start = int(self._bounds[-1]) - self._to_compare
         begin, end = np.searchsorted(self._bounds[:-1], (start, start + count)).tolist()
@@ -313,7 +313,7 @@ class SnapshotWriter:
     def _flush(self, *, alone: bool = False) -> None:
         """Write the filled block.
 
-        With `alone`, it is the only block of a small dataset, and the chunks are made as short as its content.
+        With `alone`, this is the only block of a small dataset, and its chunks are made as short as the content.
         """
         block = len(self._extents)
         sizes = len(self._record_rows), len(self._row_nnz), len(self._values)

@@ -65,7 +65,7 @@ class Staging:
             file.write(np.array(extent, dtype="<i8").tobytes())
 
     def settle(self, address: Path) -> None:
-        """Remove the files with request and extents from the folder of a published and registered snapshot."""
+        """Remove the notes of the ingest (request and extents of blocks) from the folder of a registered snapshot."""
         _remove_notes(address)
 
 
@@ -159,7 +159,7 @@ def _is_partial(left: Path) -> bool:
 
 
 def _part_of(left: Path) -> str:
-    """Return the id of the snapshot in a folder, whether it is a staging folder or a published one."""
+    """Return the id of the snapshot in a folder, which may be a staging folder or a published folder."""
     return left.name[1 : -len(_PARTIAL)] if _is_partial(left) else left.name
 
 
@@ -170,7 +170,7 @@ def _is_resumable(left: Path, *, wanted: str, is_registered: Callable[[str], boo
 
 
 def _clear(left: Path, *, is_registered: Callable[[str], bool], discard: Callable[[str], None]) -> None:
-    """Remove the folder of a killed ingest; if its snapshot is registered, remove only the request and extents."""
+    """Remove the folder of a killed ingest; if its snapshot is registered, remove only the notes of the ingest."""
     found, part = _request_of(left), _part_of(left)
     if _is_partial(left) and not is_registered(part):
         discard(part)

@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     from storage.datasets.grouping import Grouping
 
 PART_IDS = 1 << 18
-"""Number of hashes in one file of a segment."""
+"""Number of hashed ids in one file of a segment (the new ids of one ingest)."""
 
 _MARKER = "segment.json"  # this file lists the digests of a segment's other files, and is written last
-_MOST_BYTES = 1 << 23  # size limit of a segment's files: hashes take 16 bytes per id, the marker 70 bytes per file
+_MOST_BYTES = 1 << 23  # size limit of a segment's files: 16 bytes per hashed id, and 70 bytes per file for the marker
 _AT_ONCE = 8  # number of files that are read concurrently
 
 
@@ -137,7 +137,7 @@ class FirstSeenTable:
             with transaction(self.engine) as connection:
                 arrivals.lose_epoch(connection, epoch)
                 for unknown in sorted(folders - arrivals.folders_of(connection, self.population)):
-                    # a row without a number makes later reads ignore this folder
+                    # the inserted row has no number, so later reads ignore this folder
                     arrivals.plan_segment(connection, epoch=epoch, segment=unknown)
             return FirstSeen(lost=True)
 
@@ -182,7 +182,7 @@ class FirstSeenTable:
                     raise _Lost
 
     def _add(self, grouping: "Grouping", epoch: str, known: Sequence[Segment]) -> int | None:
-        """Write a segment with this ingest's new ids and record it in the database; return the segment's number.
+        """Write a segment (hashes of this ingest's new ids), record it in the database, and return its number.
 
         Return None if another ingest has recorded a segment meanwhile, so that the comparison must be repeated.
         """
@@ -210,7 +210,7 @@ class FirstSeenTable:
         return number
 
     def _hashes(self, epoch: str, segments: Sequence[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Read segments of the table and check their digests; yield (number, hashes) for each part of a segment."""
+        """Read and check segments (the hashed new ids of one ingest each); yield (number of the ingest, hashes)."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             markers = pool.map(lambda segment: self._read(segment.id, _MARKER, segment.digest), segments)
             parts = [
@@ -260,7 +260,7 @@ def _epoch_of(key: bytes) -> str:
 
 
 def _parts(marker: bytes, epoch: str) -> list[str]:
-    """Return the digests of a segment's part files, which the segment's marker file lists.
+    """Return the digests of the files with a segment's hashed ids, which the segment's marker file lists.
 
     The caller has checked the digest of the marker.
     """
@@ -282,7 +282,7 @@ class WholeRecords:
     ----------
     batches : iterator of RowBatch
     lookalikes : int, the number of ids that differ from another id only in a leading + or leading zeros; private
-    first_seen : FirstSeen, whose attributes are None if the source has no ids of individuals
+    first_seen : FirstSeen, with epoch and number None if the source has no ids of individuals
     """
 
     batches: Iterator[RowBatch]
@@ -348,7 +348,8 @@ def whole_records(
         first_seen = table.record(grouping) if has_ids else FirstSeen()
         if has_ids or reader.n_rows is None:  # a source that declares its number of rows has row numbers instead of ids
             grouping.name_owners(owner_key.drawn())
-        # every declared row exists, even if its entries are unreadable, so only rows without an individual count
+        # every declared row is a record, even if its entries are unreadable, so only rows without an individual are
+        # added
         unknown = grouping.unknown if reader.n_rows is None else nameless
         grouped = chain(grouped, _unknown_records(unknown, first_seen.number))
         yield WholeRecords(batches=grouped, lookalikes=grouping.lookalikes(), first_seen=first_seen)

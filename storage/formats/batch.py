@@ -53,7 +53,7 @@ type Tally = Counter[tuple[str, str]]
 
 
 class Rejects:
-    """Handler of bad rows that raises an error at the first bad row, and base class of tolerant handlers.
+    """Handler of bad rows that raises an error at the first one; base class of handlers that continue.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Rejects:
     tally : Tally
         Numbers of bad rows so far.
     is_tolerant : bool
-        Whether reading continues after a bad row.
+        Whether reading continues after a bad row (a tolerant handler).
     origins : sequence of (int, str)
         Set if rows of several files were grouped together: for each file, the number of its first row, and the file's
         address. Row numbers then count over all files.
@@ -113,20 +113,20 @@ class Rejects:
         raise BadSource(f"{place} {number} {reason}" if quoting is None else f"{place} {number}: {quoting}")
 
     def located(self, number: int) -> tuple[int, str]:
-        """Return the number of a row within its file, and the file's address; `number` counts rows over all files."""
+        """Return a row's number within its file, and the file's address, for a row `number` counted over all files."""
         if not self.origins:
             return number, self.file
         first, file = self.origins[bisect_right(self.origins, number, key=itemgetter(0)) - 1]
         return number - first, file
 
     def note(self, *, place: str, number: int | None, reason: str) -> None:
-        """Report a remark about a row that is not bad, if there is a report.
+        """Add a remark about a row that is not bad to the report, if there is a report.
 
         `place`, `number` and `reason` have the same meaning as in `reject`.
         """
 
     def close(self) -> None:
-        """Write the report to the disk durably, if there is a report."""
+        """Flush the report on bad rows to the disk and close it, if there is a report."""
 
 
 class SkippedRows(Rejects):
@@ -174,7 +174,7 @@ class Quarantine(Rejects):
         csv.writer(self._stream, lineterminator="\n").writerow((file, place, own, reason, column))
 
     def close(self) -> None:
-        """Close the report, after writing it to the disk durably."""
+        """Flush the report on bad rows to the disk, and close it."""
         if self._stream is not None and not self._stream.closed:
             self._stream.flush()
             os.fsync(self._stream.fileno())
@@ -245,7 +245,8 @@ class RowBatch:
         different lines
     row_names : Arrow array of n_rows strings, or None: names of rows in the source, which are not ids
     owners : uint64 array of shape (n_records, 2), or None: a keyed hash of the id of each record
-    is_canonical : bool, whether the rows are known to be in canonical form for float64; False if this was not checked
+    is_canonical : bool, whether the rows are known to be in canonical form (sorted, merged) for float64; False if
+        unchecked
     """
 
     values: NDArray[np.float64]
@@ -418,7 +419,7 @@ def make_canonical(
                 if verdict == _DUPLICATE and given is not None and batch.entry_places is not None:
                     held = slice(*given[0][row : row + 2].tolist())
                     first, number = batch.entry_places[held][given[1][held] == column][:2].tolist()
-                    text = f"it has the row and column of {_place(batch.place, first, number, rejects)}; {_CHOICE}"
+                    text = f"it has the same row and column as {_place(batch.place, first, number, rejects)}; {_CHOICE}"
                 rejects.reject(place=batch.place, number=number, reason=reason, column=where, quoting=text)
             bad[row] = True
             row += 1
@@ -436,7 +437,7 @@ def _place(place: str, number: int, nearby: int, rejects: Rejects) -> str:
 
 
 def without_surplus(batch: RowBatch) -> RowBatch:
-    """Return the batch without its surplus rows, which exceed the bound on rows per individual."""
+    """Return the batch without its surplus rows (rows beyond the bound on rows per individual)."""
     return batch if batch.surplus is None else replace(without_rows(batch, batch.surplus), surplus=None)
 
 

@@ -48,7 +48,7 @@ def reading(kind: str) -> Iterator[None]:
 
 
 def check_width(width: int, n_features: int | None) -> None:
-    """Refuse a matrix whose number of columns is not allowed, or differs from the declared number.
+    """Refuse a matrix whose number of columns is out of range, or differs from the declared number.
 
     Raises
     ------

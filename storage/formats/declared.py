@@ -43,7 +43,7 @@ class Declared:
         Whether the user named the value column of triplets. If not, and the table lacks this column, every triplet has
         the value 1.
     unit_column : str or None
-        The column of a table with the id of each row's individual.
+        The column of a table that contains the id of each row's individual.
     delimiter : str or None
         The character between fields of CSV or TSV, or ``::``. If it is None, the format determines it.
     header : bool or None

@@ -175,7 +175,7 @@ def _judge(text, verdicts, n_fields, signs, follows, is_open, field):  # type: i
         start, fields, quotes = at, opened[2] + 1 if is_open else 1, 0
         inside, plain, strict = is_open, is_open, is_open
         at_start, blank, behind, broken, loose = True, True, False, False, False
-        # true at the second quote of a doubled quote, by the plain and by the strict rule
+        # true if the current byte is the second quote of a doubled quote, by the plain and by the strict rule
         second_plain, second_strict = False, False
         while text[at] != _NEWLINE:
             byte = text[at]
@@ -315,7 +315,7 @@ class DelimitedReader(TextReader):
         self, wanted: list[str], rejects: Rejects
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], NDArray[np.bool_]]]:
         text, extent = self._rest, Extent() if self._follows_quotes else None
-        # if quotes are tracked, skipping a line could lose a quote
+        # if quotes are tracked over lines, a line must not be skipped, because it may open or close a quote
         self._text.skips_long_lines = rejects.is_tolerant and extent is None
         while True:
             if text:
@@ -419,7 +419,7 @@ class DelimitedReader(TextReader):
             )
 
     def _read_header(self, declared: Declared) -> tuple[list[str], bytes, int]:
-        """Return the column names, the text already read after the header, and its first line number.
+        """Return the column names, the text that was read after the header, and the number of the text's first line.
 
         Without a header, that text begins with line 1.
         """

@@ -324,7 +324,7 @@ class NpzReader:
         return self._open.enter_context(zipfile.ZipFile(self._open.enter_context(file.open())))
 
     def _member(self, file: SourceFile, name: str) -> tuple[IO[bytes], zipfile.ZipInfo]:
-        """Open one array of the archive in a separate stream, because the arrays are read in parallel."""
+        """Open one array of the archive as a separate stream, because the arrays are read in parallel."""
         archive = self._archive(file)
         return self._open.enter_context(_open_member(archive, name)), archive.getinfo(f"{name}.npy")
 
@@ -359,7 +359,7 @@ class _Column:
         return np.frombuffer(raw, dtype=self.dtype)
 
     def drain(self) -> None:
-        """Read the rest of the member, since the archive verifies a member's checksum at the end."""
+        """Read the rest of the array's file in the archive, because its checksum is verified only at the end."""
         while raw := self._stream.read(_DRAIN):
             self.position += len(raw)
 

@@ -154,10 +154,10 @@ def _check_attributes(matrix: Any) -> None:
     if hasattr(matrix, "shape"):
         encoding, given = str(attributes.get("encoding-type", "array")), attributes.get("shape", matrix.shape)
         if encoding != "array":
-            raise BadSource(f"X is a dense array, but its attribute encoding-type is {encoding!r}; save it again")
+            raise BadSource(f"X is a dense array, but its attribute `encoding-type` is {encoding!r}; save it again")
         if tuple(np.ravel(given)) != tuple(matrix.shape):
             raise BadSource(
-                f"X has shape {tuple(matrix.shape)}, but its attribute shape {tuple(np.ravel(given).tolist())}; "
+                f"X has shape {tuple(matrix.shape)}, but its attribute `shape` is {tuple(np.ravel(given).tolist())}; "
                 "save it again"
             )
         _check_packing(attributes, "X")
@@ -176,7 +176,8 @@ def _check_packing(attributes: Mapping[str, Any], noun: str) -> None:
     for name, neutral in _PACKED.items():
         if name in attributes and not np.array_equal(np.ravel(attributes[name]), [neutral], equal_nan=True):
             raise BadSource(
-                f"{noun} has the attribute {name}, which the reader would not apply; save the unpacked values"
+                f"{noun} has the attribute {name}, which the reader would not apply to the values; apply it, and save "
+                "the values again"
             )
 
 
@@ -208,5 +209,7 @@ def _stored(array: Any) -> int:
 def _shape(matrix: Any) -> tuple[int, int]:
     shape = matrix.shape if hasattr(matrix, "shape") else matrix.attrs.get("shape", ())
     if len(shape) != 2 or any(int(side) != side for side in shape):
-        raise BadSource("the matrix has no attribute shape of rows and columns; save it again with anndata")
+        raise BadSource(
+            "the matrix has no attribute `shape` with its numbers of rows and columns; save it again with anndata"
+        )
     return int(shape[0]), int(shape[1])

@@ -40,13 +40,13 @@ def open_hdf5(file: SourceFile, opened: ExitStack) -> Any:
 
     if not _is_survived(file.address, file.version(), file.descriptor if isinstance(file, HeldFile) else None):
         raise BadSource(
-            f"its header cannot be read within {_SECONDS:g} s, or crashes the HDF5 library; save the file again"
+            f"the file's header cannot be read within {_SECONDS:g} s, or crashes the HDF5 library; save the file again"
         )
     return opened.enter_context(h5py.File(opened.enter_context(file.open()), mode="r"))
 
 
 class _Frame:
-    """A single array of names, presented like a frame (`obs` or `var`) of an AnnData store."""
+    """An array of names, with the interface of a frame (`obs` or `var`) of an AnnData store."""
 
     def __init__(self, names: Any) -> None:
         self.attrs, self._names = {"_index": "names"}, names
@@ -56,7 +56,7 @@ class _Frame:
 
 
 class _Cells:
-    """The matrix of a 10x file, presented as a CSR matrix of cells by features.
+    """The matrix of a 10x file, with the interface of a CSR matrix of cells by features.
 
     The file stores a CSC matrix of features by cells, which has the same arrays.
     """

@@ -205,7 +205,8 @@ def _parse_entries(  # type: ignore[no-untyped-def]
 ):
     """Parse lines into the buffers, up to the end of the text or the end of the first bad line.
 
-    Return (verdict on the last line, position, number of lines, number of entries, number of values left to `float`).
+    Return (verdict on the last line, position, number of lines, number of entries, number of values that `float` must
+    parse).
     """
     at, n_lines, count = progress
     pattern, whole, symmetry = kind

@@ -22,7 +22,7 @@ from storage.formats.tables import ParquetReader
 
 _PACKED = (".gz", ".zst")
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Error numbers for exhausted resources (open files, memory), for which no file is to blame."""
+"""Error numbers for exhausted resources (open files, memory), which are no fault of a file."""
 
 
 def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
@@ -45,10 +45,14 @@ def open_file(source: SourceFile | Path, declared: Declared) -> Reader:
                 f"{kind} files contain only numbers, but a schema is for raw tables; give CSV, TSV or Parquet"
             )
         if declared.unit_column is not None and not chosen.is_table:
-            raise Invalid(f"{kind} has no unit column; give a file of unit ids, or a table with a unit column")
+            raise Invalid(
+                f"{kind} has no columns with names, so none with the ids of individuals; give a file of ids (units), "
+                "or a table"
+            )
         if chosen.needs_width and declared.width is None:
             raise Invalid(
-                f"{kind} declares no width, which is never inferred from rows; declare the number of features"
+                f"{kind} does not declare its number of columns, which is never inferred from rows; declare the number "
+                "of features"
             )
         reader: Reader = chosen.open(file, replace(declared, format=kind))
         return reader

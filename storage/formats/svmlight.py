@@ -81,7 +81,7 @@ class MalformedLine(ValueError):
 
 
 class SvmlightParser:
-    """Parser of svmlight text in pieces of at most `capacity` bytes, with buffers that are used again.
+    """Parser of svmlight text in pieces of at most `capacity` bytes, with reused buffers.
 
     Parameters
     ----------
@@ -203,8 +203,8 @@ def _skip_qid(text, start):  # type: ignore[no-untyped-def]
 def _parse_lines(text, n_features, values, indices, row_ptr, lines, undecided):  # type: ignore[no-untyped-def]
     """Parse complete lines, and write their rows into the buffers.
 
-    Return (number of rows, number of lines, number of values left to `float`, position of the first bad token or -1,
-    whether all rows are canonical).
+    Return (number of rows, number of lines, number of values that `float` must parse, position of the first bad token
+    or -1, whether all rows are canonical).
     """
     at, end = np.int64(0), len(text)
     n_rows, n_lines, n_values, n_undecided, is_canonical = 0, 0, 0, 0, True

@@ -163,7 +163,8 @@ def table_schema(
     if not set(roles) - known:
         if declared.width is None:
             raise Invalid(
-                "triplets declare no width, which is never inferred; declare the number of features, or their names"
+                "triplets do not declare the number of columns, which is never inferred; declare the number of "
+                "features, or their names"
             )
         return TableSchema(n_features=declared.width, names=declared.names, triplet=roles, unit=unit)
     names, is_listed = declared.names or (), declared.names is not None
@@ -176,8 +177,8 @@ def table_schema(
         return TableSchema(n_features=len(declared.names), names=declared.names, triplet=None, unit=unit, found=found)
     if declared.width is None and not declares_width:
         raise Invalid(
-            "CSV text declares no width, which is never inferred; declare the number of features, or their names; "
-            "for names, dates, categories or missing values, start with `dpca schema draft FILE`"
+            "CSV text does not declare its number of columns, which is never inferred; declare the number of features, "
+            "or their names; for names, dates, categories or missing values, start with `dpca schema draft FILE`"
         )
     if declared.width not in (None, len(found)) or not found:
         raise BadSource(
@@ -251,7 +252,7 @@ def ids_of(
 
 
 def id_types(kinds: Mapping[str, pa.DataType], *, unit: str | None, triplet: Sequence[str] | None) -> dict[str, Any]:
-    """Return the types of the id columns: under "unit" of individuals' ids, and under "row" of rows' ids.
+    """Return the types of the id columns: "unit" for individuals' ids, and "row" for rows' ids.
 
     Raises
     ------

@@ -29,7 +29,7 @@ _PACKINGS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 
 
 class TextFile:
-    """One text file, decompressed while it is read; its first bytes determine the kind of compression.
+    """A text file, decompressed while it is read; its first bytes determine the kind of compression.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class TextFile:
         Parameters
         ----------
         longest : int
-            Number of bytes that a line may certainly have. Only longer lines may be refused or skipped.
+            Number of bytes up to which a line is never refused or skipped.
         kept : bool
             Whether each piece stays valid after the next piece was requested. If false, the next piece overwrites it.
 
@@ -207,7 +207,7 @@ def _ends_in_return(text: bytes) -> bool:
 
 
 def has_byte_lines(encoding: str) -> bool:
-    """Return whether in an encoding, the byte 10 always means a line feed, so that lines can be split as bytes."""
+    """Return whether the byte 10 is always a line feed in an encoding, so that lines can be split as bytes."""
     return "a\n".encode(encoding).endswith(b"a\n")
 
 

@@ -217,7 +217,7 @@ class Checked:
     Attributes
     ----------
     rows : int, the number of checked rows
-    violations : tuple of Violation, in the order: of the schema, of files, of rows
+    violations : tuple of Violation, first those of the schema, then those of files, then those of rows
     """
 
     rows: int

@@ -39,7 +39,7 @@ class Segment:
 
 
 def next_number(connection: sa.Connection) -> int:
-    """Return the next number of an ingest, and lock the sequence until the transaction ends.
+    """Return the next free ingest number, and lock the sequence of these numbers until the transaction ends.
 
     An ingest takes its number when it records its new ids or registers its snapshot.
     """
@@ -53,8 +53,8 @@ def number_of_snapshot(connection: sa.Connection, recorded: int | None) -> int:
 
     ``recorded`` is the number under which the snapshot's new ids were recorded. It is also the snapshot's number,
     unless a snapshot with this or a later number is already registered; then the snapshot gets the next number. So
-    numbers rise in the order of registration, and no id in a snapshot has a first-seen number above the snapshot's
-    number.
+    numbers rise in the order of registration, and no id in a snapshot first appeared in an ingest with a higher number
+    than the snapshot's.
     """
     following = next_number(connection)
     registered = connection.scalar(sa.select(sa.func.max(tables.snapshot.c.number))) or 0
@@ -96,7 +96,7 @@ def lose_epoch(connection: sa.Connection, epoch: str) -> None:
 
 
 def lose_every_epoch(connection: sa.Connection) -> None:
-    """Record that all epochs are lost, since a restored database may lack ids that later ingests recorded."""
+    """Record that all epochs (tables of first-seen ids) are lost, since a restored database may lack newer ids."""
     for epoch in connection.execute(sa.select(_EPOCH.c.id).where(_EPOCH.c.lost_at.is_(None))).scalars().all():
         lose_epoch(connection, epoch)
 
@@ -118,20 +118,20 @@ def segments_of(connection: sa.Connection, epoch: str) -> list[Segment]:
 
 
 def folders_of(connection: sa.Connection, population: str) -> set[str]:
-    """Return the folder names of all segments of a population, including segments whose files may be incomplete."""
+    """Return the folder names of a population's segments (new ids of one ingest each), including incomplete ones."""
     query = sa.select(_SEGMENT.c.id).join(_EPOCH).where(_EPOCH.c.population == population)
     return set(connection.execute(query).scalars())
 
 
 def plan_segment(connection: sa.Connection, *, epoch: str, segment: str) -> None:
-    """Insert the row of a segment, still without a number, before the segment's files are written."""
+    """Insert the row of a segment (new ids of one ingest) before its files are written; it gets a number later."""
     connection.execute(_SEGMENT.insert().values(id=segment, epoch=epoch))
 
 
 def record_segment(
     connection: sa.Connection, *, epoch: str, segment: str, digest: str, known: Collection[Segment]
 ) -> int | None:
-    """Give a segment its ingest number, if the epoch has no segments besides those with which it was compared.
+    """Give a segment (new ids of one ingest) its number, unless the epoch got segments that were not compared with it.
 
     Parameters
     ----------

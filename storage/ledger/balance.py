@@ -23,7 +23,7 @@ from storage.ledger.releases import Grant, Release, actors_of, charges_of, relea
 from storage.ledger.step_answers import Reservation
 
 BOUNDS: Mapping[str, str] = {"gdp": "the Gaussian that dominates it", "renyi": "randomized response of its epsilon"}
-"""For each filter, the mechanism whose privacy loss it charges for an event known only by (epsilon, delta)."""
+"""For each privacy filter, the mechanism whose privacy loss bounds an event known only by (epsilon, delta)."""
 
 
 def knows_samples(budget: Budget) -> bool:
@@ -56,7 +56,7 @@ def refusal(
     if any(charge[:2]) and (left := rules.own_left(charged)) is not None:
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {left[0]:.6g} and delta {left[1]:.6g} left for one release "
-            f"with a standalone charge, which is subtracted from the budget as it is, and "
+            f"with a standalone charge (its epsilon and delta are subtracted from the budget), and "
             f"{rules.spent(charge):.6g} at delta {charge[1] / filters.DELTA_UNITS:.6g} was requested; nothing was "
             "charged: request less, or stop here."
         )
@@ -67,8 +67,8 @@ def refusal(
     if _is_bounded(budget, event):
         return BudgetExhausted(
             f"budget {budget.population!r} has epsilon {rules.remaining(charged):.6g} left for one Gaussian release; "
-            f"since the first Gaussian release, other events are charged as {BOUNDS[budget.filter]}: a request of "
-            f"epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
+            f"since the first Gaussian release, each event that is not Gaussian is charged as {BOUNDS[budget.filter]}: "
+            f"a request of epsilon {requested['epsilon']:g} at delta {requested['delta']:g} would take epsilon "
             f"{rules.spent(charge):.6g}; nothing was charged: {_remedy(budget, charged)}"
         )
     return _exhausted(budget.population, left=rules.remaining(charged), **requested)
@@ -84,12 +84,13 @@ def _no_failures(budget: Budget, charged: Charge, charge: Charge) -> str:
     if not budget.failure_delta:
         return (
             f"budget {budget.population!r} was opened with failure_delta=0, so after its first Gaussian release it "
-            f"admits no event known only as (epsilon, delta); one of delta {requested} was requested"
+            f"admits no release whose guarantee is known only as (epsilon, delta); one of delta {requested} was "
+            "requested"
         )
     return (
-        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for events known only as "
-        f"(epsilon, delta) after its first Gaussian release; {rules.failures(charged):.6g} of it is used and "
-        f"{requested} was requested"
+        f"budget {budget.population!r} reserves failure_delta={budget.failure_delta:g} for releases whose guarantee is "
+        f"known only as (epsilon, delta), after its first Gaussian release; {rules.failures(charged):.6g} of it is "
+        f"used and {requested} was requested"
     )
 
 
@@ -113,12 +114,12 @@ def _remedy(budget: Budget, charged: Charge) -> str:
     epsilon = _written(largest, lambda epsilon: _admits(rules, charged, epsilon=epsilon, delta=float(delta)))
     if not float(epsilon) > 0:
         return f"{gaussian}."
-    pure = "" if float(delta) else " for a pure event"
+    pure = "" if float(delta) else " (pure differential privacy)"
     return f"{gaussian}, or request at most --epsilon {epsilon} and --delta {delta}{pure}."
 
 
 def _written(value: float, fits: Callable[[float], bool]) -> str:
-    """Format a number with six digits such that the rounded number still satisfies `fits`.
+    """Format a number with six digits, slightly reduced if necessary, so that the formatted number satisfies `fits`.
 
     Return "0" if no such number is found.
     """
@@ -135,7 +136,7 @@ def _is_bounded(budget: Budget, event: Event) -> bool:
 def _bounded_left(rules: filters.PrivacyFilter, total: Charge, *, delta: float) -> float:
     """Return the largest epsilon of one more release that is known only by (epsilon, delta).
 
-    The result holds once the composition has begun; see `dpca_tasks.accounting.filters`.
+    The result holds once the budget has begun to compose releases; see `dpca_tasks.accounting.filters`.
     """
     low, high = 0.0, rules.epsilon
     for _ in range(24):
@@ -178,7 +179,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quote:
-    """The total after one more release, as epsilon and as a charge, and the error if the release is refused."""
+    """The total of a budget after one more release, as epsilon and as a charge; the error if the release is refused."""
 
     spent: float
     total: Charge

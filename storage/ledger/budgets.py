@@ -139,7 +139,7 @@ def open_budget(
     delta: float,
     failure_delta: float | None,
     relation: str,
-    filter: str,  # noqa: A002 - its name in the record
+    filter: str,  # noqa: A002 - the name of this term in `Budget`
     unit: PrivacyUnit,
     allow_large_delta: bool,
 ) -> Budget:
@@ -247,7 +247,7 @@ def read_budget(connection: sa.Connection, population: str) -> Budget:
 
 
 def check_snapshots(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-    """Check that rows of the snapshot table agree with the journal, before they are used.
+    """Check that rows of the snapshot table agree with the journal, before the rows are used.
 
     Raises
     ------
@@ -265,7 +265,7 @@ _TOGETHER = 1_000  # largest number of rows per statement, since databases limit
 
 
 def current_snapshot(connection: sa.Connection, name: str) -> sa.Row[Any] | None:
-    """Return the row of a dataset's newest unremoved snapshot after `check_snapshots`; None if there is none."""
+    """Return the checked row of a dataset's newest snapshot that was not removed; None if there is none."""
     table = tables.snapshot
     newest_first = (table.c.seq.desc().nulls_last(), table.c.created_at.desc(), table.c.id.desc())
     rows = connection.execute(sa.select(table).where(table.c.name == name).order_by(*newest_first)).all()
@@ -325,7 +325,7 @@ def check_name(what: str, name: str) -> None:
 def _remedy(given: PrivacyUnit, found: PrivacyUnit) -> str:
     """Return advice on how to ingest a dataset so that its privacy unit matches the budget."""
     if given == PrivacyUnit():
-        return "ingest it without ids, or open a budget for another population with its unit"
+        return "ingest it without ids, or open a budget with this privacy unit for another population"
     if given.name != found.name:
         return f"ingest it with the ids {given.name!r}, as --unit-column or --units with --unit-name"
     return f"ingest it with --max-rows-per-unit {given.rows}"
@@ -437,7 +437,7 @@ def is_charged(budget: Budget) -> sa.ColumnElement[bool]:
 
 
 def check_units(budget: Budget, found: set[tuple[str, int]]) -> None:
-    """Check that stored charges are in the units of a budget's filter; ``found`` has (accounting, bytes) of each.
+    """Check that stored charges have the units of a budget's filter; ``found`` has (accounting, size) of each.
 
     A charge is fixed when it is admitted (`dpca_tasks.accounting.filters`), and is never computed again. The name of an
     accounting, such as ``gdp-2``, contains a family and a version. All versions of a family use the same units, in the

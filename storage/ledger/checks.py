@@ -4,9 +4,9 @@ The hash chain of the journal does not detect changes in other tables. `compare`
 and compares the resulting rows with the stored rows. `check_changes` does this incrementally, based on the result of an
 earlier check.
 
-`check_ticks` checks that every tick of a stream is paid for. Ticks are the only releases with a charge of zero.
-Therefore, before tick t began, the journal must show that its stream was charged for at least t ticks. The stream must
-not have been closed before, and its earlier ticks must have been committed or closed.
+`check_ticks` checks that every tick (version) of a stream is paid for. Ticks are the only releases with a charge of
+zero. Therefore, before tick t began, the journal must show that its stream was charged for at least t ticks. The stream
+must not have been closed before, and its earlier ticks must have been committed or closed.
 
 Examples
 --------
@@ -48,7 +48,7 @@ _NEXT = "restore the database from a copy, and accept it with `dpca budget accep
 
 @dataclass(kw_only=True)
 class _Replayed:
-    """The part of the replayed journal that `check_ticks` needs."""
+    """The facts about streams and their ticks (versions) in the journal entries that were replayed so far."""
 
     events: dict[str, dict[str, object]] = field(default_factory=dict)
     charged: dict[str, bool] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Replayed:
 
 
 def check_ticks(connection: sa.Connection) -> None:
-    """Replay the journal, and check at the beginning of each tick of a stream that the tick was paid for.
+    """Replay the journal, and check that each tick (version) of a stream was paid for before it began.
 
     Raises
     ------
@@ -94,7 +94,10 @@ def check_ticks(connection: sa.Connection) -> None:
                 seen.ended.add(release)
     for release, event in seen.events.items():
         if is_tick(event) and release not in seen.bound:
-            raise Corrupt(f"the event of release {release} is a tick, but the journal assigns it to no stream; {_NEXT}")
+            raise Corrupt(
+                f"the event of release {release} is a tick (a version of a stream), but the journal assigns it to no "
+                f"stream; {_NEXT}"
+            )
 
 
 def _check_payer(seen: _Replayed, release: str, stream: str) -> None:
@@ -111,11 +114,11 @@ def _check_tick(seen: _Replayed, release: str, *, stream: str, tick: int) -> Non
     declared = (event.get("name"), event.get("stream"), event.get("tick"))
     name = f"tick {tick} of stream {stream}"
     if declared != ("stream_tick", stream, tick):
-        raise Corrupt(f"{name} is a release whose event states something else; {_NEXT}")
+        raise Corrupt(f"the event of {name} states another tick, stream or kind of release; {_NEXT}")
     if tick > max(payers, default=0) or seen.ended.intersection(payers.values()):
         raise Corrupt(f"{name} began although no live stream was charged for it; {_NEXT}")
     if tick != len(earlier) + 1 or not seen.ended.issuperset(earlier):
-        raise Corrupt(f"{name} began before the previous tick was settled; {_NEXT}")
+        raise Corrupt(f"{name} began before the previous tick was committed or closed; {_NEXT}")
 
 
 type Totals = Mapping[str, tuple[int, Charge]]
@@ -149,7 +152,7 @@ class Compared:
 
 
 def compare(connection: sa.Connection) -> Compared:
-    """Check the journal's hash chain and compare every row with the journal; the caller holds one transaction.
+    """Check the journal's hash chain and compare every row with the journal, in the caller's transaction.
 
     Raises
     ------
@@ -182,14 +185,15 @@ def stored_rows(connection: sa.Connection, name: str, keys: Collection[Key] | No
     table = tables.metadata.tables[name]
     query = sa.select(table)
     if table is tables.arrival_segment:
-        query = query.where(table.c.number.is_not(None))  # rows of segments without a number have no journal entry yet
+        # a segment (new ids of an ingest) gets its journal entry together with its number
+        query = query.where(table.c.number.is_not(None))
     if keys is not None:
         query = query.where(sa.tuple_(*table.primary_key).in_(keys))
     return chain.from_iterable(raw_rows(connection, query))
 
 
 def check_totals(connection: sa.Connection, *, fresh: Collection[str]) -> Totals:
-    """Check each cached total against the sum of the charges, and return the sums without ``fresh`` releases.
+    """Check each cached total against the sum of the charges; return the sums without the releases in ``fresh``.
 
     Raises
     ------
@@ -287,13 +291,13 @@ def check_changes(connection: sa.Connection, before: Compared | None) -> Checked
 
 
 def part_after(before: Compared) -> tuple[int, int]:
-    """Return (first, last): an incremental check reads the older entries first + 1, ..., last."""
+    """Return (first, last) such that the check after ``before`` reads the older entries first + 1, ..., last again."""
     first = before.read_to if before.read_to < before.entries else 0
     return first, min(first + PART, before.entries)
 
 
 def compare_part(connection: sa.Connection, before: Compared) -> tuple[Compared, Replay]:
-    """Check the new and a part of the older journal entries against the rows; the caller holds one transaction.
+    """Check the new journal entries, and a part of the older ones, against the rows, in the caller's transaction.
 
     Parameters
     ----------
@@ -363,7 +367,7 @@ def _between(connection: sa.Connection, first: int, last: int) -> list[Entry]:
 
 
 def _hash_of(connection: sa.Connection, entry: int) -> str:
-    """Return the hash of a journal entry; `START` for entry 0, and the text "None" for a missing entry."""
+    """Return the hash of the journal entry with a number; `START` for number 0, and "None" for a missing entry."""
     found = connection.execute(sa.select(_EVENT.hash).where(_EVENT.seq == entry)).scalar_one_or_none()
     return START if entry == 0 else str(found)
 

@@ -27,7 +27,7 @@ from storage.database.engine import raw_rows
 from storage.trail.checkpoints import FIELDS, START, hash_entry, hash_values
 
 TOTAL = ("total", "releases")
-"""The facts of an entry that state the total charge of a population, and its number of releases."""
+"""The facts in a journal entry that state a population's total charge and its number of releases."""
 DETAILS: Mapping[str, tuple[str, ...]] = {
     "ledger_created": ("ledger",),
     "ledger_accepted": ("reason", "begun", "others"),
@@ -107,10 +107,11 @@ def append(
     """
     facts = dict(detail or {})
     if name not in DETAILS:
-        raise Invalid(f"journal event {name!r} is not one of {', '.join(DETAILS)}; add it to `journal.DETAILS`.")
+        raise Invalid(f"journal entry {name!r} is not one of {', '.join(DETAILS)}; add it to `journal.DETAILS`.")
     if strangers := facts.keys() - set(DETAILS[name]):
         raise Invalid(
-            f"journal event {name!r} has no fact {min(strangers)!r}; if it is public, add it to `journal.DETAILS`."
+            f"journal entry {name!r} may not contain the fact {min(strangers)!r}; if it is public, add it to "
+            "`journal.DETAILS`."
         )
     lock(connection)  # the lock lets only one process at a time append to the hash chain
     last = connection.execute(_LAST).first()
@@ -181,7 +182,7 @@ def verify(connection: sa.Connection) -> int:
 
 
 def follow(rows: Iterable[Entry], *, count: int, previous: str) -> tuple[int, str]:
-    """Check the hashes of entries that follow earlier entries; ``previous`` is the hash of earlier entry ``count``.
+    """Check the hashes of the entries that follow entry number ``count``, whose hash is ``previous``.
 
     Returns
     -------
@@ -212,18 +213,18 @@ def _actor() -> str:
 
 
 type Row = tuple[Any, ...]
-"""A stored row of a table; its first values are the primary key."""
+"""A stored database row; its first values are the primary key."""
 type Key = tuple[Any, ...]
-"""The primary key of a row."""
+"""The primary key of a stored database row."""
 
 NAMES: Mapping[str, str] = {
     "budget": "budget {0!r}",
     "snapshot": "snapshot {0}",
-    "arrival_epoch": "table of arrivals {0}",
-    "arrival_segment": "segment of arrivals {0}",
+    "arrival_epoch": "table of first-seen ids {0}",
+    "arrival_segment": "segment {0} of first-seen ids",
     "release": "release {0}",
     "stream": "stream {0}",
-    "stream_charge": "charge of stream {0} to tick {1}",
+    "stream_charge": "charge of stream {0} for {1} ticks",
     "tick": "tick {1} of stream {0}",
     "tick_answer": "answer of tick {1} of stream {0}",
     "step": "step {1} of release {0}",
@@ -329,7 +330,7 @@ class Replay:
 
     @property
     def has_ticks(self) -> bool:
-        """True if the replayed entries contain a tick of a stream, or a charge for ticks.
+        """True if the replayed entries contain a tick (version) of a stream, or a charge for ticks.
 
         A release whose event states that it is a tick counts too.
         """
@@ -431,7 +432,7 @@ def check_rows(
         for batch in entries(connection, sa.or_(*where)):
             replay.take(batch)
     except (LookupError, ValueError, TypeError):
-        raise Corrupt(f"the journal lacks the first entries of rows in the {name} table; {NEXT}") from None
+        raise Corrupt(f"the journal lacks entries that inserted rows of the {name} table; {NEXT}") from None
     keys = None if every else {key_of(table, row) for row in found}
     shown = {
         key: facts

@@ -55,7 +55,7 @@ __all__ = ["Budget", "Grant", "Ledger", "Release", "Reservation", "Statement"]
 
 
 class Ledger:
-    """Budgets and releases in a database; keys of releases and noised steps are in folders outside the database.
+    """Budgets and releases in a database; keys of releases and noised answers are in folders outside the database.
 
     `storage.workspace.Workspace` opens a ledger: it finds the database and the folders through ``DPCA_HOME`` and other
     settings, and checks that they belong together.
@@ -99,7 +99,7 @@ class Ledger:
             yield connection
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Return a context for drawing a key; if the context fails, keys without a database row are erased."""
+        """Return a context for drawing the key of a release; if it fails, keys without a database row are erased."""
         return self._files.drawing(self.engine)
 
     def open_budget(
@@ -109,7 +109,7 @@ class Ledger:
         epsilon: float,
         delta: float,
         relation: str = "add_remove",
-        filter: str = "gdp",  # noqa: A002 - its name in the record
+        filter: str = "gdp",  # noqa: A002 - the name of this term in `Budget`
         failure_delta: float | None = None,
         unit: str | None = None,
         rows_per_unit: int | None = None,
@@ -141,7 +141,7 @@ class Ledger:
 
     @property
     def streams(self) -> Streams:
-        """The streams of the ledger: releases that are charged once, and published at every tick."""
+        """The streams of the ledger: releases that are charged once, and published at every date of a schedule."""
         return Streams(ledger=self, keys=self._keys, witness=self._witness, forget=self._files.forget)
 
     def budget(self, population: str) -> Budget:
@@ -309,7 +309,7 @@ class Ledger:
         return Reservation(release_id=release_id, event=shown_event(row.event), **charged, _steps=steps)
 
     def steps(self, release_id: str) -> LedgerSteps:
-        """Return access to the recorded digests of a release's steps."""
+        """Return access to the recorded digests of the answers of a release's steps (queries)."""
         return LedgerSteps(self.transaction, self.reading, release_id)
 
     def key(self, release_id: str) -> bytes:
@@ -362,7 +362,7 @@ class Ledger:
         return result
 
     def publish_joint[T](self, joint_id: str, *, record: Callable[[sa.Connection], T]) -> T:
-        """Run ``record``, which writes the published version of a joint release, in one transaction.
+        """Run ``record``, which writes the published version of a joint release (of several sites), in one transaction.
 
         A joint release is charged in the ledgers of its sites, not in this ledger.
         """
@@ -383,7 +383,7 @@ class Ledger:
         self._end(release_id, "reserved", "abandoned", "release_abandoned", check=check_abandon)
 
     def close(self, release_id: str) -> None:
-        """Give up a release that has begun. The release remains charged, and its key and stored steps are erased."""
+        """Give up a release that has begun. The release remains charged; its key and stored answers are erased."""
         self._end(release_id, "noising", "closed", "release_closed")
 
     def verify(self) -> int:
@@ -435,5 +435,5 @@ class Ledger:
         self._files.forget(release_id)
 
     def sweep(self) -> None:
-        """Remove keys and step files that a crash left behind; see `storage.ledger.releases.ReleaseFiles.sweep`."""
+        """Remove keys and stored answers that a crash left behind; see `storage.ledger.releases.ReleaseFiles.sweep`."""
         self._files.sweep(self.engine)

@@ -1,4 +1,4 @@
-"""Releases of a ledger, with their database rows, run keys, secret keys and stored steps.
+"""Releases of a ledger, with their database rows, run keys, secret keys and stored answers.
 
 Functions that take a connection run in the caller's transaction.
 
@@ -88,7 +88,7 @@ _DIGEST = re.compile("[0-9a-f]{64}(/.*)?")
 
 
 def separate_key(population: str, run_key: str) -> str:
-    """Return the form in which the ledger stores a run key that a client of a remote ledger chose.
+    """Return the form in which the ledger stores a run key (name of a request) chosen by a client of a remote ledger.
 
     It is the default run key unchanged, or any other run key with a prefix for the population.
     """
@@ -102,7 +102,7 @@ KEY_BYTES = 32
 
 
 def new_key() -> bytes:
-    """Draw a secret key from the operating system. Only tests may replace this function."""
+    """Draw a secret key from the operating system's random generator. Only tests may replace this function."""
     return os.urandom(KEY_BYTES)
 
 
@@ -142,8 +142,8 @@ class KeyFolder:
             key = (self.folder / release_id).read_bytes()
         except OSError:
             raise Unavailable(
-                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the folder that was "
-                "used at its reservation, or close the release."
+                f"the key of release {release_id} is not in {self.folder}; set DPCA_KEY_FOLDER to the key folder that "
+                "was set when it was reserved, or close the release."
             ) from None
         if len(key) != KEY_BYTES or release_id_of(key) != release_id:
             raise Corrupt(f"{self.folder / release_id} is not the key of this release; close the release.")
@@ -240,8 +240,8 @@ def check_abandon(connection: sa.Connection, release: Release) -> None:
     lock_budget(connection, budget)
     if any(charge_of(budget, release)[:2]) and any(charged_to(connection, budget)[2:]):
         raise Refused(
-            f"release {release.id} cannot be abandoned: later releases were admitted to what its charge left of the "
-            "budget, and this share is fixed; run its request, or leave it reserved."
+            f"release {release.id} cannot be abandoned: later releases were admitted under a bound that excludes "
+            "its charge, and this bound is fixed; run its request, or leave it reserved."
         )
 
 
@@ -288,7 +288,7 @@ def find_by_run_key(connection: sa.Connection, run_key: str, *, population: str 
 
 
 def under_run_key(connection: sa.Connection, run_key: str, *, population: str | None) -> list[Release]:
-    """Return the releases that a run key may mean, at most two.
+    """Return the releases that a run key (name of a request) may mean, at most two.
 
     The first is stored under exactly this key, for any population. The second was reserved by ``population`` through a
     remote ledger; it is stored under the key with a prefix (`separate_key`).
@@ -375,7 +375,7 @@ def actors_of(connection: sa.Connection, population: str) -> dict[str, str]:
 
 
 def versions_of(connection: sa.Connection, releases: Sequence[Release]) -> dict[str, tuple[str, ...]]:
-    """Return the published versions of the releases, such as ``news@3``, sorted, by the digest of the artifact."""
+    """Return for each artifact of the releases, by digest, its sorted published versions such as ``news@3``."""
     table, digests = tables.published, {row.artifact_digest for row in releases} - {None}
     query = sa.select(table)
     if len(digests) <= _FEW:
@@ -428,7 +428,7 @@ class ReleaseFiles:
     staging: Path
 
     def steps_of(self, release_id: str) -> Path:
-        """Return the folder with the stored answers of a release's steps."""
+        """Return the path of the folder with the stored answers of a release's steps."""
         return self.staging / release_id
 
     def forget(self, release_id: str) -> None:
@@ -440,7 +440,7 @@ class ReleaseFiles:
 
     @contextmanager
     def drawing(self, engine: sa.Engine) -> Iterator[None]:
-        """Return a context for a transaction that draws a key; if the transaction fails, remove the key with `sweep`.
+        """Return a context for a transaction that draws the key of a release; if it fails, remove the key with `sweep`.
 
         Opening a home also runs `sweep`, but a long-running process may not open the home again.
         """
@@ -454,7 +454,7 @@ class ReleaseFiles:
             raise
 
     def sweep(self, engine: sa.Engine) -> None:
-        """Remove the keys and steps that a crash or a full disk left behind.
+        """Remove the keys and stored answers that a crash or a full disk left behind.
 
         They belong to releases that have ended, or that have no database row.
 

@@ -1,4 +1,4 @@
-"""Durable storage of the noised answer of each step of a release.
+"""Durable storage of the noised answer of each step (query) of a release.
 
 If a step is answered several times, for example after a crash, the first stored answer counts.
 
@@ -46,7 +46,7 @@ _DIGEST = sa.select(tables.step.c.digest).where(
 
 
 def step_digest(key: bytes, step: int, arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the digest of a step's answer and public inputs in hex, an HMAC under a key derived from ``key``."""
+    """Return the digest of a step's answer and public inputs in hex: an HMAC under a key derived from ``key``."""
     own = hmac.digest(key, b"dpca step digests", hashlib.sha256)
     hasher = hmac.new(own, step.to_bytes(8, "little"), hashlib.sha256)
     for name, values in sorted(arrays.items()):
@@ -65,7 +65,7 @@ def _checksum(digest: str, payload: bytes) -> bytes:
 
 
 class StepRows(Protocol):
-    """Interface to the recorded digests of one release's answers, one per step."""
+    """Interface to the recorded digests of one release's noised answers, one per step (query)."""
 
     def check(self) -> None:
         """Check that the release has not ended; raise `Finished` or `Refused` if it has."""
@@ -82,7 +82,7 @@ class StepRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LedgerSteps:
-    """Digests of one release's answers, stored in the database of the ledger; see `StepRows`."""
+    """Digests of one release's noised answers, stored in the database of the ledger; see `StepRows`."""
 
     transaction: Callable[[], AbstractContextManager[sa.Connection]]
     reading: Callable[[], AbstractContextManager[sa.Connection]]
@@ -132,7 +132,7 @@ class LedgerSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepStore:
-    """Store of the answers of one release's steps: files in a private staging folder, digests in the ledger.
+    """Store of the noised answers of one release's steps: files in a private staging folder, digests in the ledger.
 
     The file of an answer is named after its step and digest, so two computations with equal answers share one file.
     """
@@ -219,7 +219,7 @@ class StepStore:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """If a file is missing because the release has ended, raise `Finished` or `Refused` instead.
+        """Within this context, raise `Finished` or `Refused` if a file is missing because the release has ended.
 
         If the release has not ended, the error about the missing file is raised.
         """
@@ -232,7 +232,7 @@ class StepStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A release that has begun, with everything that the curator needs to answer the release's steps.
+    """A release that has begun, with everything that the curator (which adds the noise) needs to answer its steps.
 
     ``relation`` is the neighboring relation of the charged budget. ``content`` is the content digest of the release's
     snapshot, or None if the catalog has no such snapshot. The digest is private, for the curator only.

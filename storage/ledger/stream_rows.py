@@ -1,4 +1,4 @@
-"""Database rows of streams and their ticks, and the stored answers of ticks.
+"""Database rows of streams and their ticks (versions), and the stored noised answers of ticks.
 
 All functions that take a connection run in the caller's transaction.
 
@@ -45,7 +45,7 @@ _ENTRY = tables.event.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCharge:
-    """A release that pays for ticks of a stream; the paying releases up to this one pay for ``ticks`` ticks."""
+    """A release that pays for ticks (versions) of a stream; it and earlier ones pay for ``ticks`` ticks together."""
 
     release_id: str
     ticks: int
@@ -54,7 +54,7 @@ class StreamCharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream, with the releases that pay for its ticks.
+    """A stream (a release repeated on a schedule), with the releases that pay for its ticks (versions).
 
     Attributes
     ----------
@@ -77,18 +77,18 @@ class Stream:
 
     @property
     def is_live(self) -> bool:
-        """True if the stream is charged and not closed, so that ticks may begin."""
+        """True if the stream is charged and not closed, so that ticks (versions) may begin."""
         return bool(self.charges) and all(charge.state == "noising" for charge in self.charges)
 
     @property
     def ticks(self) -> int:
-        """The number of ticks that are paid for."""
+        """The number of ticks (versions) that are paid for."""
         return max((charge.ticks for charge in self.charges), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """One tick of a stream.
+    """One tick of a stream: the release of one version.
 
     Attributes
     ----------
@@ -98,8 +98,8 @@ class Tick:
     release_id : str, the id of the tick's release
     snapshot_id : str, the snapshot from which the tick is computed, even if a newer one is ingested
     number : int, the number of the snapshot's ingest; 0 for a snapshot from before ingests were numbered
-    arrivals : str, what states when a record arrived: ``rows`` (a row arrives with its snapshot), the id of a table of
-        first-seen ids, or ``unknown``
+    arrivals : str, how the arrival times of records are known: ``rows`` (a row arrives with its snapshot), the id of a
+        table of first-seen ids, or ``unknown``
     state : str, the state of the tick's release
     artifact_digest : str or None
     answer : str or None, digest of the tick's answer in the answer store
@@ -153,7 +153,7 @@ def streams_in(connection: sa.Connection) -> tuple[Stream, ...]:
 
 
 def ticks_of(connection: sa.Connection, stream_id: str) -> tuple[Tick, ...]:
-    """Return the ticks of a stream, oldest first.
+    """Return the ticks (versions) of a stream, oldest first.
 
     Raises
     ------
@@ -192,20 +192,20 @@ def enter_stream(connection: sa.Connection, row: Mapping[str, Any]) -> None:
 
 
 def enter_stream_charge(connection: sa.Connection, *, stream: str, ticks: int, release_id: str) -> None:
-    """Record that a release pays for a stream's ticks up to number ``ticks``, and append the journal entry."""
+    """Record that a release pays for a stream's ticks (versions) up to number ``ticks``; append the journal entry."""
     connection.execute(tables.stream_charge.insert().values(stream=stream, ticks=ticks, release_id=release_id))
     journal.append(connection, "stream_charged", release_id=release_id, detail={"stream": stream, "ticks": ticks})
 
 
 def enter_tick(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Insert the row of a tick, whose release is already inserted, and append the journal entry."""
+    """Insert the row of a tick (version of a stream), whose release is already inserted; append the journal entry."""
     connection.execute(tables.tick.insert().values(**row))
     shown = {name: value for name, value in row.items() if name != "release_id"}
     journal.append(connection, "tick_begun", release_id=row["release_id"], detail=shown)
 
 
 def enter_answer(connection: sa.Connection, *, stream: str, tick: int, release_id: str, digest: str) -> None:
-    """Insert the digest of a tick's stored answer, and append the journal entry."""
+    """Insert the digest of the stored answer of a tick (version of a stream), and append the journal entry."""
     shown = {"stream": stream, "tick": tick, "digest": digest}
     connection.execute(tables.tick_answer.insert().values(**shown))
     journal.append(connection, "tick_answered", release_id=release_id, detail=shown)
@@ -244,7 +244,7 @@ _NAME = re.compile(r"([0-9]{6})-([0-9a-f]{64})\.npy")
 def keep_answer(
     place: Place, tick: Tick, answer: NDArray[np.int64], *, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> str:
-    """Write the answer of a tick durably to the answer store, and return the digest of the file.
+    """Write the noised answer of a tick (version) durably to the answer store, and return the digest of the file.
 
     The file contains the answer. If its query has public inputs, an array of their names follows, and then the inputs.
     """
@@ -273,7 +273,7 @@ def kept_answers(place: Place, stream_id: str) -> dict[int, set[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Mapping[int, NDArray[np.int64]]):
-    """The stored answers of a stream's ticks, as a mapping by tick; an answer is read from its file on access.
+    """The stored answers of a stream's ticks (versions), as a mapping by tick; each is read from its file on access.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
         return len(self._digests)
 
     def __getitem__(self, tick: int) -> NDArray[np.int64]:
-        """Read the answer of a tick; errors as for `read`."""
+        """Read the answer of a tick; raises the errors of `read`."""
         return self.read(tick)[0]
 
     def read(self, tick: int) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
@@ -330,7 +330,7 @@ class Answers(Mapping[int, NDArray[np.int64]]):
 
 
 def answer_path(stream_id: str, tick: int, digest: str) -> str:
-    """Return the path of a tick's answer in the artifact store."""
+    """Return the path of the noised answer of a tick (version of a stream) in the artifact store."""
     return f"{FOLDER}/{stream_id}/{tick:06d}-{digest}.npy"
 
 
@@ -347,7 +347,7 @@ def newest_snapshot(connection: sa.Connection, stream: Stream) -> sa.Row[Any]:
 
 
 def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
-    """Return the existing tick of a slot, after checking the snapshot that the caller expects.
+    """Return the existing tick of a slot (such as a date), after checking that it uses the expected snapshot.
 
     Raises
     ------
@@ -363,7 +363,7 @@ def as_bound(tick: Tick, snapshot_id: str | None) -> Tick:
 
 
 def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
-    """Check that the next tick of a stream may begin.
+    """Check that the next tick (version) of a stream may begin.
 
     Raises
     ------
@@ -388,16 +388,16 @@ def check_next(stream: Stream, ticks: tuple[Tick, ...]) -> None:
 def check_snapshot(
     connection: sa.Connection, stream: Stream, ticks: tuple[Tick, ...], newest: sa.Row[Any], *, insisted: str | None
 ) -> None:
-    """Check that the next tick may be computed from the newest snapshot.
+    """Check that the next tick (version) of a stream may be computed from the newest snapshot.
 
     Raises
     ------
     Conflict
         When the caller requires another snapshot, by its id in ``insisted``.
     Refused
-        When the newest snapshot is older than the previous tick's snapshot, which was removed since. The number of
-        arrived records must not decrease from tick to tick. Also when the snapshot has another privacy unit than the
-        budget.
+        When the newest snapshot is older than the snapshot of the previous tick, because the latter was removed. The
+        number of arrived records must not decrease from tick to tick. Also when the snapshot has another privacy unit
+        than the budget.
     """
     if insisted not in (None, newest.id):
         raise Conflict(f"the next tick must use the newest snapshot, {newest.id}, not {insisted}; omit --snapshot.")
@@ -407,7 +407,7 @@ def check_snapshot(
     if before is not None and (newest.seq or 0) < before:
         raise Refused(
             f"the newest snapshot of {stream.terms['dataset']!r} is older than the snapshot of tick {ticks[-1].tick}, "
-            "and the number of arrivals never decreases; ingest the data again."
+            "and the number of arrived records must not decrease; ingest the data again."
         )
 
 
@@ -417,13 +417,13 @@ def number_of(snapshot: sa.Row[Any]) -> int:
 
 
 def epoch_of(snapshot: sa.Row[Any]) -> str | None:
-    """Return the id of the table from which a snapshot's first-seen numbers come; None if it has none."""
+    """Return the id of the table from which a snapshot's first-seen numbers come, or None without such numbers."""
     epoch: str | None = snapshot.epoch
     return epoch
 
 
 def arrivals_of(stream: Stream, ticks: tuple[Tick, ...], *, epoch: str | None) -> str:
-    """Return the source of the arrival times of records at the next tick.
+    """Return the source of the arrival times of records at the next tick (version) of a stream.
 
     The source is "rows", "unknown", or the id of a table (arrival epoch). With "rows", each row arrives with its
     snapshot. A table has the number of the ingest in which each individual's id first appeared. A stream uses the table
@@ -445,7 +445,7 @@ def bind_tick(
     snapshot: sa.Row[Any],
     keys: KeyFolder,
 ) -> Tick:
-    """Insert the tick after ``ticks``, with its release of charge zero, for a slot and a snapshot."""
+    """Insert the tick that follows ``ticks``, a release of charge zero, for a slot (such as a date) and a snapshot."""
     at, key = len(ticks) + 1, releases.new_key()
     release_id = releases.release_id_of(key)
     if releases.find_release(connection, release_id) is not None:
@@ -472,7 +472,7 @@ def bind_tick(
 
 
 def guarantee_of(connection: sa.Connection, stream: Stream) -> tuple[float, float]:
-    """Return the joint epsilon and delta of all ticks of a stream that are paid for."""
+    """Return the epsilon and delta of all paid ticks (versions) of a stream together."""
     rows = [releases.read_release(connection, charge.release_id) for charge in stream.charges]
     delta = rows[0].delta
     if len(rows) == 1:

@@ -88,7 +88,7 @@ def check_standing(standing: Stream, *, population: str, fingerprint: str, ticks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Operations on the streams of a ledger; `storage.ledger.ledger.Ledger.streams` returns this object."""
+    """Operations on the streams (scheduled releases) of a ledger; `storage.ledger.ledger.Ledger.streams` returns it."""
 
     ledger: Transactions
     keys: KeyFolder
@@ -156,11 +156,11 @@ class Streams:
         return found
 
     def extend(self, name: str, *, ticks: int, event: Event, epsilon: float, after: int) -> Stream:
-        """Charge a stream for further ticks, so that ``ticks`` ticks in total are paid for.
+        """Charge a stream for further ticks (versions), so that ``ticks`` ticks in total are paid for.
 
         If ``ticks`` ticks are already paid for, the stream is returned unchanged. ``after`` is the number of paid ticks
-        that the caller assumes. ``event`` is the Gaussian DP event by which ``ticks`` ticks exceed ``after`` ticks.
-        ``epsilon`` is the nominal guarantee of this event at the delta of the stream.
+        that the caller assumes. ``event`` is the Gaussian DP event that ``ticks`` ticks cost in addition to ``after``
+        ticks. ``epsilon`` is the nominal guarantee of this event at the delta of the stream.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Streams:
         fingerprint: str,
         snapshot_id: str | None = None,
     ) -> Tick:
-        """Begin the next tick of a live stream for a slot of the schedule, or return the slot's existing tick.
+        """Begin the next tick (version) of a live stream for a slot of the schedule, or return the slot's tick.
 
         Parameters
         ----------
@@ -247,7 +247,7 @@ class Streams:
         return tick
 
     def answered(self, tick: Tick, *, digest: str) -> str:
-        """Record the digest of a tick's answer in the answer store, and return the recorded digest.
+        """Record the digest of a tick's noised answer, which is in the answer store; return the recorded digest.
 
         Raises
         ------
@@ -264,13 +264,13 @@ class Streams:
                 enter_answer(connection, release_id=tick.release_id, **shown)
                 self.witness.note(note_answer(**shown))
             elif standing != digest:
-                raise Conflict(f"tick {tick.tick} of the stream has a different answer; close the tick.")
+                raise Conflict(f"another answer is recorded for tick {tick.tick} of the stream; close the tick.")
             reached("answer.row_written")
         reached("answer.row_committed")
         return digest
 
     def close_tick(self, name: str, tick: int) -> Tick:
-        """Close a tick that has begun but is not committed, and erase the tick's key and steps.
+        """Close a tick (version) that has begun but is not committed, and erase its key and stored answers.
 
         The tick counts as used, and the next tick may begin.
 
@@ -298,7 +298,7 @@ class Streams:
         return closed
 
     def close(self, name: str) -> Stream:
-        """Close a stream permanently, with any tick that is not committed; the charge of the stream remains."""
+        """Close a stream permanently, with any tick (version) that is not committed; the stream remains charged."""
         with self.ledger.transaction() as connection:
             stream = read_stream(connection, name)
             lock_budget(connection, read_budget(connection, stream.population))
@@ -309,18 +309,18 @@ class Streams:
         return closed
 
     def show(self, name: str) -> tuple[Stream, tuple[Tick, ...]]:
-        """Return the newest stream with this name, and its ticks, oldest first."""
+        """Return the newest stream with this name, and its ticks (versions), oldest first."""
         with self.ledger.reading() as connection:
             stream = read_stream(connection, name)
             return stream, ticks_of(connection, stream.id)
 
     def ticks(self, stream_id: str) -> tuple[Tick, ...]:
-        """Return the ticks of the stream with this id, oldest first."""
+        """Return the ticks (versions) of the stream with this id, oldest first."""
         with self.ledger.reading() as connection:
             return ticks_of(connection, stream_id)
 
     def of_tick(self, release_id: str) -> tuple[Stream, tuple[Tick, ...]]:
-        """Return the stream to which the tick with this release id belongs, and the stream's ticks up to this tick."""
+        """Return the stream of the tick (version) with this release id, and the stream's ticks up to this tick."""
         with self.ledger.reading() as connection:
             table = tables.tick
             row = connection.execute(sa.select(table).where(table.c.release_id == release_id)).first()
@@ -347,7 +347,7 @@ class Streams:
         epsilon: float,
         delta: float,
     ) -> None:
-        """Charge and insert a release that pays for ticks of a stream, in the state ``noising`` (begun)."""
+        """Charge and insert a release that pays for ticks (versions) of a stream, in the state ``noising`` (begun)."""
         if event.get("name") != "gaussian":
             raise Invalid(
                 f"a stream must be charged for a Gaussian event, and {event.get('name')!r} is another event; use a "
@@ -364,7 +364,7 @@ class Streams:
         journal.append(connection, "release_begun", population=budget.population, release_id=release_id)
 
     def _locked(self, connection: sa.Connection, name: str) -> Stream:
-        """Return a live stream after locking its budget."""
+        """Return the stream with this name after locking its budget; raise `Refused` if the stream is closed."""
         stream = read_stream(connection, name)
         lock_budget(connection, read_budget(connection, stream.population))
         stream = stream_of(connection, stream.id)
@@ -374,7 +374,7 @@ class Streams:
 
 
 def close_stream(connection: sa.Connection, stream: Stream) -> list[str]:
-    """Close a stream's paying releases and its unfinished tick.
+    """Close a stream's paying releases and its unfinished tick (version).
 
     Return the ids of the closed releases, whose keys are no longer needed.
     """

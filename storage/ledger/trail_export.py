@@ -124,7 +124,7 @@ def _by_subject(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]
 
 
 def _stored(place: Place, ledger: str) -> list[Checkpoint]:
-    """Return the stored checkpoints, those of the fewest entries first, after checking their signatures."""
+    """Return the stored checkpoints, ordered by the number of covered entries, after checking their signatures."""
     folder = f"{FOLDER}/{ledger}"
     found = []
     for name in place.names(folder):

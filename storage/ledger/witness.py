@@ -44,7 +44,7 @@ from storage.ledger.budgets import read_budget
 from storage.ledger.journal import Head
 
 _PAGE = 4096
-"""Bytes of one head in the file: an interrupted write may damage its own page, but not the other page."""
+"""Size of one page in bytes; each page holds one head, and an interrupted write may damage only its own page."""
 
 
 def encode(head: Head) -> bytes:
@@ -69,7 +69,7 @@ def decode(payload: bytes) -> Head:
 
 
 def write_next(path: Path, head: Head, *, over: bytes) -> None:
-    """Write a new head of the journal durably into a witness file, over the older or damaged of the file's two.
+    """Write a new head of the journal durably into a witness file, in place of its older or damaged head.
 
     A head is the number and hash of the journal's last entry. ``over`` is the current content of the file. The caller
     must hold the lock of the witness folder.
@@ -106,7 +106,7 @@ _MOST_BYTES = 1 << 16
 _HASH = sa.select(tables.event.c.hash).where(tables.event.c.seq == sa.bindparam("seq"))
 
 Note = Mapping[str, Any]
-"""A begun release with the terms of its budget, a published version, or the digest of a tick's answer."""
+"""A note about a begun release (with the terms of its budget), a published version, or the answer of a tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ class Witness:
     folder: Path
 
     def read(self) -> Head | None:
-        """Return the recorded head of the journal, or None if no ledger has recorded a head in this folder."""
+        """Return the recorded head (number and hash of the last journal entry), or None if none is recorded here."""
         found = self._read()
         return None if found is None else found[0]
 
     def _read(self) -> tuple[Head, bytes] | None:
-        """Return the recorded head of the journal and the content of the witness file, or None if there is no file."""
+        """Return the journal's recorded head (last entry) and the content of the file, or None if there is no file."""
         # text instead of a path object, because a release reads this file about thirty times
         path = f"{self.folder}/{_NAME}"
         try:
@@ -133,7 +133,8 @@ class Witness:
             raise Corrupt(f"{path} is damaged; restore it from a copy.") from None
         except OSError as error:
             raise Unavailable(
-                f"{path} cannot be read ({error.strerror}); fix it, or set DPCA_KEY_FOLDER or DPCA_STATE_FOLDER."
+                f"{path} cannot be read ({error.strerror}); make it readable, or correct DPCA_KEY_FOLDER or "
+                "DPCA_STATE_FOLDER."
             ) from None
 
     @property
@@ -251,7 +252,7 @@ class Witnesses:
         self._ours = reached
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Append notes about releases or versions durably; call this before the commit of the described transaction."""
+        """Append notes (copies of rows) durably; call this before the transaction that writes these rows commits."""
         lines = [json.dumps(dict(note), sort_keys=True).encode() for note in notes]
         with writing(self._notes.parent.parent), self._appending() as (file, is_torn):
             file.write(b"\n" * is_torn + b"".join(line + b"\n" for line in lines))
@@ -259,13 +260,15 @@ class Witnesses:
             os.fsync(file.fileno())
 
     def noted(self) -> list[Note]:
-        """Return all notes of releases, versions and answers, oldest first."""
+        """Return all notes (copies of rows) of releases, versions and answers in the state folder, oldest first."""
         try:
             lines = self._notes.read_bytes().splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise Unavailable(f"{self._notes} cannot be read ({error.strerror}); fix it and try again.") from None
+            raise Unavailable(
+                f"{self._notes} cannot be read ({error.strerror}); make it readable and try again."
+            ) from None
         notes = []
         for line in lines:
             # a line that a crash cut short belongs to no committed transaction, so it is skipped
@@ -277,8 +280,8 @@ class Witnesses:
     def _appending(self) -> Iterator[tuple[BinaryIO, bool]]:
         make_folder(self._notes.parent)
         with os.fdopen(os.open(self._notes, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "ab+") as file:
-            # This file has a separate lock: waiting for the witness file's lock while the database is locked could
-            # block both.
+            # The file of notes has a separate lock. Waiting for the lock of the witness file while the database is
+            # locked could cause a deadlock.
             fcntl.flock(file, fcntl.LOCK_EX)
             end = file.seek(0, os.SEEK_END)
             if end:
@@ -328,7 +331,7 @@ def note_release(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_answer(*, stream: str, tick: int, digest: str) -> list[Note]:
-    """Return the note of a tick's answer for the state folder, in a list.
+    """Return the note of a tick's (version's) noised answer for the state folder, in a list.
 
     With notes, answers of ticks that a restored database lacks can be recorded again.
     """
@@ -347,7 +350,7 @@ def note_versions(connection: sa.Connection, release_id: str) -> list[Note]:
 
 
 def note_joint_versions(connection: sa.Connection, joint_id: str | None = None) -> list[Note]:
-    """Return one note for the state folder for each published version of a joint release, or of all.
+    """Return one note for the state folder for each published version of a joint release, or of all joint releases.
 
     With notes, versions that a restored database lacks can be inserted again.
     """

@@ -56,7 +56,7 @@ def others_of(connection: sa.Connection) -> set[str]:
 
 
 def owners_of(connection: sa.Connection, name: str) -> frozenset[str | None]:
-    """Return the populations whose releases are published under a name; None represents a joint release."""
+    """Return the populations whose releases are published under a name; None stands for a joint release of sites."""
     table, release = tables.published, tables.release
     rows = sa.select(release.c.population).select_from(table.outerjoin(release, table.c.origin == release.c.id))
     return frozenset(connection.execute(rows.where(table.c.name == name)).scalars())
@@ -73,7 +73,8 @@ class AliasMove:
     before : int or None, the version to which the alias pointed before; None if the alias was new
     version : int, the version to which the alias was moved
     actor : str, the operating-system user who moved the alias
-    why : mapping, public facts that caused an automatic move, such as a verdict; empty if a person moved the alias
+    why : mapping, public facts that caused an automatic move, such as a measured quality; empty if a person moved the
+        alias
     """
 
     time: str
@@ -144,7 +145,7 @@ _VISIBLE = (
 
 
 def read_pointer(connection: sa.Connection, name: str) -> Pointer:
-    """Return the pointer of one name, which is empty if the name has no version.
+    """Return the pointer (versions and aliases) of one name, which is empty if the name has no version.
 
     Raises the errors of `check_names`.
     """
@@ -152,7 +153,7 @@ def read_pointer(connection: sa.Connection, name: str) -> Pointer:
 
 
 def read_pointers(connection: sa.Connection, names: Collection[str] | None) -> list[Pointer]:
-    """Return the pointers of some names, or of all names that have a version.
+    """Return the pointers (versions and aliases) of some names, or of all names that have a version.
 
     Raises the errors of `check_names`.
     """
@@ -237,7 +238,7 @@ _SIGNED_TAGS = sa.select(tables.signed_pointer.c.name, tables.signed_pointer.c.t
 
 
 def compare_names(engine: sa.Engine, place: Place) -> None:
-    """Check with one listing that every name in the registry was published by this ledger.
+    """Check, with one listing of the registry, that this ledger published every name in it.
 
     The database is read after the listing, because the row of a name is written before its file.
 
@@ -270,7 +271,7 @@ def stale_names(engine: sa.Engine, place: Place) -> set[str]:
 
 
 def damaged_names(engine: sa.Engine, place: Place) -> set[str]:
-    """Return the names whose pointer file is damaged or missing.
+    """Return the names whose pointer file (list of versions and aliases) is damaged or missing.
 
     Only files that changed since they were last written are read. A name is left out if its rows were just committed
     and its file is not yet written.
@@ -375,7 +376,7 @@ NOTE = "checked-changes.json"
 
 
 class IncrementalCheck:
-    """A complete or incremental check of a home's ledger and registry.
+    """An incremental check of a home's ledger and registry, or a complete check on request.
 
     Parameters
     ----------
@@ -402,7 +403,7 @@ class IncrementalCheck:
         return self._found
 
     def registry(self) -> int:
-        """Compare manifests with database rows; store the result of the whole check; return the number of versions.
+        """Compare versions' manifests with database rows, store the check's result, and return the number of versions.
 
         Raises
         ------

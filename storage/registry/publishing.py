@@ -64,7 +64,7 @@ _INSERT = {table.name: table.insert() for table in (tables.pointer, tables.signe
 _ENTER = tables.version.insert()
 
 JOINT = "joint-"
-"""Prefix of the ids of joint releases, which no id of a ledger's own release has."""
+"""Prefix of the ids of joint releases (of several sites). No id of a ledger's own release has this prefix."""
 
 type Lineage = Sequence[Mapping[str, Any]]
 """Public facts about each site's part of a joint release, as plain JSON values."""
@@ -231,7 +231,7 @@ def rebuild_pointers(
     signer: Signer | None = None,
     above: int | None = None,
 ) -> None:
-    """Rewrite the pointer files that disagree with the database rows, of some names or of all names.
+    """Rewrite the pointer files of some or all names (their lists of versions and aliases) that differ from the rows.
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ def _rebuild(
     number: int,
     above: int | None,
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Write the plain and the signed pointer file of a name until both agree with the rows.
+    """Write the plain and the signed pointer file (versions and aliases) of a name until both agree with the rows.
 
     Return the tag of the plain pointer file, and the row about the signed pointer file.
     """

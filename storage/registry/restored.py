@@ -113,7 +113,7 @@ def make_room(
 
 
 def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, facts: Mapping[str, Any]) -> None:
-    """Insert the row of a tick that a restored ledger lacks; the tick's release is already inserted.
+    """Insert the row of a tick (version) that a restored ledger lacks; the tick's release is already inserted.
 
     ``facts`` are from a note of the witness, or from the manifest of the tick's artifact.
     """
@@ -132,7 +132,7 @@ def enter_lost_tick(connection: sa.Connection, release_id: str, event: Event, fa
 
 
 def finish_streams(connection: sa.Connection, place: Place, noted: Sequence[Note]) -> None:
-    """Record the missing answers of ticks, and close every live stream that cannot continue.
+    """After a restore, record the missing answers of ticks, and close every live stream that cannot continue.
 
     A stream can continue if its terms and all its ticks are known, and if every file in its answer store is the
     recorded answer of a tick.
@@ -162,7 +162,7 @@ def _only(digests: set[str]) -> str | None:
 
 
 def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -> None:
-    """End the tick before a missing tick: commit it if its artifact is published, and otherwise close it."""
+    """End the tick (version) before a missing one: commit it if its artifact is published, otherwise close it."""
     if tick.is_settled:
         return
     row = read_release(connection, tick.release_id, lock=True)
@@ -174,7 +174,7 @@ def _settle(connection: sa.Connection, tick: Tick, digests: Mapping[str, str]) -
 
 
 def _fill(connection: sa.Connection, stream_id: str, tick: int, multiplier: float, *, population: str) -> None:
-    """Insert and close a tick about which nothing is known, except that later ticks of the stream began."""
+    """Insert and close a tick (version) of which nothing is known, except that later ticks of the stream began."""
     release_id, event = secrets.token_hex(16), stream_tick(stream_id, tick, multiplier)
     _enter_tick(
         connection, release_id, event, population=population, run_key=f"stream {stream_id} tick {tick}", charge=None
@@ -195,8 +195,8 @@ def _pay(
 ) -> None:
     """Insert a missing release that opened or extended a stream, and charge it for the stream's whole Gaussian event.
 
-    The original charge was never larger: an extension reaches at most ten times the number of ticks, and costs less
-    than the stream itself.
+    The original charge was never larger: an extension to at most ten times as many ticks costs less than the stream
+    itself.
     """
     budget, event = read_budget(connection, population), gaussian(multiplier)
     charge = budget.build_filter().charge_after(charged_to(connection, budget), event, delta=budget.delta)
@@ -338,14 +338,14 @@ def accept(
 
 
 def accepted_before(connection: sa.Connection) -> str | None:
-    """Return the UTC time of the last but one acceptance of a restored ledger; None if there was at most one."""
+    """Return the UTC time at which a restored ledger was accepted before the latest acceptance; None if never."""
     table = tables.event
     times = sa.select(table.c.at).where(table.c.name == "ledger_accepted").order_by(table.c.seq.desc())
     return connection.execute(times.offset(1).limit(1)).scalar()
 
 
 def _pointers(connection: sa.Connection, place: Place) -> list[Pointer]:
-    """Return the pointers in the registry's files, except for names that another ledger publishes."""
+    """Return the pointers (versions and aliases of names) in the registry, except names of another ledger."""
     names = set(Registry(place).names()) - others_of(connection)
     try:
         return [Pointer.read(place, name) for name in sorted(names)]
@@ -506,13 +506,13 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
     budget = read_budget(connection, population)
     if budget.relation != relation:
         raise Refused(
-            f"{shown} was released under {relation}, but budget {population!r} uses {budget.relation}; give the "
-            "population of its records."
+            f"{shown} was released under the relation {relation}, but budget {population!r} uses "
+            f"{budget.relation}; give the population of its records."
         )
     if not budget.privacy_unit.covers(PrivacyUnit() if unit.name == NIGHT_ROW else unit):
         raise Refused(
-            f"{shown} was released for {unit}, but budget {population!r} protects {budget.privacy_unit}; give the "
-            "population of its records."
+            f"{shown} was released with {unit} as the privacy unit, but budget {population!r} protects "
+            f"{budget.privacy_unit}; give the population of its records."
         )
     return {
         "id": shown.release_id,
@@ -529,7 +529,7 @@ def _from_manifest(connection: sa.Connection, shown: Lost, population: str) -> d
 
 
 def _tick_facts(version: Lost) -> Mapping[str, Any]:
-    """Return what the manifest of a version states about a stream's tick, or an empty mapping."""
+    """Return what a version's manifest states about its tick of a stream, or an empty mapping if it has none."""
     plan = version.manifest.get("plan")
     declared = plan.get("stream") if isinstance(plan, dict) else None
     return declared if isinstance(declared, dict) else {}

@@ -69,7 +69,8 @@ class Signer:
     def key(self, place: Place) -> "Ed25519PrivateKey":
         """Return the current signing key; create it if it is missing.
 
-        If a next key exists, and the root of the registry lists it, the next key first becomes the current key.
+        If a rotation created a next key, and the root of the registry lists it, the next key first becomes the current
+        key.
 
         Raises
         ------
@@ -96,7 +97,7 @@ class Signer:
     def agrees(
         self, place: Place, found: SignedPointer | None, pointer: Pointer, payload: bytes, *, above: int
     ) -> bool:
-        """Return whether the existing signed pointer of a name is up to date.
+        """Return whether the existing signed pointer (versions and aliases) of a name is up to date.
 
         It is up to date if it has this content, is signed by the current key, and has a number over ``above``.
         ``found`` is the existing signed pointer, and ``payload`` is the content of the plain pointer file.

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpca.errors import Corrupt
 
 START = "0" * 64
-"""The previous hash of the first journal entry."""
+"""The value in place of a previous hash in the first journal entry."""
 FIELDS = ("seq", "population", "release_id", "name", "detail", "at", "actor", "prev_hash")
 """The fields of a journal entry that its hash covers, among them the hash of the previous entry."""
 LEDGER = ""
@@ -30,7 +30,7 @@ LEDGER = ""
 _encode = json.JSONEncoder().encode
 _OF_THE_LEDGER = ("ledger_created", "ledger_accepted")
 _OF_SPENDING = ("budget_", "release_", "step_", "stream_", "tick_", "version_")
-"""Prefixes of entries about spending and releases. Only these are exported, as others may reveal when data arrived."""
+"""Prefixes of the names of exported journal entries, on spending and releases. Others may reveal when data arrived."""
 
 
 class Subjects:
@@ -143,8 +143,8 @@ class Checkpoint:
             )
         except (InvalidSignature, ValueError):
             raise Corrupt(
-                f"the checkpoint of {self.entries} entries is not signed by the key in it; get the export from the "
-                "curator again."
+                f"the checkpoint of {self.entries} entries is not signed by the key in it; get the export again "
+                "from the curator of the ledger."
             ) from None
 
     def check_journal(self, roots: "JournalRoots") -> None:
@@ -194,7 +194,9 @@ class Checkpoint:
         }
         good = isinstance(found, dict) and found.keys() == kinds.keys()
         if not good or any(type(found[name]) is not kind for name, kind in kinds.items()):
-            raise Corrupt("a checkpoint does not have the required fields; get the export from the curator again.")
+            raise Corrupt(
+                "a checkpoint does not have the required fields; get the export again from the curator of the ledger."
+            )
         return cls(**{**found, "populations": {name: tuple(shown) for name, shown in found["populations"].items()}})
 
 
@@ -255,5 +257,5 @@ def sign_checkpoint(
 
 
 def name_in_checkpoint(ledger: str, population: str) -> str:
-    """Return the hash by which a checkpoint names a population; it hides the name, except from a guess."""
+    """Return the hash that stands for a population in a checkpoint; the hash can only confirm a guess of the name."""
     return hashlib.sha256(f"dpca population\n{ledger}\n{population}".encode()).hexdigest()

@@ -23,7 +23,7 @@ from storage.trail.checkpoints import FIELDS, LEDGER, START, Checkpoint, Journal
 
 FORMAT = "dpca-audit-trail"
 VERSION = 1
-_NEXT = "get the export from the curator again."
+_NEXT = "get the export again from the curator of the ledger."
 _TERMS = ("epsilon", "delta", "failure_delta", "relation", "filter", "unit", "rows_per_unit")
 _UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
@@ -203,7 +203,9 @@ def _subjects(entries: Sequence[Mapping[str, Any]], hashes: Sequence[str], popul
 def _check_continues(earlier: Any, *, hashes: Sequence[str], ledger: str, population: str) -> None:
     checkpoints, known, _, name = _parsed(earlier)
     if (checkpoints[-1].ledger, name) != (ledger, population):
-        raise Corrupt("the earlier export is from another ledger or population; give an export of the same ones.")
+        raise Corrupt(
+            "the earlier export is from another ledger or population; give an export of this ledger and population."
+        )
     if list(hashes[: len(known)]) != list(known):
         raise Corrupt(
             f"this export does not continue the earlier export of {len(known)} entries: the journal was rewritten, or "
@@ -289,13 +291,13 @@ def _charged(replay: _Replay, at: int, detail: Mapping[str, Any]) -> Charge:
 
 
 def _check_payer(replay: _Replay, release: str) -> None:
-    """Check that a release that pays for ticks of a stream was charged for a Gaussian event."""
+    """Check that a release that pays for ticks (versions) of a stream was charged for a Gaussian event."""
     if replay.events[release]["name"] != "gaussian" or not any(replay.charges[release]):
         raise ValueError(release)
 
 
 def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Charge:
-    """Return the zero charge of a stream's tick, after checking that the stream was charged for the tick."""
+    """Return the zero charge of a stream's tick (version), after checking that the stream was charged for it."""
     event, declared = detail["event"], cast(Charge, tuple(detail["charge"]))
     stream, earlier = event["stream"], replay.ticks.setdefault(event["stream"], [])
     paid = event["tick"] == len(earlier) + 1 <= replay.paid[stream] and replay.states[stream] == "noising"
@@ -307,12 +309,12 @@ def _tick_charge(replay: _Replay, release: str, detail: Mapping[str, Any]) -> Ch
 
 
 def _is_covered(replay: _Replay, event: Mapping[str, Any]) -> bool:
-    """Return whether the Gaussian events charged for a stream cover all ticks up to this one, in exact arithmetic.
+    """Return whether the Gaussian events charged for a stream cover all its ticks (versions) up to this one, exactly.
 
-    A stream has the noise multiplier z and is calibrated for h ticks. Its first t ticks together are a Gaussian event
-    with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms. If the terms
-    contain no weights, the stream was charged for all its ticks at once. This is so, for example, after a restore from
-    published versions alone.
+    A stream has the noise multiplier z and is calibrated for h ticks (versions). Its first t ticks together are a
+    Gaussian event with ``mu^2 = zeta_t^2 / (z^2 zeta_h^2)``, where zeta follows from the weights in the stream's terms.
+    If the terms contain no weights, the stream was charged for all its ticks at once. This is so, for example, after a
+    restore from published versions alone.
     """
     stream, noise = event["stream"], Fraction(event["noise_multiplier"])
     if stream not in replay.streams:

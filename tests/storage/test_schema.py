@@ -87,7 +87,7 @@ def test_unit_ids_next_to_a_matrix(tmp_path: Path, take: Take, ids: np.ndarray, 
     assert records(dataset) == [[[]], [[(0, 1.0)], [(1, 3.0)]]]
     assert dataset.manifest.privacy_unit == "unit"
     np.save(tmp_path / "units.npy", ids[:2])
-    with pytest.raises((BadSource, Invalid), match="number of unit ids differs"):
+    with pytest.raises((BadSource, Invalid), match="number of individuals' ids differs"):
         take(source if kind != "svm" else "0 1:1\n0\n0 2:3\n", f"x.{kind}", features=2, units=tmp_path / "units.npy")
 
 

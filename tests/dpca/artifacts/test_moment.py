@@ -196,7 +196,7 @@ def test_what_the_release_cannot_support_is_refused_with_what_would_do() -> None
             refused()
     noisy = released(std=20_000.0)
     for refuse in (lambda: noisy.correlation(), lambda: noisy.ridge("income"), lambda: noisy.pca(3, whiten=True)):
-        with pytest.raises(Invalid, match=r"a release with epsilon \S+ instead of 0.5 should do$"):
+        with pytest.raises(Invalid, match=r"a release with epsilon \S+ instead of 0.5 should suffice$"):
             refuse()
     with pytest.raises(Invalid, match="its columns are age, job, owner, income"):
         MOMENT.ridge("wealth")
@@ -242,9 +242,9 @@ def test_the_suggested_epsilon_mostly_lets_the_request_pass(ask: Any, std: float
 @pytest.mark.parametrize(
     ("arrays", "facts", "message"),
     [
-        ({"matrix": np.ones(4)}, {}, "no upper triangle"),
-        ({"weights": np.ones(3)}, {}, "no upper triangle"),
-        ({}, {"outcome": {}}, "facts of its noise"),
+        ({"matrix": np.ones(4)}, {}, "need those of an upper triangle"),
+        ({"weights": np.ones(3)}, {}, "need those of an upper triangle"),
+        ({}, {"outcome": {}}, "facts about its noise"),
         ({}, {"feature_names": ["one"]}, "1 feature names"),
         ({}, {"secret": 1}, "only public facts"),
     ],
@@ -256,9 +256,9 @@ def test_other_arrays_or_facts_are_refused(arrays: dict[str, Any], facts: dict[s
 
 def test_models_of_other_shapes_are_refused() -> None:
     facts = {"derived": {"model": "ridge", "target": "y", "outputs": ["y"]}}
-    with pytest.raises(Invalid, match="pass one for each"):
+    with pytest.raises(Invalid, match="pass one entry for each"):
         DerivedModel(coefficients=np.ones((1, 3)), intercepts=np.ones(2), manifest=facts)
-    with pytest.raises(Invalid, match="must name each"):
+    with pytest.raises(Invalid, match="each needs a name"):
         DerivedModel(coefficients=np.ones((2, 3)), intercepts=np.ones(2), manifest=facts)
     square = np.eye(2)
     with pytest.raises(Invalid, match="square matrices"):

@@ -63,5 +63,5 @@ def test_numbers_between_two_days_become_the_nearest_day() -> None:
 
 
 def test_rows_of_another_width_are_refused() -> None:
-    with pytest.raises(Invalid, match="features; pass one each"):
+    with pytest.raises(Invalid, match="pass one column per feature"):
         decode(SCHEMA, np.zeros((1, 3)))

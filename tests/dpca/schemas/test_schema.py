@@ -323,7 +323,7 @@ def test_a_file_of_unit_ids_without_one_is_refused_or_quarantined(
     np.save(tmp_path / "owners.npy", np.array(ids))
     given = {"features": 3, "units": str(tmp_path / "owners.npy")}
     with pytest.raises(
-        BadSource, match="row 1 has an id in the file of unit ids that is neither a whole number nor text"
+        BadSource, match="row 1 has an id in the file of individuals' ids that is neither a whole number nor text"
     ):
         take(tmp_path / rows, **given)
     report = take(tmp_path / rows, on_error="quarantine", **given)

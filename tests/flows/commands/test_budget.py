@@ -105,7 +105,10 @@ def test_a_refused_pure_fit_after_a_gaussian_one_states_the_possible_requests(dp
     for words in (("--dry-run",), ("--direct", "--yes")):
         ending = dpca(*pure, *words)
         assert ending.status == 3
-        assert "other events are charged as the Gaussian that dominates it: a request of epsilon 1" in ending.err
+        assert (
+            "each event that is not Gaussian is charged as the Gaussian that dominates it: a request of epsilon 1"
+            in ending.err
+        )
         assert "at delta 0 would take epsilon 6.2073" in ending.err
         assert "use a Gaussian mechanism such as analyze_gauss, or request at most --epsilon 0." in ending.err
 
@@ -118,7 +121,7 @@ def test_an_exported_trail_is_verified_and_a_changed_one_is_not(dpca: Command, r
     assert verified["spent"] == made["spent"]
     assert verified["pinned"]
     file.write_text(file.read_text().replace('"actor": "', '"actor": "not ', 1))
-    assert "get the export from the curator again" in dpca("audit", "verify", file).complaint(1)
+    assert "get the export again from the curator" in dpca("audit", "verify", file).complaint(1)
     assert "cannot be read" in dpca("audit", "verify", tmp_path / "none.json").complaint(1)
     assert "no-such" in dpca("budget", "export", "no-such", "--output", file).complaint(1)
 

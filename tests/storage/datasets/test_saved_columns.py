@@ -229,7 +229,7 @@ def engine_of(_home: Path) -> sa.Engine:
 
 
 def test_refused_duplicates_are_a_bad_row(take: Take) -> None:
-    with pytest.raises(BadSource, match=r"x\.csv: line 5: it has the row and column of line 2; drop"):
+    with pytest.raises(BadSource, match=r"x\.csv: line 5: it has the same row and column as line 2; drop"):
         take(TEXT, features=3, columns=ROLES, duplicates="refuse")
     report, dataset = take(TEXT, features=3, columns=ROLES, duplicates="refuse", on_error="quarantine")
     assert (records(dataset), report.quarantined) == ([[[]], [[(2, 3.0)]]], 1)
@@ -298,7 +298,9 @@ def test_a_second_rating_is_named_with_the_file_and_line_of_both(
     (tmp_path / "a.csv").write_text("user,item,rating\nann,0,4\nbob,0,3\nann,1,0\n")
     (tmp_path / "b.csv").write_text("user,item,rating\n" + second)
     options = IngestOptions(features=3, columns=ROLES, duplicates="refuse")
-    with pytest.raises(BadSource, match=rf"b\.csv: line {line}: it has the row and column of line {other};") as refused:
+    with pytest.raises(
+        BadSource, match=rf"b\.csv: line {line}: it has the same row and column as line {other};"
+    ) as refused:
         ingest([tmp_path / "a.csv", tmp_path / "b.csv"], name="x", home=home, engine=engine_of(home), options=options)
     assert "ann" not in str(refused.value)
     quarantined = replace(options, on_error="quarantine")

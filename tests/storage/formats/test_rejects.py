@@ -386,13 +386,13 @@ GROUP = {"encoding-type": "csr_matrix", "shape": [2, 3]}
     [
         ({**ARRAYS, "indptr": [0, 2, 2]}, GROUP, {}, "indptr ends with 2, but 3 values are stored"),
         (ARRAYS, {**GROUP, "shape": [3, 3]}, {}, "disagree in length"),
-        (ARRAYS, {**GROUP, "shape": [2.5, 3.0]}, {}, "no attribute shape of rows and columns"),
+        (ARRAYS, {**GROUP, "shape": [2.5, 3.0]}, {}, "no attribute `shape` with its numbers"),
         (ARRAYS, {**GROUP, "shape": [2, 3], "h5sparse_format": "csc"}, {}, "attribute h5sparse_format"),
         (ARRAYS, {**GROUP, "shape": [2, 3], "h5sparse_shape": [3, 2]}, {}, "attribute h5sparse_shape"),
         ({**ARRAYS, "indptr": [0, 2, 3, 3]}, {"shape": [3, 3]}, {}, "needs the attribute encoding-type"),
         ({**ARRAYS, "mask": [1, 0, 0]}, GROUP, {}, "'mask'"),
-        ({"X": CSR.toarray()}, {"shape": [3, 2]}, {}, r"attribute shape \(3, 2\)"),
-        ({"X": CSR.toarray()}, {"encoding-type": "csr_matrix"}, {}, "encoding-type is 'csr_matrix'"),
+        ({"X": CSR.toarray()}, {"shape": [3, 2]}, {}, r"attribute `shape` is \(3, 2\)"),
+        ({"X": CSR.toarray()}, {"encoding-type": "csr_matrix"}, {}, "`encoding-type` is 'csr_matrix'"),
         ({"X": CSR.toarray()}, {"scale_factor": 0.1}, {}, "scale_factor"),
         ({"X": CSR.toarray()}, {"add_offset": 5.0}, {}, "add_offset"),
         ({"X": CSR.toarray()}, {"_FillValue": 2.0}, {}, "_FillValue"),
@@ -496,7 +496,7 @@ def test_a_new_format_is_ingested_by_suffix_and_by_name(take: Take, tmp_path: Pa
         ({"keep_zeros": True}, "keep_zeros applies only to triplets"),
         ({"duplicates": "sum", "format": "toy"}, "duplicates applies only to formats"),
         ({"duplicates": "sum"}, "duplicates applies only to formats"),
-        ({"unit_column": "who"}, "toy has no unit column"),
+        ({"unit_column": "who"}, "toy has no columns with names"),
     ],
 )
 def test_a_new_format_refuses_contradicting_declarations(take: Take, declared: dict[str, Any], message: str) -> None:
@@ -506,7 +506,7 @@ def test_a_new_format_refuses_contradicting_declarations(take: Take, declared: d
 
 def test_a_format_that_needs_a_width_is_refused_without_one(take: Take, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FORMATS, "toy", replace(registry.FORMATS["toy"], needs_width=True))
-    with pytest.raises(Invalid, match="toy declares no width"):
+    with pytest.raises(Invalid, match="toy does not declare its number of columns"):
         take()
 
 

@@ -121,7 +121,7 @@ def test_a_refused_pure_request_after_a_gaussian_states_cause_and_possible_reque
     assert (
         "charged as the Gaussian that dominates it: a request of epsilon 1 at delta 0 would take epsilon 6.2073" in text
     )
-    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 for a pure event\.", text)[1])  # type: ignore[index]
+    most = float(re.search(r"--epsilon ([0-9.]+) and --delta 0 \(pure differential privacy\)\.", text)[1])  # type: ignore[index]
     with pytest.raises(BudgetExhausted):
         call(sqlite_ledger, "more", pure(1.001 * most))
     call(sqlite_ledger, "most", pure(most))
@@ -140,7 +140,7 @@ def test_a_request_that_a_refusal_states_as_possible_is_admitted(
     reserve(sqlite_ledger, "first", event=calibrated(1.0))
     with pytest.raises(BudgetExhausted, match=r"its first Gaussian release.*; nothing was charged") as no:
         call(sqlite_ledger, "rough", pure(1.0, DELTA), delta=DELTA)
-    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| for)", str(no.value)).groups()  # type: ignore[union-attr]
+    epsilon, delta = re.search(r"--epsilon (\S+) and --delta (\S+?)(?:\.$| \()", str(no.value)).groups()  # type: ignore[union-attr]
     assert (float(delta) > 0) == (failure_delta is None)
     call(sqlite_ledger, "most", pure(float(epsilon), float(delta)), delta=float(delta))
 

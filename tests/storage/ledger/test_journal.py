@@ -123,7 +123,10 @@ def test_an_unknown_event_name_is_refused(engine: sa.Engine) -> None:
 
 
 def test_an_unknown_fact_of_an_event_is_refused(engine: sa.Engine) -> None:
-    with transaction(engine) as connection, pytest.raises(Invalid, match="'step_kept' has no fact 'content'"):
+    with (
+        transaction(engine) as connection,
+        pytest.raises(Invalid, match="'step_kept' may not contain the fact 'content'"),
+    ):
         journal.append(connection, "step_kept", release_id="r", detail={"step": 0, "content": "f" * 64})
     assert verify(engine) == 1
 

@@ -326,7 +326,7 @@ def test_a_manually_inserted_segment_is_detected(ledger: Ledger, epoch: str) -> 
         compare(connection)
         connection.exec_driver_sql("UPDATE arrival_segment SET number = 7, digest = 'x'")
     with (
-        pytest.raises(Corrupt, match=r"segment of arrivals .* has a row, but no entry in the journal"),
+        pytest.raises(Corrupt, match=r"segment .* of first-seen ids has a row, but no entry in the journal"),
         ledger.transaction() as found,
     ):
         compare(found)

@@ -223,7 +223,7 @@ class TestTicks:
         newest = register(opened, "t")
         assert publish_tick(opened).number == 2
         Catalog(opened.engine, opened.home).remove("news", snapshot=newest, force=True)
-        with pytest.raises(Refused, match="the number of arrivals never decreases"):
+        with pytest.raises(Refused, match="the number of arrived records must not decrease"):
             begin_tick(opened, "night 2")
         register(opened, "u")
         assert begin_tick(opened, "night 2").number == 3
@@ -252,7 +252,7 @@ class TestTicks:
         tick = begin_tick(opened)
         digest = answer_tick(opened, tick)
         assert answer_tick(opened, tick) == digest
-        with pytest.raises(Conflict, match="a different answer"):
+        with pytest.raises(Conflict, match="another answer is recorded"):
             opened.streams.answered(tick, digest="0" * 64)
         assert opened.streams.show(NAME)[1][0].answer == digest
 

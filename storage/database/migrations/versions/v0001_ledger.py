@@ -20,14 +20,15 @@ TAKEN = {
     "tick": "release_id = NEW.release_id OR (stream = NEW.stream AND (tick = NEW.tick OR slot = NEW.slot))",
     "tick_answer": "stream = NEW.stream AND tick = NEW.tick",
 }
-"""The tables whose rows never change, each with the SQL condition for an old row that a new row would replace."""
+"""The tables whose rows never change, each with the SQL condition for an old row whose keys a new row repeats."""
 ONCE = {
     "arrival_epoch": "OLD.lost_at IS NULL AND NEW.id = OLD.id AND NEW.population = OLD.population",
     "arrival_segment": "OLD.number IS NULL AND NEW.id = OLD.id AND NEW.epoch = OLD.epoch",
 }
 """The tables whose rows change only once, each with the SQL condition that allows the change.
 
-An arrival epoch changes when it is lost, and an arrival segment when it gets its number.
+An arrival epoch (a table of ids that ingests have seen) changes when it is marked as lost. An arrival segment (the ids
+that first appeared in one ingest) changes when it gets the number of its ingest.
 """
 FORWARD = (
     "(OLD.state = NEW.state"
@@ -44,7 +45,7 @@ CHARGED = " OR ".join(
         *(f"OLD.{column} <> NEW.{column}" for column in ("charge", "population", "accounting")),
     )
 )
-"""The updates of a release after which triggers remove the cached total of its population."""
+"""The SQL condition for an update of a release after which triggers remove the population's cached total charge."""
 
 
 def upgrade() -> None:
