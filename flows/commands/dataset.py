@@ -1,7 +1,7 @@
 """Commands of ``dpca dataset`` and ``dpca schema``.
 
-They manage snapshots of rows, arrived files, and schemas of raw tables. The output of ``dpca dataset`` is private. All
-of a schema is public.
+They manage snapshots of rows, arrived files, and schemas of raw tables. The output of ``dpca dataset`` is private.
+Everything in a schema is public.
 """
 
 import json
@@ -185,7 +185,10 @@ def arrivals(name: Name, as_json: Json = False) -> None:
 def retry(
     name: Name,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files or tokens; by default all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Files, or their tokens from `dpca dataset arrivals`; by default all."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -327,7 +327,10 @@ def trust(
 @app.command()
 def resign(
     above: Annotated[
-        int, typer.Option(min=0, help="Number the signed pointers above this, after a loss of files and database.")
+        int,
+        typer.Option(
+            min=0, help="Give the signed pointers numbers above this one; needed if both files and database were lost."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:

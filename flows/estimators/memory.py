@@ -1,4 +1,4 @@
-"""Identity of a fit, and a budget in memory.
+"""Identification of a fit by its public arguments, and a privacy budget in memory.
 
 A release is identified by arguments of the fit, never by its rows. Without a slot, each fit is a new release and a new
 charge. A slot names one release of a budget. It keeps the rows of the fit that was charged, and rows passed later are

@@ -1,4 +1,4 @@
-"""Tables of users, checked as in scikit-learn, and their rows as blocks.
+"""Tables that users pass to estimators, checked as in scikit-learn, and their rows as blocks.
 
 Rows are in memory or are read piece by piece. The chunks of a Dask array, and the rows of an AnnData backed by its
 file, are never read all at once.

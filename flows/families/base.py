@@ -362,7 +362,8 @@ FAMILIES = {
 """Import path of each family, by the name under which its requests are stored."""
 
 _FAMILY, _PLAN = "family", "plan"
-_STORED_SEPARATELY = ("event", "target")  # the event has a column; the target follows from the request
+# the event is in another column of the ledger; the target follows from the request
+_STORED_SEPARATELY = ("event", "target")
 
 
 def family_named(name: str) -> Family[Any, Any]:

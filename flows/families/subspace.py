@@ -74,7 +74,9 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
 
 
 def _clip_facts(planned: Planned) -> Mapping[str, Any]:
-    """Return the noise edge at the clip norm, at half of it and at twice of it, in data units squared.
+    """Return the noise edge (bound on eigenvalues of noise) at the clip norm, and at half and twice the clip norm.
+
+    The unit is data units squared.
 
     The result is empty without a noise level, for a privately chosen clip norm, or if ``row_policy`` is not ``clip``.
     """

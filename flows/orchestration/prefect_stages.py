@@ -88,7 +88,7 @@ def planned_time() -> str | None:
             raise ValueError
     except (ValueError, IndexError):
         raise Refused(
-            "this scheduled run does not state the local time of its start; run the tick with its slot by name."
+            "this scheduled run does not state the local time of its start; run `dpca stream tick` with --slot instead."
         ) from None
     return local.isoformat()
 

@@ -230,7 +230,7 @@ class Caller:
     certificate, key : Path
         The certificate that this process shows, and its key.
     timeout : float, seconds
-        Time after which a party counts as silent.
+        Time after which a party counts as not answering.
     """
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
