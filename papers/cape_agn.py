@@ -1,4 +1,4 @@
-"""Repeat the experiments on capeAGN and its baselines, on the topic and mixture models of its paper, in both sizes.
+"""Repeat the experiments on capeAGN and its baselines, on topics and mixtures of the two sizes in its paper.
 
 The error is the mean distance between matched estimated and true components. A missing component counts with its full
 length. The error of the paper, the distance to the nearest component, is printed too; it decreases when noise hides

@@ -98,17 +98,18 @@ STORED = {
     "records": {100.0: 80.3, 500.0: 102.3, 1000.0: 150.9, 2000.0: 215.7, 4000.0: 254.2, 6000.0: 264.4},
     "delta": {1e-4: 185.7, 5e-4: 194.5, 1e-3: 199.0, 5e-3: 209.8, 1e-2: 215.7, 5e-2: 229.9},
 }
-"""Energies of capePCA stored with the authors' code, by their figures."""
+"""Energies of capePCA that are stored with the authors' code, for each of their figures."""
 AS_STORED = 35.0
 """The largest accepted difference between the energy of `PRINTED` and the stored energy; the best energy is 275."""
 STORED_SHARES = {
     "MNIST": dict(zip(EPSILONS, (3.67 / 43.42, 12.8 / 43.42, 21.6 / 43.42, 37.4 / 43.42, 41.4 / 43.42), strict=True)),
     "COVTYPE": dict(zip(EPSILONS, (2.79 / 4.317, 4.12 / 4.317, 4.19 / 4.317, 4.28 / 4.317, 4.30 / 4.317), strict=True)),
 }
-"""The stored energies on real data, relative to those without privacy."""
+"""Energies on real data that are stored with the authors' code, divided by the energies without privacy."""
 CONSTANTS = {"captured energy": 0.04, "closeness to the true subspace": 0.6, "low-rank approximation": 0.2}
-"""The largest accepted constants of the guarantees, which the paper states up to a constant. With the noise of `CONV`,
-the measured constants are at least twice as large, so the checks would fail."""
+"""The largest constants at which the guarantees count as met; the paper states the guarantees up to a constant. With
+the noise of `CONV`, the measured constants are at least twice as large, so the checks would fail.
+"""
 GUARANTEED = (1.0, 5.0, 10.0)
 """The epsilons at which the eigengap of the model exceeds the noise, with 6,000 records at each of ten sites."""
 SHAPES = ((54, 10), (200, 50), (784, 50))
@@ -195,7 +196,7 @@ def _accounting(claims: Rows) -> Iterator[Check]:
 
 
 def _proposition() -> Iterator[Check]:
-    """Check Proposition 1, on the gain of CAPE: its extremes over all sizes of four sites, and measured gains."""
+    """Check Proposition 1, on the noise that CAPE saves: extreme gains over sizes of four sites, and measured gains."""
     sites, total = 4, 24
     compositions = [[*cuts] for cuts in itertools.product(range(1, total), repeat=sites) if sum(cuts) == total]
     gains = [gain_over_equal_weights(sizes) for sizes in compositions]

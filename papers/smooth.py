@@ -30,7 +30,7 @@ from papers.lib.kept_rows import KeptRows, along_axes, release
 
 DELTA, RUNS = 1e-3, 9
 OTHERS = 10
-"""The number of records along each direction that is not planted."""
+"""The number of records along each axis, without the additional records along the planted directions."""
 CLOSE = 0.1
 """The squared sine up to which a direction counts as found."""
 FAR = 200_000
@@ -51,7 +51,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Mechanisms with their settings, by their names in tables."""
 PURE = ("exponential", "smooth spherical t", "smooth Cauchy")
-"""The contenders that run without a delta."""
+"""The mechanisms that run with delta 0."""
 USEFUL = (
     # D, k, epsilon; the eigengaps from which the noise is at most twice its limit, with printed and with exact noise
     (123, 1, 0.1, 59_000, 5_500),

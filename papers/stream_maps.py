@@ -1,7 +1,8 @@
-"""Measure how much more a stream captures if its ticks use maps, on 16 nights of a9a.
+"""Measure how much more variance a stream captures if its ticks apply public linear maps, on 16 nights of a9a.
 
-The last version is compared with that of a stream without maps, for the same privacy. Keys are derived from seeds, so
-every number is reproducible. The data are public, so nothing is charged.
+A tick publishes one version, each night. The last version is compared with the last version of a stream without maps,
+for the same privacy. Keys are derived from seeds, so every number is reproducible. The data are public, so nothing is
+charged.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Measure how much more a warm start captures than a plain release, on two halves of a9a.
+"""Measure how much more variance a release captures with a warm start than without, on two halves of a9a.
 
-The second half is released with a map from a release of the first half. Both have the same privacy. For one setting,
-the rows of the second half are also divided among four sites, of which none colludes with the aggregator. Such a joint
-release has the noise of one owner. Keys are derived from seeds, so every number is reproducible. The data are public,
-so nothing is charged.
+With a warm start, the second half is released with a public map, which is computed from a release of the first half.
+Both releases of the second half have the same privacy. For one setting, the rows of the second half are also divided
+among four sites, of which none colludes with the aggregator. Such a joint release has the noise of one owner. Keys are
+derived from seeds, so every number is reproducible. The data are public, so nothing is charged.
 """
 
 import hashlib

@@ -377,7 +377,7 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
     Either an operator gave the release up, or it was committed and its own request excludes it from publication.
     """
     if release.state in GIVEN_UP:
-        return f"it is {release.state} by an operator"
+        return f"it was {release.state} by an operator"
     if release.state != "committed":
         return None
     request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)

@@ -84,7 +84,7 @@ def check_price(budget: Budget, requested: Priced) -> float:
         raise Refused(
             f"the event of this release has epsilon {float(epsilon):.4g} at delta "
             f"{float(delta):.4g}, but the request states epsilon {requested.epsilon:g} at delta {requested.delta:g}; "
-            "state the guarantee of its noise: a remote ledger accepts no smaller printed formula."
+            "state the epsilon of the noise: a remote ledger does not accept a smaller one from a published formula."
         )
     return float(epsilon)
 

@@ -272,14 +272,14 @@ class RemoteLedger:
         )
 
     def sweep(self) -> None:
-        """Remove staged steps of ended releases, which a crash left on this machine."""
+        """Remove the stored noised answers of ended releases, which a crash left on this machine."""
         for path in (self.home / STAGING).glob("[0-9a-f]" * 32):
             with suppress(NotFound, Corrupt):
                 if self.release(path.name).state in ENDED:
                     self.forget(path.name)
 
     def forget(self, release_id: str) -> None:
-        """Remove the staged steps of a release that has ended from this machine."""
+        """Remove the stored noised answers of an ended release from this machine."""
         shutil.rmtree(self.home / STAGING / release_id, ignore_errors=True)
 
 
@@ -349,7 +349,7 @@ class RemoteCatalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorkspace:
-    """Workspace with a remote ledger, which accesses datasets, artifacts and staged steps but no database."""
+    """Workspace with a remote ledger, which accesses datasets, artifacts and stored answers, but no database."""
 
     ledger: RemoteLedger
     home: Path

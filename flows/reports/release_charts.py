@@ -1,8 +1,8 @@
 """Charts of releases and budgets, as SVG or PNG in two themes.
 
-The charts show eigenvalues with the noise edge, the loadings of a component, and the remaining budget. The title of
-each chart states its result, and elements are labelled where they are drawn, so that no chart needs a legend. All
-numbers are released or public.
+The charts show eigenvalues with the noise edge (a bound on the eigenvalues of noise alone), the loadings of a
+component, and the remaining budget. The title of each chart states its result, and elements are labelled where they are
+drawn, so that no chart needs a legend. All numbers are released or public.
 
 `render` writes a chart as SVG or PNG. It needs no display, and equal charts give equal bytes. Text in an SVG is stored
 as text, not as curves. The colours of both themes, light and dark, are distinguishable for colour-blind readers.

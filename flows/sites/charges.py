@@ -116,7 +116,7 @@ def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
 
 
 def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> tuple[BlockSource, Reservation]:
-    """Begin or resume a release; return the dataset's rows and the reservation, from which a curator is made."""
+    """Begin or resume a release; return the rows and the reservation, from which `Curator` computes the noised sums."""
     reservation = workspace.ledger.begin(row.id)
     log_event("began", release=row.id, mechanism=planned.mechanism.name)
     rows = workspace.catalog.open(workspace.catalog.entry(row.snapshot_id))

@@ -46,7 +46,7 @@ from flows.sites.roster import SECURE_SUM, read_roster
 from storage.workspace import Workspace
 
 RESENDS = 1
-_DEALING = 16  # random bytes in the name of a dealing
+_DEALING = 16  # random bytes in the name of a dealing (set of mask seeds)
 
 type Lineage = Sequence[Mapping[str, Any]]
 """Public facts of each site's release, as in the manifest of an artifact."""

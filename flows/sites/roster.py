@@ -56,7 +56,7 @@ from flows.requests import SitesRequest
 RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
 MASKS = (HELPER, SECURE_SUM)
-"""Sources of the masks of a roster."""
+"""Sources of the masks that hide the sums of a roster's sites."""
 _LONGEST = 128  # largest number of characters of a name
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}

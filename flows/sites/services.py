@@ -170,7 +170,8 @@ class SiteService:
         dealing = frame.fact("dealing", str)
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
             raise Refused(
-                "this site already answered this dealing, and answers each dealing once; use another dealing."
+                "this site already used this dealing (set of mask seeds), and uses each dealing once; use another "
+                "dealing."
             )
         self._dealings.add(dealing)
         query = release.query(frame.arrays, index=address.round)
