@@ -307,7 +307,7 @@ def check_wide_text() -> Iterator[Check]:
     assert std is not None
     found = _captured_of_text(rows, values, std)
     name = f"text {TEXT_RECORDS:,} x {TEXT_FEATURES:,} epsilon={needed:.2f}, the one that is named"
-    yield at_least(f"{name}: captured over random", _FOUND, got=found / random)
+    yield at_least(f"{name}: captured variance divided by that of random directions", _FOUND, got=found / random)
     yield at_least(f"{name}: captured", low - 0.1, got=found)
     yield at_most(f"{name}: captured", low + 0.1, got=found)
 

@@ -180,7 +180,7 @@ def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]
     if cell.floor is not None:
         yield at_least(f"{cell.name} auto", cell.floor, got=means["auto"])
     if min(above) >= _SEEN:
-        yield at_most(f"{cell.name} best less auto", _NEAR_BEST, got=max(means.values()) - means["auto"])
+        yield at_most(f"{cell.name} best minus auto", _NEAR_BEST, got=max(means.values()) - means["auto"])
 
 
 def _check_control(name: str, second_moment: Matrix, n_components: int, runs: int) -> Check:
@@ -189,7 +189,7 @@ def _check_control(name: str, second_moment: Matrix, n_components: int, runs: in
     for draw in _draws(second_moment, n_components, runs):
         auto, none = (refine(draw.moment, n_components=n_components, method=m) for m in ("auto", "none"))
         gains.append(draw.captured(auto.components) - draw.captured(none.components))
-    return near(f"{name}: auto less none", 0.0, _SAME, got=float(np.mean(gains)))
+    return near(f"{name}: auto minus none", 0.0, _SAME, got=float(np.mean(gains)))
 
 
 def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: int) -> Iterator[Check]:

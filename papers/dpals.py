@@ -230,10 +230,14 @@ def _low_rank_compared(
         if declared == USERS[-1]:
             for other, least in ((DPFW, factor), (PRINTED, of_printed)):
                 ratio = of[other, epsilon] / of[DPALS, epsilon]
-                yield at_least(f"{name} epsilon={epsilon:g}: RMSE of {other} over that of dpals", least, got=ratio)
+                yield at_least(
+                    f"{name} epsilon={epsilon:g}: RMSE of {other} divided by that of dpals", least, got=ratio
+                )
         if declared in ONE_SHOT_AT_MOST and epsilon <= ONE_SHOT_WINS:
             ratio = of[ONE_SHOT, epsilon] / of[DPALS, epsilon]
-            yield at_most(f"{name} epsilon={epsilon:g}: one_shot wins, its RMSE over that of dpals", 1.0, got=ratio)
+            yield at_most(
+                f"{name} epsilon={epsilon:g}: one_shot wins, its RMSE divided by that of dpals", 1.0, got=ratio
+            )
     if declared == USERS[-1]:
         yield at_least(f"{name} epsilon=1: RMSE of {PRINTED} (the paper: 1)", TRIVIAL, got=of[PRINTED, 1.0])
 
@@ -249,9 +253,9 @@ def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int
             tables["slopes"].append(place | {"slope": slope, "standard error": spread})
         yield at_most(f"epsilon={epsilon:g}: slope of dpals in users (Theorem 2: -1)", FALLS, got=slopes[DPALS][0])
         gap = slopes[DPALS][0] - slopes[DPFW][0]
-        yield at_most(f"epsilon={epsilon:g}: slope of dpals less that of dpfw (the paper: -0.8)", FASTER, got=gap)
+        yield at_most(f"epsilon={epsilon:g}: slope of dpals minus that of dpfw (the paper: -0.8)", FASTER, got=gap)
         worst = max(after / before for before, after in itertools.pairwise(of[DPALS]))
-        yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users over that with fewer", 1.0, got=worst)
+        yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users divided by that with fewer", 1.0, got=worst)
     for declared in USERS:  # with the fewest users, the error at epsilon 1 is near that of a trivial prediction
         slope, spread = slope_of(EPSILONS, [medians[declared, DPALS, epsilon] for epsilon in EPSILONS])
         place = {"in": "epsilon", "at": f"{declared} users", "arm": DPALS, "claimed": -1.0}
@@ -332,11 +336,15 @@ def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         f"{name}: largest ratio of distances after consecutive exact rounds (Lemma 4)", CONTRACTS, got=max(above)
     )
     ratio = traces[DPFW_EXACT][-1] / traces[ALS][4]
-    yield at_least(f"{name}: RMSE of dpfw after {EXACT_ROUNDS} exact rounds over that of als after 5", 10.0, got=ratio)
+    yield at_least(
+        f"{name}: RMSE of dpfw after {EXACT_ROUNDS} exact rounds divided by that of als after 5", 10.0, got=ratio
+    )
     for epsilon in (1.0, 20.0):
         dpals, other = traces[f"{DPALS}, epsilon {epsilon:g}"], traces[f"{DPFW}, epsilon {epsilon:g}"]
         ratio = max(dpals[-1] / error for error in other)
-        yield at_most(f"{name} epsilon={epsilon:g}: last RMSE of dpals over any of dpfw", 1.0, got=ratio)
+        yield at_most(
+            f"{name} epsilon={epsilon:g}: last RMSE of dpals divided by the best RMSE of dpfw", 1.0, got=ratio
+        )
 
 
 def _prefixes(found: ItemFactors, made: SplitRatings) -> list[float]:

@@ -108,4 +108,4 @@ def _checks() -> Iterator[Check]:
             yield near(f"{cell.name}, with schema", cell.expected, TOLERANCE, got=better)
         if cell.least is not None:
             yield at_least(f"{cell.name}, with schema", cell.least, got=better)
-        yield at_least(f"{cell.name}, with schema less without", 0.0, got=better - plain)
+        yield at_least(f"{cell.name}, with schema minus without", 0.0, got=better - plain)

@@ -102,8 +102,8 @@ def _checks() -> Iterator[Check]:
         for arm, expected in (("plain", cell.plain), ("doubling", cell.doubling)):
             if expected is not None:
                 yield near(f"{cell.name}, {arm}", expected, TOLERANCE, got=means[arm])
-        yield at_least(f"{cell.name}, like less plain", 0.0, got=means["like"] - means["plain"])
-        yield at_least(f"{cell.name}, doubling less plain", 0.0, got=means["doubling"] - means["plain"])
+        yield at_least(f"{cell.name}, like minus plain", 0.0, got=means["like"] - means["plain"])
+        yield at_least(f"{cell.name}, doubling minus plain", 0.0, got=means["doubling"] - means["plain"])
 
 
 def _components(rows: sparse.csr_array, cell: Cell, arm: str, draw: int) -> np.ndarray:

@@ -84,7 +84,7 @@ def _checks() -> Iterator[Check]:
         draws = [_captured(cell, sources, second.shape, draw, moment, values) for draw in range(RUNS)]
         rounds, warm = (float(mean) for mean in np.mean(draws, axis=0)[1:])
         yield near(f"{cell.name}, warm", cell.expected, TOLERANCE, got=warm)
-        yield at_least(f"{cell.name}, warm less three rounds", 0.0, got=warm - rounds)
+        yield at_least(f"{cell.name}, warm minus three rounds", 0.0, got=warm - rounds)
     yield from _of_sites(CELLS[0], sources[0], second)
 
 
