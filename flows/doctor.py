@@ -327,7 +327,8 @@ def _witness(workspace: Workspace) -> Iterator[Finding]:
         yield Finding(
             check="separate witness",
             verdict="note",
-            found=f"the witness in {folder} is part of DPCA_HOME: a restore of the whole home hides spent budget",
+            found=f"the witness (outside record of the ledger) in {folder} is part of DPCA_HOME: restoring the whole "
+            "home hides spent budget",
             advice="set DPCA_STATE_FOLDER to a folder that is neither copied nor restored with the home",
         )
 

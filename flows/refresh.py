@@ -1,4 +1,4 @@
-"""Automatic processing of an inbox, from arrived files to promoted releases.
+"""Automatic processing of an inbox (a place for new files), from arrived files to promoted releases.
 
 Each arrival (a complete new file) is ingested, released, judged, and promoted or held; notices report the outcome. A
 file triggers its own release, so no two schedules have to agree. Each arrival is one snapshot and one release. The

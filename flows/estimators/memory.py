@@ -46,7 +46,7 @@ LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
 
 
 class RepeatedFitWarning(UserWarning):
-    """Warning that a fit without a slot charges again for parameters already charged in this process."""
+    """Warning that a fit without ``slot=`` charges again for parameters that this process charged before."""
 
 
 class NoLedgerWarning(UserWarning):
@@ -364,7 +364,8 @@ class InMemoryBudget:
         if not rules.admits(total):
             raise BudgetExhausted(
                 f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, "
-                f"which has epsilon={self.remaining:.4g} left; request less, or the slot of an earlier release."
+                f"which has epsilon={self.remaining:.4g} left; request less, or pass the slot of an earlier release "
+                "to get that release again."
             )
         return total
 

@@ -40,7 +40,7 @@ _LONG = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedEstimate:
-    """The directions of an estimate, with facts about the ticks of its answers.
+    """The directions of a stream's estimate, with facts about the ticks (versions) whose answers it combines.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class MappedEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedStream:
-    """The answers of a stream with maps, and the terms that determine maps and estimates.
+    """The noisy answers of a stream whose ticks apply linear maps, and the terms that determine maps and estimates.
 
     Attributes
     ----------

@@ -82,7 +82,9 @@ class PublicRows:
             name, digest = dataset.manifest.dataset, dataset.manifest.snapshot
             parts = list(_rows_of_dataset(dataset))
         if not parts:
-            raise InvalidInput(f"{name!r} has no rows, so it gives no map; name other rows in like_public.")
+            raise InvalidInput(
+                f"{name!r} has no rows, so no release can start from it; name other rows in like_public."
+            )
         rows = _clipped(sparse.csr_array(sparse.vstack(parts, dtype=np.float64)), request)
         return cls(name=name, digest=digest, start=_start(rows, centred=request.center == "private"))
 

@@ -136,8 +136,9 @@ class StreamTerms:
         if self.weights.endless:
             if charged:
                 raise InvalidInput(
-                    f"strategy={self.weights.strategy} has one charge for any number of ticks, but the "
-                    f"noise of this stream was bounded for {charged} ticks at its opening; open a new stream with more "
+                    f"strategy={self.weights.strategy} has one charge for any number of ticks (versions), but the "
+                    f"noise of this stream was bounded for {charged} ticks when it was opened; open a new stream "
+                    "with more "
                     "--ticks."
                 )
             return self.plan.event
@@ -178,7 +179,7 @@ class StreamTerms:
             time = None
         if time is None or time.strftime(SLOTS[schedule]) != slot:
             raise InvalidInput(
-                f"slot {slot!r} is not a slot of this {schedule} stream; write it like "
+                f"slot {slot!r} is not the name of a slot of this {schedule} stream; write it like "
                 f"{_EXAMPLES[schedule]}, with all digits and without other characters."
             )
         return slot
@@ -336,7 +337,7 @@ FIRST_TESTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """Versions of earlier ticks with which a version is compared.
+    """Versions of a stream's earlier ticks, with which a new version is compared.
 
     Attributes
     ----------

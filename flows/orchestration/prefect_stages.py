@@ -1,4 +1,4 @@
-"""Stages as Prefect tasks, with the schedule and deployment of a run.
+"""Execution of the stages of a run as Prefect tasks, and access to the run's schedule and deployment.
 
 A stage is a plain function of names and public numbers. `stage_calls.directly` calls it. `under_prefect` calls it as a
 task whose result is never persisted and never cached. Its failure is a named state without details. The details stay

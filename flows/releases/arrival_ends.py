@@ -32,7 +32,7 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Decision of the promotion gate with its reason.
+    """Decision on whether an alias moves to a release, with the reason.
 
     Attributes
     ----------

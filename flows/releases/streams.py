@@ -303,7 +303,8 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     tick = streams.begin_tick(name, slot=requested, fingerprint=fingerprint, snapshot_id=snapshot)
     if tick.state == "closed":
         raise Refused(
-            f"tick {tick.tick} of slot {tick.slot!r} was closed, and a slot has one tick; wait for the next slot."
+            f"tick {tick.tick} (the version of slot {tick.slot!r}) was closed, and a slot has one tick; wait for the "
+            "next slot."
         )
     with about(release=tick.release_id):
         log_event("tick", stream=name, tick=tick.tick, slot=tick.slot, state=tick.state)

@@ -1,4 +1,4 @@
-"""Previews, verdicts and paced releases.
+"""Previews of requests, verdicts on whether the budget admits them, and releases that share a budget equally.
 
 A *preview* states the noise and cost of a request and whether the budget admits it. A *verdict* states whether the
 budget admits a run, its charge, and how many such runs still fit. Both come from the ledger and from plans. No row is

@@ -105,7 +105,7 @@ class OfRelease(Message):
 
 
 class OfRunKey(Message):
-    """Request to find the release of a run key, in one population or in all populations of the client."""
+    """Request to find a release by its run key, in one population or in all populations of the client."""
 
     run_key: Name
     population: Name | None = None
@@ -124,7 +124,7 @@ class OfSnapshot(Message):
 
 
 class Priced(OfPopulation):
-    """Request to price an event, with the guarantee that the client states."""
+    """Request to compute the epsilon of a release's noise (its event), with the guarantee that the client states."""
 
     event: Facts
     epsilon: Annotated[float, Field(gt=0)]
@@ -141,13 +141,13 @@ class Requested(Priced):
 
 
 class Step(OfRelease):
-    """Request about a step of a release, numbered from 0."""
+    """Request about a step (one noised query) of a release; steps are numbered from 0."""
 
     step: Count
 
 
 class Answered(Step):
-    """Request to record the digest of a step's answer."""
+    """Request to record the digest of the noised answer of a step."""
 
     digest: Digest
 
@@ -193,7 +193,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """Response when a release begins: its event, its relation and, if known, its snapshot's content digest."""
+    """Response when a release begins: its event (noise), its relation and, if known, its snapshot's content digest."""
 
     event: Facts
     relation: Relation

@@ -264,7 +264,7 @@ def _left(facts: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RefreshOutcome:
-    """Outcome so far of a run of a closed loop, which processes the files that arrived in an inbox.
+    """Outcome so far of a refresh, which processes the files that arrived in an inbox.
 
     ``left`` counts the files that are still waiting.
     """

@@ -90,7 +90,7 @@ class SiteCharge:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SiteRelease:
-    """A charged release of this site, with its plan; the first answer of the site sets ``curator``."""
+    """A charged release of this site, with its plan. ``curator``, which adds the noise, is set at the first answer."""
 
     planned: PlannedJoint
     release_id: str

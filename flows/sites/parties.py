@@ -139,7 +139,7 @@ def sites_of(request: SitesRequest, workspace: Workspace, releases: Mapping[str,
 
 
 class DatasetSites(AbstractContextManager["DatasetSites"]):
-    """Sites that are datasets of one home, each with its population, budget and curator; see `Sites`.
+    """Sites that are datasets of one home folder, each with its own population and budget; see `Sites`.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
 
 
 class RosterSites(AbstractContextManager["RosterSites"]):
-    """Sites that are the parties of a roster, queried concurrently over separate connections; see `Sites`.
+    """Sites that a roster file lists, queried concurrently over separate connections; see `Sites`.
 
     The class implements `dpca_tasks.mechanisms.sites.joint_plan.Parties`, so a mechanism can run its rounds over it. A
     repeated request has the same release name, so each site finds its release. The site then repeats its stored

@@ -172,7 +172,8 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
     _check_request(request)
     if request.method not in OVER_ROSTER:
         raise InvalidInput(
-            f"method={request.method!r} is not a method over a roster ({', '.join(sorted(OVER_ROSTER))}); use one of "
+            f"method={request.method!r} is not a method for the sites of a roster "
+            f"({', '.join(sorted(OVER_ROSTER))}); use one of "
             "these, or fit over datasets of one home."
         )
     check_model(request, {})

@@ -281,7 +281,7 @@ def _check(roster: RosterFile) -> None:
     names = [site.name for site in roster.sites]
     if len(names) < 2:
         raise InvalidInput(
-            f"a roster of {len(names)} sites must have at least 2: the sum of one site reveals its part; {_NEXT}"
+            f"the roster lists {len(names)} sites, but needs at least 2: the sum of one site reveals its part; {_NEXT}"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInput(f"sites {', '.join(twice)} occur twice; give each site a different name.")
@@ -304,7 +304,7 @@ def _check(roster: RosterFile) -> None:
             signing_key_of(site.certificate)
         check_threshold(len(names), colluders=roster.colluders, dropouts=roster.dropouts)
     if roster.masks == HELPER and roster.helper is None:
-        raise InvalidInput(f"masks=helper needs a helper with address and certificate; {_NEXT}")
+        raise InvalidInput(f"masks=helper needs an entry `helper` with address and certificate; {_NEXT}")
 
 
 def _site(content: Any, *, folder: Path) -> SitePost:

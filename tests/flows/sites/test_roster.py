@@ -47,7 +47,7 @@ def site(name: str, **others: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one site": ({"sites": [site("a")]}, "a roster of 1 sites must have at least 2"),
+    "one site": ({"sites": [site("a")]}, "the roster lists 1 sites, but needs at least 2"),
     "no site": ({"sites": []}, "a roster of 0 sites"),
     "equal names": ({"sites": [site("a"), site("a", certificate="b.pem")]}, "sites a occur twice"),
     "equal keys": ({"sites": [site("a"), site("b", certificate="a.pem")]}, "a and b have the same key"),
