@@ -57,7 +57,7 @@ AS_MUCH = 0.99
 BARS = {"sklearn-truncated-svd": 1.3, "dask-ml-truncated-svd": 5.0}
 CENTRED_BARS = {"sklearn-pca-dense": 1.3, "scanpy-pca": 3.0, "dask-ml-pca": 5.0}
 UNREFINED = 0.5
-"""The least ratio of an unrefined release's time to that of one refined by default."""
+"""The smallest accepted ratio of the time of an unrefined release to the time of a release refined by default."""
 NARROW = 150  # for inputs with at most this number of columns, the bars against dask-ml are higher
 NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
 UNBARRED = ("dask-svd-compressed",)

@@ -101,7 +101,7 @@ def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[
 def _take(
     workspace: Workspace, inbox: Inbox, token: str, dataset: str, options: IngestOptions
 ) -> tuple[str | None, str | None]:
-    """Ingest an arrival as a snapshot unless it has one; return the snapshot's id and the fault, one of them None."""
+    """Ingest an arrival, unless it already has a snapshot; return (snapshot id, None) or (None, fault)."""
     with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"

@@ -88,7 +88,7 @@ AllowLargeDelta = Annotated[
     Handling(is_offered=False),
 ]
 Settings = Annotated[Mapping[str, str], BeforeValidator(_as_text), Field(description="Parameters of the mechanism.")]
-"""Settings of the mechanism or method. Their field must follow the field that names it."""
+"""Settings of the mechanism or method; this field must come after the field ``mechanism`` or ``method``."""
 RowPolicy = Annotated[
     str,
     Field(description="clip: scale long records down to the clip norm; normalise: scale all records to the clip norm."),

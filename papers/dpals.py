@@ -96,7 +96,7 @@ DPFW_BEATEN, PRINTED_BEATEN = (3.0, 7.0, 7.0, 7.0), (5.0, 7.0, 7.0, 7.0)
 """The least ratios of DPFW's error to that of DPALS at the largest number of users, with exact and with printed noise.
 The paper claims at least 7 at every epsilon; at epsilon 1 this does not hold."""
 TRIVIAL = 0.85
-"""The least error of DPFW with printed noise at epsilon 1; the paper states that it is no better than 1."""
+"""The least error of DPFW with printed noise at epsilon 1; the paper states that this error is at least 1."""
 NON_PRIVATE_AT_MOST, ONE_SHOT_WINS = 0.002, 5.0
 """The upper bound of the non-private error, and the epsilon up to which the one-shot method has a smaller error than
 DPALS."""

@@ -143,7 +143,7 @@ FRACTIONS, RANKS, RIDGES, SHARES = (
 ML_100K_RANK, ML_100K_EPSILONS, ML_100K_RATINGS = 4, (1.0, 5.0, 10.0, 20.0), 1_682
 ML_100K_EXACT, ML_100K_MEAN = 0.925, 1.044
 ML_100K_BELOW_MEAN = {1.0: (-0.006, 0.034), 5.0: (-0.021, 0.019), 10.0: (-0.051, -0.011), 20.0: (-0.066, -0.026)}
-"""Bounds on the error of DPALS minus the error of user means, by epsilon; it is negative from epsilon 10 on."""
+"""Bounds on the error of DPALS minus the error of user means, by epsilon; negative from epsilon 10 on."""
 
 _SEED, _SKEWED_TESTED, _PAIRS_TESTED, _FILMS_TESTED = 20210720, 6_000, 2_000, 4_000
 

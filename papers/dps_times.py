@@ -43,7 +43,7 @@ ROUNDS, SWEEPS, STEPS = 10, 100, 200
 """The numbers of rounds of DPS-PCA and of sweeps of the Gibbs chain in the paper, and the number of steps timed."""
 STEP_MILLISECONDS = 1.0
 SCORES = 2.0
-"""The change of a score when one record is replaced."""
+"""The largest change of PPCA's score of a direction when one record is replaced."""
 STEP, ALL_STEPS = "DPS-PCA, one step", f"DPS-PCA, {ROUNDS} steps"
 TIMED_SULQ, TIMED_GAUSS, TIMED_SPARSE = "MOD-SULQ", "Analyze Gauss", "sparse Analyze Gauss"
 PEELING, GIBBS = "PPCA by peeling", f"PPCA by Gibbs (not certified), {SWEEPS} times one sweep"

@@ -131,7 +131,7 @@ _LARGEST = {
     ("MNIST", ANALYZE_GAUSS.name): (1.0, 3.0),
     ("MNIST", REFINED.name): (None, 2.0),
 }
-"""Upper bounds of the points lost, at the printed and at the small delta."""
+"""Upper bounds of the points of accuracy lost, at the paper's delta and at the small delta."""
 
 
 def reproduce(

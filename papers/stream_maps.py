@@ -155,7 +155,7 @@ def _last_version(rows: sparse.csr_array, cell: Cell, arm: str, draw: int) -> Su
 
 
 def _earlier(rows: sparse.csr_array, cell: Cell, draw: int) -> Start:
-    """Release half of the rows, and return what a stream with ``--like`` takes from this release."""
+    """Release half of the rows, and return the public facts that a stream with ``--like`` uses from this release."""
     half = rows[np.sort(np.random.default_rng(_SEED + 1).permutation(rows.shape[0])[: rows.shape[0] // 2])]
     problem = Problem(n_features=rows.shape[1], clip_norm=1.0, records_at_most=half.shape[0], center=cell.center)
     released = run_mechanism(

@@ -39,7 +39,7 @@ WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.allowed-failures": 10,
-    "distributed.deploy.lost-worker-timeout": "24 hours",  # time for a killed worker to restart
+    "distributed.deploy.lost-worker-timeout": "24 hours",  # how long Dask waits for a killed worker to restart
     "distributed.admin.large-graph-warning-threshold": "1 GiB",
 }
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 26)}

@@ -164,7 +164,7 @@ def audit(
 def verify(
     file: Annotated[Path, typer.Argument(help="A file written by `dpca budget export`.")],
     key: Annotated[
-        str | None, typer.Option(help="The ledger's public key, in hex, as its curator published it.")
+        str | None, typer.Option(help="Public key of the ledger, in hex, as the ledger's operator published it.")
     ] = None,
     earlier: Annotated[
         Path | None, typer.Option(help="An earlier export of the same population, which this export must continue.")

@@ -239,7 +239,7 @@ def extend(
 def close(
     name: StreamName,
     tick: Annotated[
-        int | None, typer.Option(min=1, help="Close only this tick, which began and was not published.")
+        int | None, typer.Option(min=1, help="Close only this tick (version), which began and was not published.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -174,7 +174,7 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
 
 
 def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
-    """Plan a fit's request as if its rows were stored, so that an impossible request is refused before they are."""
+    """Plan a fit's request before its rows are stored, so that an impossible request is refused early."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,

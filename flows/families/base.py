@@ -64,7 +64,7 @@ class Family[R: Request, T](ABC):
     mechanisms: Mapping[str, type[Any]]
     """Private mechanisms by name. No two families have a mechanism of the same name."""
     references: Mapping[str, type[Any]] = {}
-    """Reference mechanisms for comparison. They are not private and require an explicit acknowledgement of that."""
+    """Reference mechanisms for comparison. They are not private, which a request must acknowledge explicitly."""
     artifact: type[Artifact]
 
     @property
@@ -109,7 +109,7 @@ class Family[R: Request, T](ABC):
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return a message if each record must have one row, with the ingest option for it; None if not."""
+        """Return a message with the required ingest option if each record must have one row; None otherwise."""
         return None
 
     def pinned(self, request: R) -> R:

@@ -128,7 +128,7 @@ def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactor
 
 
 class CompletionFamily(Family[CompletionRequest, ItemFactors]):
-    """Family of factors and offsets of items."""
+    """Release family whose artifacts are factors and offsets of items."""
 
     name = CompletionRequest.family
     request = CompletionRequest

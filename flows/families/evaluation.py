@@ -48,7 +48,7 @@ class EvaluatedRelease(Protocol):
 
 
 class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Estimate]):
-    """Base of the families of private estimates of the quality of releases."""
+    """Base of the release families whose artifacts are private estimates of the quality of releases."""
 
     artifact = PrivateEstimate
 
@@ -220,7 +220,7 @@ def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate
 
 
 class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
-    """Family of private estimates of the variance that subspaces capture."""
+    """Release family whose artifacts are private estimates of the variance that subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest

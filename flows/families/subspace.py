@@ -162,7 +162,7 @@ def _opening(found: Forecast, *, noise: bool) -> str:
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
-    """Family of private subspaces."""
+    """Release family whose artifacts are private subspaces."""
 
     name = SubspaceRequest.family
     request = SubspaceRequest
@@ -181,7 +181,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def build(self, request: SubspaceRequest) -> Mechanism[Subspace]:
         """Build the mechanism of a request.
 
-        It is preceded by a private choice of the clip norm, or a private count of rejected records, if requested.
+        If requested, the mechanism first chooses the clip norm privately, or counts rejected records with noise.
         """
         count = _count(request)
         n_components = 1 if count == AUTO else count

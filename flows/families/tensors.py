@@ -187,7 +187,7 @@ def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components],
 
 
 class TensorFamily(Family[TensorRequest, Components]):
-    """Family of the components of topic models and of mixtures."""
+    """Release family whose artifacts are components of topic models or of mixtures."""
 
     name = TensorRequest.family
     request = TensorRequest

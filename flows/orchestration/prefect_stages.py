@@ -252,7 +252,7 @@ def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
 
 
 def _failed(error: BaseException, *, is_public: bool) -> State[Any]:
-    """Return the state in which an error ends a run; for a public error it names the parameters at fault."""
+    """Return the state in which an error ends a run; for a public error, the state names the parameters at fault."""
     ended, name = _ended.get(), ending(error)
     if ended is None:
         ours = isinstance(error, (DpcaError, StorageError))

@@ -97,7 +97,7 @@ def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[s
 
 
 def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> None:
-    """Send a notice for each warning level of a budget that the charge of this release was the first to reach."""
+    """Send a notice for each warning level of a budget that was first reached by the charge of this release."""
     for level in ledger.alerts(release_id):
         statement = ledger.statement(population, newest=0)
         facts = {"population": population, "percent_left": level, "remaining": statement.remaining}
@@ -266,7 +266,7 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
 
 
 def run_mechanism(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
-    """Run the mechanism; whenever another process answers a step first, run it again with the stored answers."""
+    """Run the mechanism; if another process answers a step first, run the mechanism again with the stored answers."""
     while True:
         with suppress(StepTaken):
             return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)

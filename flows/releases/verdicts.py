@@ -150,7 +150,7 @@ def check_pace(epsilon: float | None, releases: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """Preview of a request with its plan and its effect on the budget; ``exists`` is true once it was charged."""
+    """Preview of a request, with its plan and its effect on the budget; ``exists`` is true if it was charged before."""
 
     planned: PlannedRelease[Any]
     exists: bool

@@ -215,7 +215,7 @@ class RemoteLedger:
         return self.connection.call("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
-        """Quote an event without reserving it."""
+        """Return what the charge of an event would cost, without making the charge."""
         _refuse_void(void)
         requested = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
         quoted = self.connection.call("quote", Answer[Quoted], **requested)
@@ -223,7 +223,7 @@ class RemoteLedger:
         return Quote(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the warning levels, in percent of the budget left, that this release's charge was first to reach."""
+        """Return the warning levels, in percent of the budget left, that this release's charge reached first."""
         return self.connection.call("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
