@@ -47,7 +47,7 @@ CENTRED_EQUAL = {"a9a-like": 1.0, "mnist": 9.0, "syn": 25.0}
 """Epsilons at which released directions capture the fraction `AS_MUCH` of the variance that a peer captures.
 
 `EQUAL` is for peers without centering, and `CENTRED_EQUAL` for centering peers. The eigenvalues of SYN are all alike,
-so no epsilon suffices there. Its value is the largest epsilon that each of six releases may have.
+so no epsilon suffices there; the value for SYN is the largest epsilon that each of six releases may have.
 """
 TO_CENTRE = ("a9a-like",)
 """Inputs whose mean is so large that a release captures the fraction `AS_MUCH` only with a private mean."""

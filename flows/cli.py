@@ -166,7 +166,7 @@ def _explain(error: Exception) -> tuple[str, int]:
     if os.environ.get("DPCA_DEBUG"):
         raise error
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'no file'}; fix it and run the same request again.", 1
+        return f"{error.strerror}: {error.filename or 'no file'}; fix this problem, and run the same request again.", 1
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next

@@ -272,8 +272,8 @@ def _ledger(check: IncrementalCheck) -> Iterator[Finding]:
     if found.part is not None:
         first, last = found.part
         read = (
-            f"new entries agree with it, and so do the rows of events {first} to {last}: all rows "
-            f"are read again within {-(-entries // PART)} runs, or now with dpca doctor --all"
+            f"the new entries and the rows of events {first} to {last} agree with it; all rows are read again within "
+            f"{-(-entries // PART)} runs, or now with dpca doctor --all"
         )
     yield Finding(check="ledger", verdict="ok", found=f"the journal is complete to event {entries}, and {read}")
 

@@ -226,7 +226,10 @@ Releases = Annotated[
 ]
 Alias = Annotated[
     str,
-    Field(description="The alias that moves to each release that passes the gate.", pattern="^[a-z][a-z0-9._-]{0,99}$"),
+    Field(
+        description="The alias that moves to each release that passes the promotion checks.",
+        pattern="^[a-z][a-z0-9._-]{0,99}$",
+    ),
 ]
 DriftAtMost = Annotated[
     float,

@@ -115,7 +115,9 @@ def _take(
             LOG.error("skipped: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
             return None, "unreadable"
         except OSError as error:
-            raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
+            raise Unavailable(
+                f"a file cannot be opened ({error.strerror or 'input error'}); run the refresh again."
+            ) from None
         try:
             snapshot = ingest_opened(file, dataset, replace(options, unattended=True), workspace=workspace)
         except (BadSource, Invalid, Conflict) as error:

@@ -22,7 +22,7 @@ MECHANISM = "Mechanism: how noise is added."
 NOT_IN_FORMS = ("i_know_this_is_not_private",)
 """Options that no flow takes, because a run that voids a budget must be confirmed by a user at a terminal."""
 NOT_IN_LOOPS = (*NOT_IN_FORMS, "run_key", "resume", "unattended")
-"""Options of a request or an ingest that users of a refresh cannot give, because the loop sets or excludes them."""
+"""Options of a request or an ingest that users of a refresh cannot give, because the refresh sets or excludes them."""
 
 type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]
 """The private mechanisms of a family and its reference mechanisms, by name."""
@@ -432,7 +432,7 @@ class StreamRequest:
 
     dataset: Annotated[
         str,
-        Field(description="Name of the dataset; each tick reads its newest snapshot.", min_length=1),
+        Field(description="Name of the dataset; each tick (version) reads its newest snapshot.", min_length=1),
         Handling(is_argument=True),
     ]
     population: Annotated[
@@ -451,7 +451,7 @@ class StreamRequest:
     ticks: Annotated[
         int | None,
         Field(
-            description="Number of ticks; required by sqrt. The other strategies have the same charge for any number.",
+            description="Number of ticks (versions); required by sqrt. The other strategies have the same charge for any number.",
             ge=1,
         ),
     ] = None

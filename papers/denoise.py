@@ -115,7 +115,7 @@ def _checks(runs: int, fetched: Mapping[str, Callable[[], sparse.csr_array]]) ->
     for name, moment, n_components in (("anti", moments["anti"], 4), ("ruinous", ruinous(_noise_std(0.1)), 7)):
         found = [refine(draw.moment, n_components=n_components) for draw in _draws(moment, n_components, runs)]
         unrefined = sum(each.refined_by == "none" for each in found) / runs
-        yield at_least(f"{name}: part of the draws that auto leaves as they are", _UNREFINED, got=unrefined)
+        yield at_least(f"{name}: share of the draws that auto leaves as they are", _UNREFINED, got=unrefined)
     for name, n_components in (("a9a", 10), ("giant", 3), ("low rank", 4), ("flat", 3), ("a9a", 30)):
         yield from _check_coverage(name, moments[name], n_components, COVERED_RUNS * runs)
 

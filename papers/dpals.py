@@ -214,7 +214,9 @@ def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         tables["figure4"].append({"data": name, "arm": ALS, "RMSE": error})
         yield from _low_rank_compared(declared, name, medians, error)
     yield from _slopes(medians, [scale.users(declared) for declared in USERS], tables)
-    yield at_least(f"settings of {len(advice)} in which the dry run advises the best", RIGHT, got=sum(advice))
+    yield at_least(
+        f"number of settings, of {len(advice)}, in which the dry run advises the best method", RIGHT, got=sum(advice)
+    )
 
 
 def _low_rank_compared(

@@ -281,7 +281,7 @@ def _parts_compared(name: str, against: Draws, fractions: Draws) -> Iterator[Che
         ("tail sampling over item means", MEANS, TAIL),
     ):
         gain = of[without.name] - of[having.name]
-        yield at_least(f"{name}: RMSE gained by {part}", GAINS[part], got=gain)
+        yield at_least(f"{name}: reduction of RMSE by {part}", GAINS[part], got=gain)
     lost = fractions[UNPROJECTED.name, 1.0] - of[USER_MEAN]
     yield at_least(f"{name}: RMSE without the projection minus that of the user mean", 0.0, got=lost)
     for epsilon in EPSILONS[2:]:
@@ -296,7 +296,7 @@ def _studies(name: str, fractions: Draws, small: Draws, ranks: Draws, ridges: Dr
         f"{name}: als is best with all films, its RMSE divided by the smallest", 1.0, got=exact[-1] / min(exact)
     )
     for sample in (ALS_UNIFORM, ALS_TAIL):
-        yield at_least(f"{name}: RMSE lost by {sample}", 0.005, got=fractions[sample, 1.0] - exact[-1])
+        yield at_least(f"{name}: increase of RMSE by {sample}", 0.005, got=fractions[sample, 1.0] - exact[-1])
     gap = abs(fractions[ALS_TAIL, 1.0] - fractions[ALS_UNIFORM, 1.0])
     gain = fractions[UNIFORM.name, 1.0] - fractions[TAIL.name, 1.0]
     yield at_most(f"{name}: effect of the sampling rule on als divided by its effect on dpals", 1.0, got=gap / gain)
@@ -304,13 +304,19 @@ def _studies(name: str, fractions: Draws, small: Draws, ranks: Draws, ridges: Dr
         epsilon: of[UNIFORM.name, 1.0] - of[UNIFORM.name, 0.3]
         for epsilon, of in ((FEW_EPSILON, small), (EPSILON, fractions))
     }
-    yield at_least(f"{name} epsilon={FEW_EPSILON:g}: RMSE gained by the top 30 % of films", 0.0, got=gains[FEW_EPSILON])
+    yield at_least(
+        f"{name} epsilon={FEW_EPSILON:g}: reduction of RMSE by using only the top 30 % of films",
+        0.0,
+        got=gains[FEW_EPSILON],
+    )
     more = gains[FEW_EPSILON] - gains[EPSILON]
     yield at_least(
         f"{name}: gain by the top 30 % of films at epsilon {FEW_EPSILON:g} minus that at {EPSILON:g}", 0.0, got=more
     )
     private, without = ([ranks[of, rank] for rank in RANKS] for of in (OFFSETS.name, ALS.name))
-    yield at_least(f"{name}: RMSE of dpals lost from its best rank to rank 32", 0.003, got=private[-1] - min(private))
+    yield at_least(
+        f"{name}: increase of the RMSE of dpals from its best rank to rank 32", 0.003, got=private[-1] - min(private)
+    )
     best = RANKS[int(np.argmin(private))]
     yield near(f"{name}: best rank of dpals", 8, 4, got=best)
     yield at_most(
@@ -478,7 +484,7 @@ def preference_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     yield at_least("preferences: Recall@20 without privacy divided by that of popularity", 1.2, got=exact / popular)
     for epsilon in PREFERRED_EPSILONS:
         found = of[ALL_PAIRS.name, epsilon]
-        name = f"preferences, epsilon={epsilon:g}: Recall@20 of dpals with lambda_0 over that of"
+        name = f"preferences, epsilon={epsilon:g}: Recall@20 of dpals with lambda_0 divided by that of"
         yield at_least(f"{name} popularity", LEAST_KEPT, got=found / popular)
         for other in (PREFERRED_DPFW, NO_PAIRS):
             yield at_least(f"{name} {other.name}", 1.0, got=found / of[other.name, epsilon])

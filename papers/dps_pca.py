@@ -80,7 +80,7 @@ SAMPLING_BOUND, PRIVACY_BOUND = "sampling, Theorem 4.3 with C = 1", "privacy, Th
 NOTES = (
     "Figure 3(b) has epsilon 1.0 in the paper's text and 2.0 in its caption; both are shown here.",
     "Figure 4(b) ends at d = 140 in the paper's text and at 160 in its caption; here it ends at 160.",
-    "PPCA is drawn by peeling, which is certified, and by Gibbs sampling with 40 sweeps, which is not.",
+    "PPCA is drawn by peeling, for which privacy is proved, and by Gibbs sampling with 40 sweeps, for which it is not.",
 )
 
 

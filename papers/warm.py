@@ -118,7 +118,7 @@ def _joint_components(
 
 
 def _start(cell: Cell, first: ArrayBlocks, shape: tuple[int, ...], draw: int) -> Start:
-    """Return the start that a release of the first half in one round gives."""
+    """Return the public facts for a warm start, from a release of the first half in one round."""
     parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, first, shape, draw)
     start = start_of(parent, clip_norm=1.0, records_at_most=shape[0])
     assert start is not None

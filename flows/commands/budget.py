@@ -31,10 +31,14 @@ def open_budget(
     ] = "add_remove",
     unit: Annotated[
         str | None,
-        typer.Option(help="Name of the ids whose rows are protected together, such as patient_id; by default one row."),
+        typer.Option(
+            help="Name of the ids of individuals, such as patient_id; all rows of one id are protected "
+            "together. By default each row alone."
+        ),
     ] = None,
     rows_per_unit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of rows of a unit in a dataset: its --max-rows-per-unit.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of rows of one id in a dataset, as in --max-rows-per-unit at ingest."),
     ] = None,
     filter_: Annotated[str, typer.Option("--filter", help="Accounting of the total cost: gdp or renyi.")] = "gdp",
     failure_delta: Annotated[
@@ -247,7 +251,7 @@ def export(
     output: Annotated[Path, typer.Option(help="The JSON file to write; it contains only public facts.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` checks it without this ledger."""
+    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` can check it without this ledger."""
     import json
 
     from dpca.backends.atomic_files import write_atomically, writing

@@ -112,9 +112,9 @@ def erase(
 ) -> None:
     """Make a snapshot without any row of one individual, and list what else may hold their rows.
 
-    The id is a value of the unit column, of the file of units, of the unit that a schema declares, of the row column of
-    triplets, or a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset remove N --older`.
-    Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
+    The id is written as the source writes it: in --unit-column, in the file of --units, in the schema's unit, in the
+    row column of triplets, or as a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset
+    remove N --older`. Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
     """
 
     def agree(found: "FoundUnit") -> None:
@@ -142,7 +142,9 @@ def erase(
 def remove(
     name: Name,
     older: Annotated[bool, typer.Option("--older", help="Keep the current snapshot, and delete all others.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Remove it even if a release was made from it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete a snapshot even if a release was made from it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Delete the snapshots of a dataset; budget spent on them stays spent."""
@@ -195,7 +197,7 @@ def retry(
     """Return files that were set aside or refused to the waiting state, so that the next refresh takes them.
 
     The next refresh applies its own options. Released files stay released. A file that was changed or replaced since
-    then is a new arrival, without this command.
+    then is a new arrival anyway.
     """
     from dpca.errors import NotFound
     from storage.datasets.inbox import RETRIED, Inbox

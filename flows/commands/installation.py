@@ -161,7 +161,7 @@ def create(
 
 @backup_app.command()
 def verify(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
-    """Check the signature of BACKUP, and that no file has changed; `rehearse` proves more."""
+    """Check the signature of BACKUP, and that no file has changed; `rehearse` also tests that it can be restored."""
     from storage.backups.contents import facts_of
     from storage.backups.signatures import open_backup
 

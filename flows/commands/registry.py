@@ -77,7 +77,7 @@ def show(
     registry = Registry.open(require_signature=require_signature or None)
     facts = registry.show(reference)
     if component is not None and plot is None:
-        raise typer.BadParameter("--component chooses the component of a plot; name its file with --plot.")
+        raise typer.BadParameter("--component needs a plot; name the file of the plot with --plot.")
     found = _spectrum(registry, reference) if spectrum or (plot is not None and component is None) else None
     if plot is not None:
         _draw(registry, reference, plot, spectrum=found, component=component, name=facts["artifact"], theme=theme)

@@ -312,7 +312,7 @@ UNNAMED = "rows"
 
 
 class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of transformers whose fit is one release on a budget."""
+    """Base of transformers whose fit is one release, charged to a budget."""
 
     epsilon: float | None
     delta: float | None

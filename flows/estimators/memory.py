@@ -39,7 +39,7 @@ from storage.ledger.budgets import Budget
 
 LONGEST_SLOT = 100
 _PARAMETERS = {"components": "n_components", "rank": "n_components", "publish": "published name"}
-"""Names of the estimator parameters that have another name in requests, by the name in requests."""
+"""By field of a request: the name of the estimator's parameter, where the two names differ."""
 _RESOLVED = ("mechanism", "settings")
 """Fields of a stored request that contain the choice made for ``mechanism="auto"``."""
 LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))

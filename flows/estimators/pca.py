@@ -198,7 +198,7 @@ class PrivatePCA(PrivateEstimator):
         return self._table(X).map(scores, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
-        """Return the points of the subspace with these scores."""
+        """Return the points of the subspace that have the scores ``X``."""
         check_is_fitted(self)
         artifact: PrivateSubspace = self.artifact_
         with quoting_no_value():

@@ -117,7 +117,7 @@ class Family[R: Request, T](ABC):
         return request
 
     def started(self, request: R, reference: str, columns: Callable[[], "Columns"]) -> R:
-        """Let a request without an earlier release start from the release ``reference``, where possible."""
+        """Return the request, set to start from the release ``reference`` if it names no start and this is possible."""
         return request
 
     def restarted(self, request: R, reserved: R) -> R:

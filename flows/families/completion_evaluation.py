@@ -158,7 +158,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows and a comparison of predictions with held-out ratings of the users."""
+        """Return the rows, and a function that compares predictions with held-out ratings of the users."""
         problem = evaluated.terms(workspace, snapshot, count=request.count)
 
         def compute(new_curator: Callable[[], DisclosingCurator]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def diagnosis(
         self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows in the form that the evaluated release used, and a function that diagnoses it on them.
+        """Return the rows in the form that the release used, and a function that measures its quality on these rows.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows and a comparison of the subspace with the best subspace of these rows."""
+        """Return the rows, and a function that compares the subspace with the best subspace of these rows."""
         evaluated.check_columns(workspace, snapshot)
         subspace, rows = evaluated.subspace, evaluated.source(workspace.catalog.open(snapshot))
         problem = Problem(

@@ -1,4 +1,4 @@
-"""Earlier releases from which a private subspace starts.
+"""Earlier releases from which the release of a private subspace can start (warm start).
 
 A warm start uses the directions, mean and noise of a published release of the same columns. All of them are public.
 """

@@ -1,4 +1,4 @@
-"""Rows that a user declares public, from which a private subspace starts.
+"""Rows that a user declares public, from which the release of a private subspace can start (warm start).
 
 Public rows need no protection. So their exact moment gives the map of a warm start, and no budget is charged for it.
 They are in a file, or in a dataset that was declared public at ingest. A request is pinned to their content, as
@@ -49,7 +49,7 @@ def pinned_rows(request: SubspaceRequest) -> SubspaceRequest:
         snapshot = catalog.current(named).snapshot
     except NotFound:
         raise InvalidInput(
-            f"like_public={named!r} is neither a file nor a dataset; name rows that are public."
+            f"like_public={named!r} is neither a file nor a dataset; name a file or a dataset of public rows."
         ) from None
     _public(catalog, snapshot)
     return replace(request, like_public=f"{named}{_DATASET}{snapshot}")

@@ -243,7 +243,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
 
     def started(self, request: SubspaceRequest, reference: str, columns: Callable[[], Columns]) -> SubspaceRequest:
-        """Let a request without an earlier release start from the release ``reference``, where possible."""
+        """Return the request, set to start from the release ``reference`` if it names no start and this is possible."""
         named = request.like is not None or request.like_public is not None
         if named or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
             return request
@@ -332,7 +332,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return requested
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the main mechanism, without those of small releases before it."""
+        """Return the parameters of the main mechanism, without those of preliminary releases."""
         found = super().parameters(main_mechanism(mechanism))
         return {name: value for name, value in found.items() if name not in ("start", "warm")}
 
@@ -367,7 +367,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         refuse_noise(planned)
 
     def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return how rows are treated, the rounds, the warm start, and the epsilons of small releases before."""
+        """Return how rows are treated, the rounds, the warm start, and the epsilons of preliminary releases."""
         requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}

@@ -452,8 +452,8 @@ def _rows(
 ) -> tuple[BlockSource, Reservation]:
     """Return the rows of a tick, with the reservation for them.
 
-    The rows come from the tick's snapshot. Where the privacy unit is one row of one night, they come from all nights
-    so far.
+    The rows come from the tick's snapshot. Where the privacy unit is one row of one night (tick), they come from all
+    nights so far.
     """
     catalog, tick = workspace.catalog, ticks[-1]
     source: BlockSource

@@ -104,7 +104,7 @@ def check_spent(plan: Plan, requested: Requested, price: float) -> None:
     if not plan.printed and price < requested.epsilon * _LEAST_SHARE:
         raise Refused(
             f"the event (noise) of this release has epsilon {price:.4g}, but the request states epsilon "
-            f"{requested.epsilon:g}; the charge must equal the stated epsilon: plan it again."
+            f"{requested.epsilon:g}; the charge must equal the stated epsilon: plan the release again."
         )
 
 

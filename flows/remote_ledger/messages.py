@@ -48,13 +48,13 @@ JSON = "application/json"
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("names are printable")
+        raise ValueError("names must be printable")
     return text
 
 
 def _short(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
     if len(written(request)) > LONGEST_REQUEST:
-        raise ValueError(f"a stored request has at most {LONGEST_REQUEST} bytes")
+        raise ValueError(f"a stored request must have at most {LONGEST_REQUEST} bytes")
     return request
 
 
@@ -227,12 +227,12 @@ def answered(value: object) -> bytes:
 def _check_value(value: object, *, depth: int) -> None:
     """Raise `ValueError` for an infinite number, NaN, an integer of more than 64 bits, or too deep nesting."""
     if depth > _DEEPEST:
-        raise ValueError(f"objects and lists are nested to a depth of at most {_DEEPEST}")
+        raise ValueError(f"objects and lists must be nested to a depth of at most {_DEEPEST}")
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             _check_value(part, depth=depth + 1)
     elif not isinstance(value, str | None) and not _is_number(value):
-        raise ValueError("numbers are finite, and integers have at most 64 bits")
+        raise ValueError("numbers must be finite, and integers must have at most 64 bits")
 
 
 def _is_number(value: object) -> bool:

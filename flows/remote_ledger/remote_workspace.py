@@ -302,7 +302,7 @@ class RemoteKeys:
         """
         key = bytes.fromhex(self.connection.call("key", Answer[str], release=release_id))
         if release_id_of(key) != release_id:
-            raise Corrupt(f"the ledger has another key for release {release_id}; close the release.")
+            raise Corrupt(f"the ledger returned a key that does not belong to release {release_id}; close the release.")
         return key
 
 

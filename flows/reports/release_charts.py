@@ -194,7 +194,7 @@ _PART_OF_LETTER = 0.0145  # width of a letter, as a fraction of the width of a s
 
 
 def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "light") -> "Figure":
-    """Draw released eigenvalues on a log scale, with the range of noise shaded; the title is the verdict.
+    """Draw released eigenvalues on a log scale, with the range of noise shaded; the title is the verdict on quality.
 
     Parameters
     ----------

@@ -309,7 +309,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         self.planned = plan_over_roster(self.roster, request)
         """The planned release."""
         self._pool = ThreadPoolExecutor(max_workers=len(self.planned.names), thread_name_prefix="site")
-        self._answered = self.planned.plan.roster  # the roster of the last answered round
+        self._answered = self.planned.plan.roster  # the roster (list of sites) of the last answered round
         self._took_part: set[str] = set()  # sites whose sums or separate releases are in the result
 
     def __exit__(self, *_: object) -> None:
@@ -502,7 +502,7 @@ class RemoteParty:
     def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
         self.name, self.caller, self._planned = caller.name, caller, planned
         self._folder = f"/v1/releases/{planned.place}"
-        self.dealing = ""  # name of the dealing, which is set before each attempt, equally for all sites
+        self.dealing = ""  # name of the dealing (set of mask seeds): the same for all sites, set before each attempt
 
     def call(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
         """Send a request about the release, and return the answer."""

@@ -296,8 +296,8 @@ def _check(roster: RosterFile) -> None:
         keys[key] = party.name
     if roster.colluders + roster.dropouts >= len(names):
         raise InvalidInput(
-            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: the "
-            f"noise of at least one site must stay unknown; {_NEXT}"
+            f"colluders={roster.colluders} and dropouts={roster.dropouts} must together be below {len(names)}, the "
+            f"number of sites, so that the noise of at least one site stays unknown; {_NEXT}"
         )
     if roster.masks == SECURE_SUM:
         for site in roster.sites:
