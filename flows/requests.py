@@ -451,7 +451,8 @@ class StreamRequest:
     ticks: Annotated[
         int | None,
         Field(
-            description="Number of ticks (versions); required by sqrt. The other strategies have the same charge for any number.",
+            description="Number of ticks (versions); required by sqrt. The other strategies have the same charge for "
+            "any number.",
             ge=1,
         ),
     ] = None
