@@ -1,6 +1,6 @@
 """Family of private subspaces, with the forecast before a release.
 
-A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the privacy units. The
+A release consists of k orthonormal directions, for the rows as they are or for the rows minus their private mean. The
 forecast appears in a dry run. It also decides whether a request with ``on_noise=refuse`` is refused.
 """
 
