@@ -26,7 +26,7 @@ TARGET = PrivacyTarget(epsilon=5.0, delta=1e-6)
 TOY = 50
 OVER_CG, OVER_CHOLESKY = 4.0, 1.0
 LINEAR = 1.5
-"""The limit on processor time for ten times the ratings, over ten times that of users and items."""
+"""The limit on the processor time for ten times the ratings, divided by ten times the time for the ratings."""
 
 
 def bench_completion_round(measure: Measurement, *, toy: bool) -> None:

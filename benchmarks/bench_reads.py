@@ -22,7 +22,9 @@ from storage.datasets.snapshot_reader import Dataset
 
 ANNDATA_BAR = 4.0
 SPEED_BAR = 1.2
-"""GB of CSR per CPU second, including the store's threads, for blocks of at least 12 MB."""
+"""The least accepted GB of CSR per second of processor time, including the store's threads, for blocks of 12 MB or
+more.
+"""
 PASSES = 5
 _VALUE, _ROW = 8 + 4, 8
 """Bytes of CSR in memory: a float64 and an int32 per stored value, an int64 per row."""

@@ -47,7 +47,7 @@ CENTRED_EQUAL = {"a9a-like": 1.0, "mnist": 9.0, "syn": 25.0}
 """Epsilons at which released directions capture the fraction `AS_MUCH` of the variance that a peer captures.
 
 `EQUAL` is for peers without centering, and `CENTRED_EQUAL` for centering peers. The eigenvalues of SYN are all alike,
-so no epsilon suffices there. Its value is the largest epsilon that each of six releases may have.
+so no epsilon suffices there; the value for SYN is the largest epsilon that each of six releases may have.
 """
 TO_CENTRE = ("a9a-like",)
 """Inputs whose mean is so large that a release captures the fraction `AS_MUCH` only with a private mean."""
@@ -57,7 +57,7 @@ AS_MUCH = 0.99
 BARS = {"sklearn-truncated-svd": 1.3, "dask-ml-truncated-svd": 5.0}
 CENTRED_BARS = {"sklearn-pca-dense": 1.3, "scanpy-pca": 3.0, "dask-ml-pca": 5.0}
 UNREFINED = 0.5
-"""The least ratio of an unrefined release's time to that of one refined by default."""
+"""The smallest accepted ratio of the time of an unrefined release to the time of a release refined by default."""
 NARROW = 150  # for inputs with at most this number of columns, the bars against dask-ml are higher
 NARROW_BARS = dict.fromkeys(("dask-ml-truncated-svd", "dask-ml-pca"), 20.0)
 UNBARRED = ("dask-svd-compressed",)

@@ -1,8 +1,8 @@
 """Processor time of a round of a secure sum with ten sites in this process.
 
-The time includes all keys, signatures and shares, but not the local sums of the sites. The bars for a round are one
-second for a product with 1,000 columns and five components, and fifteen seconds for a second moment of 1,000 columns.
-Masks must be generated at 5e7 words per second of processor time.
+The time includes all keys, signatures and secret shares, but not the local sums of the sites. The bars for a round are
+one second for a product with 1,000 columns and five components, and fifteen seconds for a second moment of 1,000
+columns. Masks must be generated at 5e7 words per second of processor time.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Speed of exact draws from the discrete Gaussian distribution, with integer arithmetic on a keystream.
 
 In a joint sum over several sites, each site adds a share of noise from this distribution. The bar is half a million
-draws per second of processor time on one core. A share with a large standard deviation takes two draws.
+draws per second of processor time on one core. A noise share with a large standard deviation takes two draws.
 """
 
 import time

@@ -25,7 +25,7 @@ from storage.ledger.ledger import Ledger
 DOCUMENTS, WORDS, VOCABULARY, TOPICS = 1_000_000, 50, 2_000, 20
 TOY = 500
 SIZES = (1, 2, 4)
-"""Multiples of the smallest number of documents, a quarter of all, that are released."""
+"""The numbers of released documents, as multiples of the smallest number, which is a quarter of all documents."""
 SECONDS, WORKER_MB, CLIENT_MB, LINEAR = 180.0, 2_000.0, 1_000.0, 1.2
 PIECE, WARM = 100_000, "few"
 

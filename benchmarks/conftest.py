@@ -111,7 +111,7 @@ class Comparison:
             did the same work.
         """
         demanded, allowed = dict(bars or {}), dict(limits or {})
-        assert demanded.keys() | allowed.keys() <= peers.keys(), "a bar is set against a peer"
+        assert demanded.keys() | allowed.keys() <= peers.keys(), "a bar or limit names a peer that is not timed"
         times: dict[str, list[float]] = {peer: [] for peer in peers}
         results: dict[str, Any] = {}
 
@@ -154,7 +154,7 @@ class Measurement:
 
     def __call__(self, name: str, value: float, *, at_least: float | None = None, at_most: float | None = None) -> None:
         """Record a number with its name and at most one bar, its lower or upper bound; a toy run ignores bars."""
-        assert at_least is None or at_most is None, "a number has one bar"
+        assert at_least is None or at_most is None, "a number has at most one bar: give at_least or at_most"
         ratio = Ratio(
             name=f"{self._name}/{name}",
             value=value,

@@ -74,7 +74,9 @@ COMMANDS = {
 }
 _EVERY = 20  # SQLite calls the step counter once per this number of steps
 LINEAR = {POINTERS, "`dpca doctor --all`"}
-"""Requests that write files of every version of a name, or read everything, and so may grow."""
+"""Requests whose time may grow with the number of releases, because they write files of every version or read
+everything.
+"""
 MOST = 2.0
 """The limit of all other requests' time on the largest home, relative to the smallest."""
 

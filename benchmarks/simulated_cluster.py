@@ -146,7 +146,7 @@ class Simulated:
     def read(self) -> Gauge:
         """Return the resources that the scheduler has used so far."""
         gauge: Any = self.client.run_on_scheduler(Gauge.read)
-        assert isinstance(gauge, Gauge), "the scheduler answers with its gauge"
+        assert isinstance(gauge, Gauge), "the scheduler did not return its gauge"
         return gauge
 
 
@@ -183,8 +183,8 @@ def simulated_cluster(workers: int, *, to_lose: int) -> Iterator[Simulated]:
 
 
 def _kill(process: BaseProcess | None) -> None:
-    assert process is not None, "no worker was started to be lost"
-    assert process.pid is not None, "it is started"
+    assert process is not None, "no worker process was started that can be killed"
+    assert process.pid is not None, "the worker process has not started"
     os.kill(process.pid, signal.SIGKILL)
 
 

@@ -1,1 +1,1 @@
-"""Orchestration of user jobs, with the cluster, the settings and the ``dpca`` command."""
+"""The layer that runs users' jobs: Prefect flows, Dask clusters, settings, and the ``dpca`` command."""

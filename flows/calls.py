@@ -1,6 +1,7 @@
 """Functions for programs and notebooks that open budgets and release subspaces without Prefect.
 
-They do what the commands do, in this process. `dpca` exports them as `dpca.open_budget` and `dpca.fit_subspace`.
+They have the same effect as the commands ``dpca budget open`` and ``dpca subspace fit --direct``. `dpca` exports them
+as `dpca.open_budget` and `dpca.fit_subspace`.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ def open_budget(
     publish: str | None = None,
     **terms: Any,
 ) -> PopulationBudget:
-    """Open a population's budget in the ledger of this home, and return it for releases to charge.
+    """Open a population's privacy budget in the ledger of ``DPCA_HOME``, and return it for releases to charge.
 
     Parameters
     ----------

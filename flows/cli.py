@@ -25,7 +25,7 @@ INTERRUPTED = 130  # the status that Typer returns after Ctrl-C
 PREFECT_DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # the module `own_server` starts a server with a password instead
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # `own_server` starts a server that requires a password
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
@@ -56,7 +56,7 @@ NOUNS = {
     "audit": "flows.commands.mechanism:audit_app",
     "doctor": "flows.commands.installation:doctor",
 }
-"""The import path of each noun's commands; a process imports only the commands of its own noun."""
+"""Where to import each noun's commands from; a process imports only the commands of the noun in its arguments."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,7 +68,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app(noun: str | None = None) -> typer.Typer:
-    """Assemble the commands of one noun, or of all nouns if ``noun`` is not in `NOUNS`.
+    """Assemble the commands of one noun (``dpca NOUN VERB``), or of all nouns if ``noun`` is not in `NOUNS`.
 
     Each command imports the heavy libraries that it uses.
     """
@@ -100,12 +100,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and map every outcome to an exit code."""
     for name, value in PREFECT_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    before = os.umask(OTHERS)  # files that libraries write are private; storage sets its own modes
+    before = os.umask(OTHERS)  # hides files that libraries write; `storage` sets its own modes
     try:
         status = _run(arguments)
     finally:
         os.umask(before)
-    if arguments is None:  # no arguments were passed, so this process runs only the command
+    if arguments is None:  # called by the shell, so the process can end here
         _end(status)
     return status
 
@@ -135,7 +135,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _named(command: Any, words: list[str]) -> str:
-    """Return the name of the command that ``words`` call, such as ``dpca budget open``; an error refers to its help."""
+    """Return the command that ``words`` name, such as ``dpca budget open``, for error messages."""
     path = ["dpca"]
     for word in words:
         commands = getattr(command, "commands", {})
@@ -166,13 +166,14 @@ def _explain(error: Exception) -> tuple[str, int]:
     if os.environ.get("DPCA_DEBUG"):
         raise error
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename or 'no file'}; fix it and run the same request again.", 1
+        return f"{error.strerror}: {error.filename or 'no file'}; fix this problem, and run the same request again.", 1
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
     place = f"{os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno}" if where else "unknown"  # noqa: PTH119
     return (
-        f"unexpected {type(error).__name__} at {place}; set DPCA_DEBUG=1 where data may be seen, to show the error."
+        f"unexpected {type(error).__name__} at {place}; to see the error, set DPCA_DEBUG=1, but only where its data "
+        "may be shown."
     ), 1
 
 
@@ -188,7 +189,7 @@ def _end(status: int) -> None:
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads before exit functions, as multiprocessing does
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # if no one reads the remaining output, the interpreter's exit reports it
+    with suppress(OSError, ValueError):  # if flushing fails, the interpreter's normal exit reports it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -1,7 +1,8 @@
 """Demos of the whole pipeline and of a federation on one machine.
 
 The first demo runs the whole pipeline on the a9a census data that ships with the package, through the real flows. The
-second starts a helper and sites as processes on loopback, each with its own key and home.
+second starts several sites, and the helper that assists their sums, as processes on loopback. Each has its own key and
+home folder.
 """
 
 import json
@@ -34,7 +35,7 @@ from flows.sites.roster import HELPER
 
 NAME = "a9a"
 FEATURES = 123
-CLIP_NORM = 14.0**0.5  # the root of 14, because each encoded row has at most 14 ones
+CLIP_NORM = 14.0**0.5  # sqrt(14): each encoded row has at most 14 entries, all 1
 COMPONENTS, EPSILON, DELTA = 10, 1.0, 1e-6
 BUDGET_EPSILON, RECORDS_AT_MOST = 4.0, 40_000
 SUBSPACE, ALIAS = "a9a-subspace", "champion"
@@ -43,7 +44,7 @@ _ELSEWHERE = ("DPCA_HOME", "DPCA_STORE_URL", "DPCA_DATABASE_URL", "DPCA_KEY_FOLD
 
 @contextmanager
 def own_home(folder: Path | None) -> Iterator[Path]:
-    """Use a separate home for the demo inside the context, despite the settings; no real ledger is touched."""
+    """Inside the context, use a separate home folder and ignore ``DPCA_HOME``; no real ledger is touched."""
     chosen = user_data_path("dpca-demo") if folder is None else folder.expanduser().absolute()
     kept = {name: os.environ.pop(name) for name in _ELSEWHERE if name in os.environ}
     os.environ["DPCA_HOME"] = str(chosen)
@@ -106,7 +107,7 @@ SEED = 20181109  # seed of the synthetic rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Federation:
-    """A federation's folder, the rows of its sites, and its running processes."""
+    """A federation of sites on this machine: its folder, the rows of each site, and its running processes."""
 
     folder: Path
     names: tuple[str, ...]
@@ -163,7 +164,10 @@ def make_federation(
     rows_of: Callable[..., Callable[[], NDArray[np.float64]]] = unit_rows,
     **facts: Any,
 ) -> Federation:
-    """Write keys, roster, configurations and homes with ingested rows; ``facts`` are added to the roster."""
+    """Write the keys, configurations and home folders of all parties, ingest the rows, and write the roster.
+
+    The roster is the file that lists the parties; ``facts`` are added to it.
+    """
     from flows.ingest import ingest_directly
     from storage.datasets.ingest_options import IngestOptions
     from storage.workspace import Workspace
@@ -271,7 +275,10 @@ def run_demo(
     epsilon: float,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Start a federation, fit over it, and return the report with the distance to the exact subspace of all rows."""
+    """Start a federation, release a subspace of its sites' rows, and return a report.
+
+    The report includes the distance of the release from the exact subspace of all rows.
+    """
     from dpca.registry.reader import Registry
     from flows.federate import fit_sites_directly
 
@@ -304,7 +311,7 @@ def run_demo(
 
 @contextmanager
 def aggregator(federation: Federation) -> Iterator[None]:
-    """Make this process the aggregator of a federation inside the context, with the aggregator's own home."""
+    """Inside the context, make this process the federation's aggregator, with the aggregator's own home folder."""
     settings = {
         "DPCA_STATE_FOLDER": str(federation.folder / "states" / "aggregator"),
         "DPCA_SITES_KEY": str(federation.key),

@@ -84,7 +84,7 @@ def examine(*, everything: bool = False) -> list[Finding]:
     before = (_settings, _transport, _versions, _home, _keys, _store)
     if is_on_read_only_disk(home()):
         return _once(_guarded(check) for check in (*before, _ledger_as_it_is, *_AFTER))
-    open_once = cache(Workspace.open)  # a workspace that cannot be opened fails each check, and is reported once
+    open_once = cache(Workspace.open)  # if this fails, every check fails with the same error, which is reported once
     check_once = cache(lambda: _incremental_check(open_once(), everything=everything))
     return _once(
         (
@@ -133,7 +133,7 @@ def _settings() -> Iterator[Finding]:
 
 
 def _transport() -> Iterator[Finding]:
-    """Report a database or object store on another machine whose connection may be unencrypted or unverified."""
+    """Report a remote database or object store whose connection may be unencrypted, or whose server is not verified."""
     url = os.environ.get("DPCA_DATABASE_URL", "")
     if url.startswith("postgresql") and not _is_verified(url):
         yield Finding(
@@ -272,8 +272,8 @@ def _ledger(check: IncrementalCheck) -> Iterator[Finding]:
     if found.part is not None:
         first, last = found.part
         read = (
-            f"new entries agree with it, and so do the rows of events {first} to {last}: all rows "
-            f"are read again within {-(-entries // PART)} runs, or now with dpca doctor --all"
+            f"the new entries and the rows of events {first} to {last} agree with it; all rows are read again within "
+            f"{-(-entries // PART)} runs, or now with dpca doctor --all"
         )
     yield Finding(check="ledger", verdict="ok", found=f"the journal is complete to event {entries}, and {read}")
 
@@ -291,18 +291,21 @@ def _ledger_as_it_is() -> Iterator[Finding]:
 
 
 def _streams(workspace: Workspace) -> Iterator[Finding]:
-    """Check that no live stream has used all its ticks or lacks an answer that its estimates need."""
+    """Check that every open stream has paid ticks (versions) left, and all noisy answers that its estimates need."""
     for name in dict.fromkeys(stream.name for stream in workspace.ledger.streams.all()):
-        stream, ticks = workspace.ledger.streams.show(name)  # of several streams of a name, only the newest may be live
+        # of the streams of one name, `show` returns the newest; only the newest can be open
+        stream, ticks = workspace.ledger.streams.show(name)
         if not stream.is_live:
             continue
         kept = Answers(place=workspace.store, ticks=ticks)
         lost = [str(tick.tick) for tick in ticks if tick.answer is not None and tick.tick not in kept]
         left, advice = stream.ticks - len(ticks), ""
         if lost:
-            advice = f"answers of ticks {', '.join(lost)} are not in streams/{stream.id}: restore them from a copy"
+            advice = (
+                f"noisy answers of ticks {', '.join(lost)} are not in streams/{stream.id}: restore them from a copy"
+            )
         elif left <= 0:
-            advice = f"charge more ticks with dpca stream extend {stream.name}, or close it and open a new one"
+            advice = f"charge more ticks with dpca stream extend {stream.name}, or close the stream and open a new one"
         found = f"{stream.name}: {len(ticks)} of {stream.ticks} ticks used"
         yield Finding(check="streams", verdict="note" if advice else "ok", found=found, advice=advice)
 
@@ -314,14 +317,18 @@ def _units(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _witness(workspace: Workspace) -> Iterator[Finding]:
-    """Report the folder of the separate witness, and warn if a copy of the home would include it."""
+    """Report the folder of the separate witness, the record outside the home that reveals a restored old ledger.
+
+    Warn if a copy of the home folder would include the witness.
+    """
     folder = state_folder() / workspace.ledger.id
     yield _private("witness", folder)
     if folder.resolve().is_relative_to(writable_home().resolve()):
         yield Finding(
             check="separate witness",
             verdict="note",
-            found=f"the witness in {folder} is part of DPCA_HOME: a restore of the whole home hides spent budget",
+            found=f"the witness (outside record of the ledger) in {folder} is part of DPCA_HOME: restoring the whole "
+            "home hides spent budget",
             advice="set DPCA_STATE_FOLDER to a folder that is neither copied nor restored with the home",
         )
 
@@ -382,7 +389,7 @@ def _cluster() -> Iterator[Finding]:
             advice="start the scheduler and its workers under TLS",
         )
     threads, memory = (sum(worker[name] for worker in workers) for name in ("nthreads", "memory_limit"))
-    found = f"{len(workers)} workers, {threads} threads, {memory / 2**30:.1f} GiB, none may spill rows"
+    found = f"{len(workers)} workers, {threads} threads, {memory / 2**30:.1f} GiB, no worker may spill rows to disk"
     yield Finding(check="cluster", verdict="ok", found=f"{found}; at {address}")
 
 
@@ -452,7 +459,7 @@ def _servers() -> Iterator[Finding]:
 
 
 def _call(settings: "PrefectSettings") -> "httpx.Response":
-    """Send Prefect's server a request that succeeds only with the right credentials."""
+    """Send Prefect's server a request that fails without the right credentials."""
     import httpx
 
     api = settings.api
@@ -469,13 +476,17 @@ _AFTER = (_cluster, _prefect, _servers)
 
 
 def check_backups(workspace: Workspace) -> Iterator[Finding]:
-    """Report the last backup made from this machine; note a used ledger without a backup, or without a rehearsal."""
+    """Report the last backup made from this machine.
+
+    Note a used ledger that has no backup, or whose backup was never restored as a test.
+    """
     with reading(workspace.ledger.engine) as connection:
         entries = journal.head(connection).seq
         is_used = connection.execute(sa.select(tables.release.c.id).limit(1)).first() is not None
     dates = read_dates(workspace.ledger.id)
     if made := dates.get("made"):
-        found = f"the last backup from this machine is of {made['at'][:10]}, {entries - made['entries']} entries ago"
+        age = f"{entries - made['entries']} journal entries ago"
+        found = f"the last backup from this machine is of {made['at'][:10]}, {age}"
         advice = "" if dates.get("rehearsed") else "test that it restores: dpca backup rehearse BACKUP"
         yield Finding(check="backup", verdict="note" if advice else "ok", found=found, advice=advice)
     elif is_used:

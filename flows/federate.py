@@ -1,8 +1,8 @@
-"""Joint releases over several datasets or the sites of a roster.
+"""Joint releases over several datasets of this home, or over the sites that a roster file lists.
 
-Over datasets, the sites are parts of this process, each with its own rows, reservation and curator. Over a roster, the
-sites are separate processes that plan and charge by themselves. This process then opens only the totals, and reads no
-row.
+With datasets, this process plays every site; each site has its own rows and its own charge. With a roster, the sites
+are separate processes that plan and charge by themselves. This process then unmasks only the totals over all sites, and
+reads no row.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +26,7 @@ from flows.sites.releases import (
 
 
 def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
-    """Run all stages, and return the public facts of the published version."""
+    """Run all stages of a joint release, and return the public facts of the published version."""
     configure_logs(settings.log)
     if request.roster is None:
         check_address(settings)
@@ -52,5 +52,5 @@ def _cluster(request: SitesRequest, settings: Settings) -> AbstractContextManage
 
 
 def fit_sites_directly(request: SitesRequest, *, workers: int | None = None) -> dict[str, Any]:
-    """Run all stages in this process, without Prefect."""
+    """Run all stages of a joint release in this process, without Prefect."""
     return make_sites_release(directly, request, cluster_settings(workers))

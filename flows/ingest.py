@@ -4,8 +4,9 @@ The ingest stage returns the snapshot's random id and nothing else. Sizes and di
 catalog, where the curator's commands read them, and in the log on this process's stderr, if a log is enabled. The paths
 of the files are private too, so the flow is called with a reference to them (`storage.datasets.kept_sources`).
 
-Erasure runs neither under Prefect nor on a schedule. It also lists what remains to be done. The individual's id is used
-and forgotten: no log, journal, file or exit code contains it. The returned facts are for the curator.
+Erasure runs neither under Prefect nor on a schedule. It also lists what remains to be done. The individual's id is not
+kept: no log, journal, file or exit code contains it. The returned facts are for the curator, the person who may see the
+data.
 """
 
 import time
@@ -32,7 +33,9 @@ from storage.workspace import Workspace
 
 watch_rows: ContextVar[Progress | None] = ContextVar("watch_rows", default=None)
 given_files: ContextVar[dict[str, Any] | None] = ContextVar("given_files", default=None)
-"""The files of an ingest that this process began; a later ingest of the same name may have stored other files."""
+"""The files of the ingest that runs in this process. They are not read from the home folder, where a later ingest of
+the same name may have stored other files.
+"""
 
 
 FILE_FAULT = (
@@ -123,9 +126,10 @@ def ingest_by(
     options: IngestOptions,
     watch: Progress | None,
 ) -> dict[str, Any]:
-    """Ingest by a call that receives a reference to the files, and the other options by name.
+    """Ingest through ``call``, which receives a reference to the files, and the other options by name.
 
-    Return the curator's facts of the snapshot. The paths of the files are stored in the home folder, for schedules.
+    Return the curator's facts of the snapshot. The paths of the files are stored in the home folder, so that scheduled
+    runs find them.
     """
     values = asdict(options)
     files = {"source": source, **{what: values.pop(what) for what in FILES[1:]}}
@@ -142,19 +146,19 @@ def ingest_by(
 
 
 def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unattended: bool) -> Iterator[str]:
-    """Yield warnings about a snapshot, one line each; warnings about its rows are for the curator alone."""
+    """Yield warnings about a snapshot, one line each. Only a run that the curator watches warns about rows."""
     if report.lookalikes and not is_unattended:
         yield (
-            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another id only in a "
-            "sign + or leading zeros, as 7 and 07 do, and each counts as an individual; if they are the same "
-            "people, make the ids equal and ingest again."
+            f"{report.lookalikes:,} ids of individuals in {name!r} differ from another id only in a sign + or "
+            "leading zeros, as 7 and 07 do, and each counts as a separate individual; if two such ids belong to one "
+            "person, make them equal and ingest again."
         )
     population = workspace.catalog.entry(report.snapshot).population
     if report.arrivals_lost:
         yield (
             f"the table of the first arrival of each individual of {population!r} is lost or "
-            "damaged, so a stream over this snapshot counts every record from its first tick on; the next ingest "
-            "starts a new table, for streams opened later."
+            "damaged, so a stream over this snapshot treats every record as present since the stream's first tick "
+            "(version); the next ingest starts a new table, for streams opened later."
         )
     with reading(workspace.ledger.engine) as connection:
         large, others = has_large_delta(connection, population), other_units(connection, population)
@@ -162,9 +166,9 @@ def _warnings(workspace: Workspace, name: str, report: IngestReport, *, is_unatt
         yield f"{'; '.join(others[name])}."
     if large:
         yield (
-            f"the budget of {population!r} has a delta that is not below 1/records for the declared "
-            "records; declare fewer records, if that is true, or accept that publishing some records in full "
-            "would satisfy it."
+            f"the budget of {population!r} has a delta that is not below 1/records for the declared records; if "
+            "there are fewer records, declare them, or accept that a mechanism that publishes some records in full "
+            "would satisfy this delta."
         )
 
 
@@ -210,7 +214,7 @@ def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str,
     others = [entry.name for entry in catalog.entries() if entry.population == population and entry.name != name]
     left = [(f"older snapshots: {len(older)}", f"dpca dataset remove {name} --older --force")] if older else []
     if others:
-        left.append((f"other datasets of {population}: {', '.join(others)}", "run the command for each of them"))
+        left.append((f"other datasets of {population}: {', '.join(others)}", "run this erasure for each of them"))
     left += [
         (f"the source: {_source_of(workspace, name)}", "remove their rows, or the next ingest adds them again"),
         ("earlier backups", "delete them or let them expire; after a restore, erase again"),
@@ -231,7 +235,7 @@ def _remains(workspace: Workspace, name: str, population: str) -> list[dict[str,
     left.append(
         (
             f"a keyed hash of the id, in arrivals/{population}",
-            "stays, because streams count the first arrival of each id; it is not a row",
+            "stays: streams need it to remember when each id arrived first; it contains no row",
         )
     )
     return [{"what": what, "do": do} for what, do in left]

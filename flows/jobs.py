@@ -1,8 +1,9 @@
 """All jobs as Prefect flows: ingests, releases of each family, ticks of streams, refreshes and joint releases.
 
 `release_flow` makes the flow of a release family from its request class. `run_release` runs a request of any family
-from this process. The schedule of a stream calls `tick_stream`. Each slot has one tick, even if its run starts several
-times. The operator opens, extends, shows and closes streams with `flows.releases.streams`.
+from this process. The schedule of a stream calls `tick_stream`. Each slot of the schedule gets one tick (one version of
+the stream), even if its run starts several times. The operator opens, extends, shows and closes streams with
+`flows.releases.streams`.
 
 A command imports this module, and Prefect with it, unless it runs with ``--direct``.
 """
@@ -96,7 +97,7 @@ def run_release(request: Request, *, workers: int | None = None, caller: Caller 
 def run_tick(
     name: str, *, slot: str | None = None, snapshot: str | None = None, workers: int | None = None
 ) -> dict[str, Any]:
-    """Run one slot of a stream from this process, as a Prefect flow."""
+    """Publish a stream's version for one slot of its schedule from this process, as a Prefect flow."""
     report: dict[str, Any] = _run_flow(tick_stream, name=name, slot=slot, snapshot=snapshot, workers=workers)
     return report
 
@@ -104,8 +105,8 @@ def run_tick(
 def release_flow(kind: type[Request], name: str, text: str) -> Flow[..., Any]:
     """Make the flow that releases requests of a kind; ``text`` describes the flow in a sentence.
 
-    A dry run ends in a Prefect state named after its verdict. After a release or a dry run, the flow writes into the
-    deployment's form whether the budget allows the next run.
+    A dry run ends in a Prefect state named after its verdict on whether the budget admits the release. After a release
+    or a dry run, the flow writes into the deployment's form whether the budget allows the next run.
     """
 
     @with_options(kind, annotation=form_field, without=NOT_IN_FORMS)
@@ -183,7 +184,7 @@ FLOWS: dict[str, Flow[..., Any]] = {
 def tick_stream(
     name: StreamName, *, slot: Slot = None, snapshot: SnapshotId = None, workers: Workers = None
 ) -> dict[str, Any] | State[Any]:
-    """Publish the version of one slot of a stream, whose ticks are already paid for.
+    """Publish a stream's version for one slot of its schedule; the stream's ticks (versions) are already paid for.
 
     A scheduled run publishes one tick for its slot, even after retries. An unfinished tick of an earlier slot is
     finished first.
@@ -246,10 +247,10 @@ def refresh_subspace(
     workers: Workers = None,
     **given: Any,
 ) -> dict[str, Any] | State[Any]:
-    """Ingest the files that arrived, release each, and move an alias to each release that passes the gate.
+    """Ingest the files that arrived, release each, and move an alias to each release that passes the promotion gate.
 
     `flows.requests.SubspaceRequest` and `storage.datasets.ingest_options.IngestOptions` declare all parameters except
-    the options of the loop. Each arrival has a separate run key.
+    those in the signature. Each arrival has a separate run key, so it is charged once.
     """
 
     def body(run: Runner) -> dict[str, Any] | State[Any]:
@@ -327,9 +328,9 @@ def run_sites_fit(request: SitesRequest, *, workers: int | None = None) -> dict[
 
 
 def dry_run_in_flow(run: Runner, request: Request, *, releases: int | None = None, series: str = "") -> State[Any]:
-    """Judge a request without charging it, show the verdict in Prefect, and return a state named after the verdict.
+    """Judge whether the budget admits a request, show this verdict in Prefect, and return a state named after it.
 
-    ``releases`` and ``series`` are passed to `judge_request`.
+    Nothing is charged. ``releases`` and ``series`` are passed to `judge_request`.
     """
     verdict: Verdict = run(judge_request, request, releases=releases, series=series)
     run(state_verdict, request.publish, verdict.name, verdict.text)

@@ -4,9 +4,9 @@ Names, types, forms, flags, help texts and bounds are declared once, in the fiel
 declares these fields as parameters of a function: of a flow with `form_field`, of a command with `command_option`. It
 also annotates the shared options below, which appear directly in a signature.
 
-The records validate every value, and report each refusal in one line. The bounds in a form only prevent runs that would
-be refused. Descriptions are passed in ``json_schema_extra``, because Prefect otherwise reads them from docstrings of a
-style that this project does not use.
+The records validate every value, and report each refusal in one line. The bounds in a form serve only to prevent runs
+that the records would refuse. Descriptions are passed in ``json_schema_extra``, because Prefect otherwise reads them
+from docstrings of a style that this project does not use.
 
 Settings of a mechanism have the names, types and defaults of the mechanism's fields. A form has one part for each
 mechanism: ``settings`` = ``{"dp_spca": {"rate": 0.2}}``. A command line (``--settings rate=0.2``) and a deployment pass
@@ -226,7 +226,10 @@ Releases = Annotated[
 ]
 Alias = Annotated[
     str,
-    Field(description="The alias that moves to each release that passes the gate.", pattern="^[a-z][a-z0-9._-]{0,99}$"),
+    Field(
+        description="The alias that moves to each release that passes the promotion checks.",
+        pattern="^[a-z][a-z0-9._-]{0,99}$",
+    ),
 ]
 DriftAtMost = Annotated[
     float,

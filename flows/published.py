@@ -1,8 +1,8 @@
 """Operations on published releases that charge nothing.
 
-`diagnose` computes exact diagnostics for the curator, without noise. `refit_release` publishes another number of
-components. `derive_release` publishes models and correlations of a released moment, and `sample_release` draws rows
-from it. These three read no row.
+`diagnose` computes exact diagnostics, without noise, for the curator, who may see the data. The others read no row:
+`refit_release` publishes a released subspace with another number of components, `derive_release` publishes models and
+correlations of a released moment, and `sample_release` draws synthetic rows from it.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def refit_release(reference: str, *, components: int | str, publish: str, refine
 
 
 def moment_of(reference: str, registry: Registry) -> PrivateMoment:
-    """Load a released moment, or the moment of a subspace that kept its matrix or the answers of its rounds.
+    """Load a released moment, or the moment that a released subspace kept, as a matrix or as answers of rounds.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
-"""Automatic processing of an inbox, from arrived files to promoted releases.
+"""Automatic processing of an inbox (a place for new files), from arrived files to promoted releases.
 
-Each arrival is ingested, released, judged, and promoted or held, and notices report the outcome. A file triggers its
-own release, so no two schedules have to agree. Each arrival is one snapshot and one release. The release is charged
-once, even if a run fails and is retried. The decision after a release uses only facts that are already published.
+Each arrival (a complete new file) is ingested, released, judged, and promoted or held; notices report the outcome. A
+file triggers its own release, so no two schedules have to agree. Each arrival is one snapshot and one release. The
+release is charged once, even if a run fails and is retried. The decision after a release uses only facts that are
+already published.
 """
 
 import math
@@ -43,7 +44,7 @@ from storage.workspace import Workspace
 
 SETTLED, DRIFT = 10.0, 0.5
 LOOP: Mapping[str, Any] = {"releases": None, "alias": CHAMPION, "drift_at_most": DRIFT, "settled": SETTLED}
-"""The default options of the loop."""
+"""The default options of a refresh, apart from those of the ingest and the release."""
 AT_ONCE = 1000
 """The largest number of arrivals that one stage takes."""
 SERIES = "refresh/"
@@ -100,7 +101,7 @@ def take_next(tokens: list[str], dataset: str, options: IngestOptions) -> tuple[
 def _take(
     workspace: Workspace, inbox: Inbox, token: str, dataset: str, options: IngestOptions
 ) -> tuple[str | None, str | None]:
-    """Ingest an arrival as a snapshot unless it has one; return the snapshot's id and the fault, one of them None."""
+    """Ingest an arrival, unless it already has a snapshot; return (snapshot id, None) or (None, fault)."""
     with inbox.taking(token) as arrival, ExitStack() as held:
         if arrival.end is not None:
             return None, "ended"
@@ -114,7 +115,9 @@ def _take(
             LOG.error("skipped: %s: this user may not read it; correct its permissions", shown_name(arrival.address))
             return None, "unreadable"
         except OSError as error:
-            raise Unavailable(f"a file cannot be opened ({error.strerror or 'input error'}); run it again.") from None
+            raise Unavailable(
+                f"a file cannot be opened ({error.strerror or 'input error'}); run the refresh again."
+            ) from None
         try:
             snapshot = ingest_opened(file, dataset, replace(options, unattended=True), workspace=workspace)
         except (BadSource, Invalid, Conflict) as error:
@@ -134,7 +137,8 @@ def reserve_arrival(
 
     A request that names no earlier release starts from the version that the alias points to, if there is one.
 
-    An earlier charge keeps its terms. The run key belongs to the arrival, so that other terms cannot charge it again.
+    An earlier charge keeps the terms of its request. The run key depends only on the arrival, so a request with other
+    terms cannot charge the arrival again.
     """
     workspace, run_key = Workspace.open(), run_key_of(token)
     if workspace.ledger.find(run_key) is None:
@@ -154,7 +158,7 @@ def begun_request(release_id: str) -> Request:
 
 
 def run_key_of(token: str) -> str:
-    """Return the run key of an arrival's release."""
+    """Return the run key of an arrival's release, which identifies its charge."""
     return f"{SERIES}{token}"
 
 
@@ -175,9 +179,10 @@ def make_refresh(
     """Process all waiting arrivals of an inbox, one after another, and return the outcome.
 
     A file that cannot be ingested is set aside if another file was ingested, or if it is the only one and breaks a rule
-    itself. Otherwise the options are at fault, and all files keep waiting. A refusal or failure ends the run in its
-    state, after the other arrivals were processed. An unavailable service ends the run at once. The next run continues
-    from there. ``on_refusal`` is called after a refusal by the budget, ``on_release`` with each published version.
+    itself. Otherwise the options are at fault, and all files keep waiting. After a refusal or failure, the run
+    processes the other arrivals, and then ends as refused or failed. An unavailable service ends the run at once. The
+    next run continues from there. ``on_refusal`` is called after a refusal by the budget, ``on_release`` with each
+    published version.
     """
     _check_loop(request, alias=alias, drift_at_most=drift_at_most, settled=settled)
     check_pace(request.epsilon, releases)
@@ -255,8 +260,9 @@ def refresh_directly(
     notify: Callable[[dict[str, Any]], None] = nobody,
     **loop: Any,
 ) -> dict[str, Any]:
-    """Process an inbox in this process, without Prefect; ``loop`` holds the options of the loop.
+    """Process an inbox in this process, without Prefect.
 
+    ``loop`` holds the options ``releases``, ``alias``, ``drift_at_most`` and ``settled`` of `make_refresh`.
     ``notify`` is called with the report at the end, even if the run then fails.
     """
     with reporting_to(notify):
@@ -265,7 +271,7 @@ def refresh_directly(
 
 @contextmanager
 def reporting_to(notify: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Pass the report of a refresh to a function at its end, even if the run then fails."""
+    """Inside the context, pass the report of each refresh to ``notify`` when the refresh ends, even in failure."""
     token = _notify.set(notify)
     try:
         yield
@@ -274,7 +280,10 @@ def reporting_to(notify: Callable[[dict[str, Any]], None]) -> Iterator[None]:
 
 
 def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]:
-    """Return the address of an inbox, and the options with their files; a reference is resolved to both."""
+    """Return the address of an inbox, and the ingest options with their files.
+
+    If ``inbox`` is a reference, the address and the files stored under it are returned.
+    """
     if not is_reference(inbox):
         return inbox, options
     files = dict(given_files.get() or find_source(Workspace.read_only().home, inbox, INBOXES))
@@ -282,7 +291,7 @@ def found_inbox(inbox: str, options: IngestOptions) -> tuple[str, IngestOptions]
 
 
 def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: int | None) -> str:
-    """Return the confirmation prompt of a refresh, with the cost of a file or the remaining budget.
+    """Return the confirmation prompt of a refresh, with the cost of the first file or the remaining budget.
 
     No dataset is read, and nothing is charged.
     """
@@ -290,7 +299,7 @@ def question_of(request: SubspaceRequest, options: IngestOptions, *, releases: i
     workspace = Workspace.read_only()
     current = next((entry for entry in workspace.catalog.entries() if entry.name == request.dataset), None)
     if current is not None:
-        with suppress(BudgetExhausted):  # without a charge to show, the prompt shows the remaining budget
+        with suppress(BudgetExhausted):  # if no charge is admitted, show the remaining budget
             cost = next_cost(workspace, request, current, series=SERIES, releases=releases)
             return f"Spend, for each arrived file, {cost} the first?"
     population = current.population if current is not None else options.population or request.dataset

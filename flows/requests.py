@@ -22,7 +22,7 @@ MECHANISM = "Mechanism: how noise is added."
 NOT_IN_FORMS = ("i_know_this_is_not_private",)
 """Options that no flow takes, because a run that voids a budget must be confirmed by a user at a terminal."""
 NOT_IN_LOOPS = (*NOT_IN_FORMS, "run_key", "resume", "unattended")
-"""Options of a request or an ingest that users of a refresh cannot give, because the loop sets or excludes them."""
+"""Options of a request or an ingest that users of a refresh cannot give, because the refresh sets or excludes them."""
 
 type Mechanisms = tuple[Mapping[str, type[Any]], Mapping[str, type[Any]]]
 """The private mechanisms of a family and its reference mechanisms, by name."""
@@ -59,7 +59,7 @@ def _methods() -> Mechanisms:
 
 
 def _one_of(load: Callable[[], Mechanisms], *others: str) -> Handling:
-    """Return the handling of a mechanism's name: any of the family is accepted, but forms offer only private ones."""
+    """Return the handling of a mechanism option: any mechanism of the family is valid, forms offer private ones."""
 
     def choices() -> tuple[str, ...]:
         private, references = load()
@@ -88,7 +88,7 @@ AllowLargeDelta = Annotated[
     Handling(is_offered=False),
 ]
 Settings = Annotated[Mapping[str, str], BeforeValidator(_as_text), Field(description="Parameters of the mechanism.")]
-"""Settings of the mechanism or method, whose field must precede this one."""
+"""Settings of the mechanism or method; this field must come after the field ``mechanism`` or ``method``."""
 RowPolicy = Annotated[
     str,
     Field(description="clip: scale long records down to the clip norm; normalise: scale all records to the clip norm."),
@@ -98,7 +98,7 @@ RowPolicy = Annotated[
 SchemaConstraints = Annotated[
     bool,
     Field(
-        description="Remove the noise that the schema excludes at no charge: a row has at most one feature of a "
+        description="Remove noise that contradicts the schema, at no charge: a row has at most one feature of a "
         "categorical column."
     ),
 ]
@@ -110,7 +110,8 @@ class Request:
 
     All fields are public. ``settings`` are the settings of the mechanism as text, given as a mapping, pairs, the parts
     of a form, or None for no settings. A family with settings declares the field again, for its form. A reference
-    mechanism has neither epsilon nor delta, and is refused unless ``i_know_this_is_not_private`` is set.
+    mechanism (without privacy, for comparison) has neither epsilon nor delta, and is refused unless
+    ``i_know_this_is_not_private`` is set.
     """
 
     family: ClassVar[str]
@@ -402,7 +403,7 @@ class SubspaceEvaluationRequest(EvaluationRequest):
 
     mechanism: Annotated[
         str,
-        Field(description="captured_share: three noisy sums of squares, one event."),
+        Field(description="captured_share: three noisy sums of squares, charged as one event."),
         Handling(choices=SUBSPACE_MECHANISMS),
     ] = "captured_share"
     delta: Annotated[
@@ -419,7 +420,7 @@ class CompletionEvaluationRequest(EvaluationRequest):
 
     mechanism: Annotated[
         str,
-        Field(description="prediction_error: squared errors, Recall and NDCG, one event."),
+        Field(description="prediction_error: squared errors, Recall and NDCG, charged as one event."),
         Handling(choices=COMPLETION_MECHANISMS),
     ] = "prediction_error"
     count: Annotated[int, Field(description="Number of recommended items: the k of Recall@k and NDCG@k.", ge=1)] = 20
@@ -427,11 +428,11 @@ class CompletionEvaluationRequest(EvaluationRequest):
 
 @option_record
 class StreamRequest:
-    """A request for a stream of subspaces: one private release, with a version for every slot of a schedule."""
+    """A request for a stream of subspaces: one private release with a version for every slot of a schedule."""
 
     dataset: Annotated[
         str,
-        Field(description="Name of the dataset; each tick reads its newest snapshot.", min_length=1),
+        Field(description="Name of the dataset; each tick (version) reads its newest snapshot.", min_length=1),
         Handling(is_argument=True),
     ]
     population: Annotated[
@@ -450,7 +451,8 @@ class StreamRequest:
     ticks: Annotated[
         int | None,
         Field(
-            description="Number of ticks; required by sqrt. The other strategies have the same charge for any number.",
+            description="Number of ticks (versions); required by sqrt. The other strategies have the same charge for "
+            "any number.",
             ge=1,
         ),
     ] = None
@@ -577,7 +579,7 @@ class SitesRequest:
     allow_large_delta: AllowLargeDelta = False
 
     def __post_init__(self) -> None:
-        """Refuse a request that names both its datasets and a roster, or neither."""
+        """Refuse a request that names both datasets and a roster (the file of remote sites), or neither."""
         if bool(self.datasets) == bool(self.roster):
             raise Invalid(
                 "a joint release reads either datasets of this home or the sites of a roster; give one "

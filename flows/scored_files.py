@@ -1,4 +1,4 @@
-"""Scores of a file's rows under a published release, for files of any dataset format."""
+"""Scores (coordinates along the components) of a file's rows under a release, for files of any dataset format."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -82,7 +82,7 @@ def score_file(
 def _with_width(
     declared: Declared, kind: str, release: Transformer, names: Sequence[str] | None, raw: Encoder | None
 ) -> Declared:
-    """Declare the columns of a release by its schema, else by name if the format has names, else by their number."""
+    """Declare the columns of a release: by its schema, else by name if the file has names, else by number."""
     if raw is not None:
         return replace(declared, schema=raw.schema)
     if kind in _STORES:

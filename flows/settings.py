@@ -57,7 +57,7 @@ class Settings(BaseModel):
 
     @property
     def names_cluster(self) -> bool:
-        """True if a cluster, or its number of workers, was chosen; otherwise declared facts may exclude a cluster."""
+        """True if the user chose a cluster or a number of workers; if not, small datasets use no cluster."""
         return not self.model_fields_set.isdisjoint(("cluster", "workers"))
 
 
@@ -109,8 +109,8 @@ def check_ledger(url: str) -> None:
     for name in ("DPCA_DATABASE_URL", "DPCA_KEY_FOLDER"):
         if os.environ.get(name):
             raise InvalidInput(
-                f"{name} and DPCA_LEDGER_URL are both set, but a client of a remote ledger uses neither "
-                "its database nor its keys; unset one of them."
+                f"{name} and DPCA_LEDGER_URL are both set, but a process with a remote ledger must not have access "
+                "to the ledger's database or keys; unset one of them."
             )
 
 

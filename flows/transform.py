@@ -1,4 +1,4 @@
-"""Use of releases by a consumer, without any credential.
+"""Use of published releases by a consumer, who needs no credential.
 
 A consumer transforms rows, recommends items and describes components. Files are read in this process and sent nowhere.
 A dense ``.npy`` matrix needs only NumPy. `flows.scored_files` reads files of other formats, with the readers of
@@ -81,7 +81,7 @@ def predict_ratings(reference: str, source: Path) -> list[dict[str, Any]]:
 
 
 def _known_ratings(reference: str, source: Path) -> tuple[ItemEmbeddings, NDArray[np.int64], list[float]]:
-    """Load a release; return it with the items of a user's file that it contains, and their ratings.
+    """Load a release, and return it, the items of a user's file that the release contains, and their ratings.
 
     Items that the release does not contain are left out, with one warning.
     """

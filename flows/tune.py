@@ -27,7 +27,7 @@ from flows.families.base import build_mechanism
 from flows.families.completion import COMPLETION
 
 TASKS: Mapping[str, Callable[..., SplitRatings]] = {"skewed": skewed, "low-rank": low_rank}
-"""Generators of ratings: stars with skewed popularity and errors, or a matrix of rank 5 without errors."""
+"""Generators of ratings: star ratings with errors and skewed popularity of items, or an exact matrix of rank 5."""
 GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "dpals": {"user_ridge": ("1", "3"), "item_ridge": ("0.5", "1"), "rounds": ("3", "4")},
     "one_shot": {"user_ridge": ("1", "3", "10")},
@@ -75,7 +75,7 @@ class Search:
 
 
 def search(requested: Search, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[dict[str, Any]]:
-    """Return one row for each combination, sorted by increasing mean RMSE on held-out synthetic ratings.
+    """Return one table row for each combination of settings, sorted by increasing mean RMSE on held-out ratings.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def held_out_error(found: ItemFactors, ratings: SplitRatings, *, users: int) -> 
 
 
 def embeddings_of(found: ItemFactors, ratings: SplitRatings) -> ItemEmbeddings:
-    """Return released item factors as an artifact, so that predictions are made exactly as for users."""
+    """Return item factors as an artifact, so that the search predicts ratings exactly as users of a release do."""
     return ItemEmbeddings(
         factors=found.factors,
         offsets=found.offsets,
@@ -141,8 +141,8 @@ def refuse_private_rows(requested: Search) -> None:
     spent = gaussian_epsilon(noise_multiplier=multiplier / math.sqrt(runs), delta=requested.delta)
     raise Refused(
         f"settings are not searched on private rows: {runs} runs at epsilon {requested.epsilon:g} "
-        f"are {runs} releases and cost epsilon {spent:.3g} in total at delta {requested.delta:g}, before their "
-        "errors are released too; leave DATASET out, to search on synthetic ratings of the declared size."
+        f"are {runs} releases and cost epsilon {spent:.3g} in total at delta {requested.delta:g}, and releasing "
+        "their errors costs more; leave DATASET out, to search on synthetic ratings of the declared size."
     )
 
 

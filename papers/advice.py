@@ -234,8 +234,10 @@ def _checks(loaders: dict[str, Callable[[], Setting]], grid: list[dict[str, Any]
         yield at_most(_listed(f"{name}: false warnings of {len(here)}", false), 0.0, got=len(false))
     wide = [cell.advice.expected.captured for cell in cells]
     part = float(np.mean([high - low > _WIDE for low, high in wide]))
-    yield at_most(f"intervals wider than {_WIDE:g}, part of all", _MOSTLY, got=part)
-    yield at_least("first choice within 5 % of the best, part of all settings", _RIGHT, got=float(np.mean(right)))
+    yield at_most(f"share of the intervals that are wider than {_WIDE:g}", _MOSTLY, got=part)
+    yield at_least(
+        "share of the settings in which the first choice is within 5 % of the best", _RIGHT, got=float(np.mean(right))
+    )
 
 
 def _cells(setting: Setting, n_components: int, epsilon: float, *, draws: int) -> Iterator[Cell]:
@@ -291,7 +293,7 @@ def check_wide_text() -> Iterator[Check]:
     ranked = advise(problem, PrivacyTarget(epsilon=min(EPSILONS), delta=DELTA), n_components=_COMPONENTS)
     name = f"text {TEXT_RECORDS:,} x {TEXT_FEATURES:,} epsilon={min(EPSILONS):g}"
     yield at_least(
-        f"{name}: mechanisms of which noise is expected, part",
+        f"{name}: share of mechanisms for which noise is expected",
         1.0,
         got=float(np.mean([a.expects_noise for a in ranked])),
     )
@@ -306,8 +308,8 @@ def check_wide_text() -> Iterator[Check]:
     std, low = enough.plan.moment_std, enough.expected.captured[0]
     assert std is not None
     found = _captured_of_text(rows, values, std)
-    name = f"text {TEXT_RECORDS:,} x {TEXT_FEATURES:,} epsilon={needed:.2f}, the one that is named"
-    yield at_least(f"{name}: captured over random", _FOUND, got=found / random)
+    name = f"text {TEXT_RECORDS:,} x {TEXT_FEATURES:,} epsilon={needed:.2f}, as recommended"
+    yield at_least(f"{name}: captured variance divided by that of random directions", _FOUND, got=found / random)
     yield at_least(f"{name}: captured", low - 0.1, got=found)
     yield at_most(f"{name}: captured", low + 0.1, got=found)
 

@@ -1,4 +1,4 @@
-"""Repeat the experiments on capeAGN and its baselines, on the topic and mixture models of its paper, in both sizes.
+"""Repeat the experiments on capeAGN and its baselines, on topics and mixtures of the two sizes in its paper.
 
 The error is the mean distance between matched estimated and true components. A missing component counts with its full
 length. The error of the paper, the distance to the nearest component, is printed too; it decreases when noise hides
@@ -140,19 +140,19 @@ def _errors(rows: Sequence[dict[str, Any]], maker: Maker) -> Iterator[Check]:
             name = f"{maker.name}: error of {CAPE} at epsilon={epsilon:g}"
             yield at_most(name, MOST[maker.name][at], got=seen[BY_EPSILON, epsilon, CAPE]["error"])
         else:
-            name = f"{maker.name}: error of {CAPE} over that without privacy at epsilon={epsilon:g}"
+            name = f"{maker.name}: error of {CAPE} divided by that without privacy at epsilon={epsilon:g}"
             yield at_most(name, MOST_OVER_NON_PRIVATE[maker.name][at], got=over(CAPE, NON_PRIVATE, epsilon))
     for epsilon in STRICT:
-        name = f"{maker.name}: error of {CONV} over that of {CAPE} at epsilon={epsilon:g}"
+        name = f"{maker.name}: error of {CONV} divided by that of {CAPE} at epsilon={epsilon:g}"
         yield at_least(name, WORSE, got=over(CONV, CAPE, epsilon))
-        name = f"{maker.name}: error of {RANDOM} components over that of {CAPE} at epsilon={epsilon:g}"
+        name = f"{maker.name}: error of {RANDOM} components divided by that of {CAPE} at epsilon={epsilon:g}"
         yield at_least(name, 1.0, got=over(RANDOM, CAPE, epsilon))
     for records, sweep in ((USUAL, BY_EPSILON), (MANY, OF_MANY_RECORDS)):
         for epsilon in OF_MANY:
-            name = f"{maker.name}: error of {CAPE} over that of {PRINTED} at epsilon={epsilon:g}, N={records}"
+            name = f"{maker.name}: error of {CAPE} divided by that of {PRINTED} at epsilon={epsilon:g}, N={records}"
             yield at_most(name, 1.0, got=over(CAPE, PRINTED, epsilon, sweep))
     for epsilon, stored in zip(OF_MANY, STORED[maker.name], strict=True):
-        name = f"{maker.name}: error of {PRINTED} over the authors' stored one at epsilon={epsilon:g}"
+        name = f"{maker.name}: error of {PRINTED} divided by the error stored by the authors at epsilon={epsilon:g}"
         yield at_most(name, 1.0, got=seen[BY_EPSILON, epsilon, PRINTED]["error"] / stored)
 
 

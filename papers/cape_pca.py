@@ -64,10 +64,10 @@ type Rows = list[dict[str, Any]]
 RUNS = 5
 CHARGED = "nothing: rows and noise come from seeds, in this process, without a ledger"
 TITLES = {
-    "sweeps": "Captured energy over ten sites",
-    "guarantees": "The three utility guarantees of capePCA: loss over its printed order",
-    "communication": "Bytes of one release over ten sites",
-    "unequal": "Sites with different epsilons: variances of section 3.1, over that of the whole noise",
+    "sweeps": "Captured energy at ten sites",
+    "guarantees": "The three utility guarantees of capePCA: loss divided by its printed order",
+    "communication": "Bytes of one release of ten sites",
+    "unequal": "Sites with different epsilons: variances of section 3.1, divided by that of the whole noise",
     "claims": "True epsilon of the joint view of the printed messages, for a replaced record",
 }
 CHART = LineChart(
@@ -98,17 +98,18 @@ STORED = {
     "records": {100.0: 80.3, 500.0: 102.3, 1000.0: 150.9, 2000.0: 215.7, 4000.0: 254.2, 6000.0: 264.4},
     "delta": {1e-4: 185.7, 5e-4: 194.5, 1e-3: 199.0, 5e-3: 209.8, 1e-2: 215.7, 5e-2: 229.9},
 }
-"""Energies of capePCA stored with the authors' code, by their figures."""
+"""Energies of capePCA that are stored with the authors' code, for each of their figures."""
 AS_STORED = 35.0
 """The largest accepted difference between the energy of `PRINTED` and the stored energy; the best energy is 275."""
 STORED_SHARES = {
     "MNIST": dict(zip(EPSILONS, (3.67 / 43.42, 12.8 / 43.42, 21.6 / 43.42, 37.4 / 43.42, 41.4 / 43.42), strict=True)),
     "COVTYPE": dict(zip(EPSILONS, (2.79 / 4.317, 4.12 / 4.317, 4.19 / 4.317, 4.28 / 4.317, 4.30 / 4.317), strict=True)),
 }
-"""The stored energies on real data, relative to those without privacy."""
+"""Energies on real data that are stored with the authors' code, divided by the energies without privacy."""
 CONSTANTS = {"captured energy": 0.04, "closeness to the true subspace": 0.6, "low-rank approximation": 0.2}
-"""The largest accepted constants of the guarantees, which the paper states up to a constant. With the noise of `CONV`,
-the measured constants are at least twice as large, so the checks would fail."""
+"""The largest constants at which the guarantees count as met; the paper states the guarantees up to a constant. With
+the noise of `CONV`, the measured constants are at least twice as large, so the checks would fail.
+"""
 GUARANTEED = (1.0, 5.0, 10.0)
 """The epsilons at which the eigengap of the model exceeds the noise, with 6,000 records at each of ten sites."""
 SHAPES = ((54, 10), (200, 50), (784, 50))
@@ -189,28 +190,38 @@ def _accounting(claims: Rows) -> Iterator[Check]:
         zeros, key = np.zeros((sites, COORDINATES // 5)), np.random.default_rng([_SEED, sites]).bytes(32)
         messages = masked_messages(zeros, noise, np.ones(zeros.shape[1]), key=key)
         got = float(np.var(messages.sum(axis=0)))
-        yield near(f"Lemma 1: variance of the sum of printed messages over pooled noise, S={sites}", 1.0, 0.02, got=got)
+        yield near(
+            f"Lemma 1: variance of the sum of printed messages divided by that of pooled noise, S={sites}",
+            1.0,
+            0.02,
+            got=got,
+        )
         got = float(np.var(messages[0]))
-        yield near(f"variance of one printed message over what its site needs, S={sites}", 1.0, 0.02, got=got)
+        yield near(
+            f"variance of one printed message divided by the variance that its site needs, S={sites}",
+            1.0,
+            0.02,
+            got=got,
+        )
 
 
 def _proposition() -> Iterator[Check]:
-    """Check Proposition 1, on the gain of CAPE: its extremes over all sizes of four sites, and measured gains."""
+    """Check Proposition 1, on the noise that CAPE saves: extreme gains over sizes of four sites, and measured gains."""
     sites, total = 4, 24
     compositions = [[*cuts] for cuts in itertools.product(range(1, total), repeat=sites) if sum(cuts) == total]
     gains = [gain_over_equal_weights(sizes) for sizes in compositions]
     least, most = compositions[int(np.argmin(gains))], compositions[int(np.argmax(gains))]
     claimed = (total / sites) ** 2 * (1 / (total - sites + 1) ** 2 + sites - 1)
-    yield near("Proposition 1: least gain over all sizes of 4 sites", sites, 1e-9, got=min(gains))
+    yield near("Proposition 1: smallest gain over all sizes of 4 sites", sites, 1e-9, got=min(gains))
     yield near("Proposition 1: largest site where the gain is least", total / sites, 0, got=max(least))
     yield near("Proposition 1: largest gain over all sizes of 4 sites", claimed, 1e-9, got=max(gains))
     yield near("Proposition 1: largest site where the gain is largest", total - sites + 1, 0, got=max(most))
     for name, sizes in (("equal sizes", [100] * 10), ("sizes 1, ..., 1, 991", [1] * 9 + [991])):
         gain = gain_over_equal_weights(sizes)
         got = equal_weights_ratio(sizes, [0.1] * 10)
-        yield near(f"Proposition 1: measured gain over equal weights, {name}", gain, 0.01 * gain, got=got)
+        yield near(f"Proposition 1: measured gain compared with equal weights, {name}", gain, 0.01 * gain, got=got)
         by_size = equal_weights_ratio(sizes, [size / sum(sizes) for size in sizes])
-        yield near(f"gain over weights by size, {name}", 10.0, 0.1, got=by_size)
+        yield near(f"gain compared with weights by size, {name}", 10.0, 0.1, got=by_size)
 
 
 def equal_weights_ratio(sizes: Sequence[int], weights: Sequence[float], *, size: int = COORDINATES) -> float:
@@ -265,7 +276,12 @@ def _unequal(table: Rows) -> Iterator[Check]:
                 "ours, variance of the sum": ours,
             }
         )
-        yield near(f"epsilons {name}: variance of our sum over pooled noise of the strictest site", 1.0, 1e-3, got=ours)
+        yield near(
+            f"epsilons {name}: variance of our sum divided by that of the pooled noise of the strictest site",
+            1.0,
+            1e-3,
+            got=ours,
+        )
 
 
 def _planned_variance(epsilons: Sequence[float]) -> float:
@@ -288,7 +304,7 @@ def _communication(table: Rows) -> Iterator[Check]:
     for name, of in sizes.items():
         for features in of:
             ratio = of[features]["as printed"] / of[features]["secure sum"]
-            yield at_least(f"{name} d={features}: bytes as printed over those of a secure sum", 3.5, got=ratio)
+            yield at_least(f"{name} d={features}: bytes as printed divided by those of a secure sum", 3.5, got=ratio)
     of_pca = sizes["capePCA"]
     slope = math.log(of_pca[784]["secure sum"] / of_pca[200]["secure sum"]) / math.log(784 / 200)
     yield near("capePCA: slope of the bytes of a secure sum in d", 2.0, 0.05, got=slope)
@@ -317,9 +333,13 @@ def _guarantees(table: Rows, model: Model, runs: int) -> Iterator[Check]:
         table.append(row | lost)
         worst = {name: max(worst.get(name, -math.inf), value) for name, value in lost.items()}
     for name, constant in worst.items():
-        yield at_most(f"guarantee of {name}: loss over its order, largest", CONSTANTS[name], got=constant)
+        yield at_most(f"guarantee of {name}: largest loss divided by its order", CONSTANTS[name], got=constant)
     least = min(row["gap over t sqrt(d)"] for row in table)
-    yield at_least("guarantees: least gap over the order of the noise, as they assume", 1.0, got=least)
+    yield at_least(
+        "guarantees: smallest eigengap divided by the order of the noise, which they assume to be at least 1",
+        1.0,
+        got=least,
+    )
 
 
 def _norm(matrix: Matrix) -> float:
@@ -337,30 +357,46 @@ def _energies(rows: Rows) -> Iterator[Check]:
         for epsilon, floor in zip(EPSILONS, floors, strict=True):
             yield at_least(f"{arm}: energy at epsilon={epsilon:g}", floor, got=seen["epsilon", epsilon, arm])
     for arm in (CONV, DP_DIS, LOCAL):
-        yield at_least(f"{CAPE}: energy above {arm}, least over epsilon", 0.0, got=lead("epsilon", EPSILONS, arm))
+        yield at_least(
+            f"{CAPE}: energy above {arm}, smallest over all epsilons", 0.0, got=lead("epsilon", EPSILONS, arm)
+        )
     for sweep, values in (("epsilon", EPSILONS), ("delta", DELTAS), ("records", RECORDS), ("sites", SITES)):
         separate = max(abs(seen[sweep, value, CAPE] - seen[sweep, value, POOLED]) for value in values)
-        yield at_most(f"{CAPE}: energy from that of {POOLED}, largest over {sweep}", 3.0, got=separate)
+        yield at_most(
+            f"{CAPE}: difference of the energy from that of {POOLED}, largest over all values of {sweep}",
+            3.0,
+            got=separate,
+        )
         for arm in (PRINTED, RESCALED):
-            yield at_least(f"{CAPE}: energy above {arm}, least over {sweep}", 0.0, got=lead(sweep, values, arm))
+            yield at_least(
+                f"{CAPE}: energy above {arm}, smallest over all values of {sweep}", 0.0, got=lead(sweep, values, arm)
+            )
     for sweep, stored in STORED.items():
         separate = max(abs(seen[sweep, value, PRINTED] - energy) for value, energy in stored.items())
-        yield at_most(f"{PRINTED}: energy from the stored one, largest over {sweep}", AS_STORED, got=separate)
+        yield at_most(
+            f"{PRINTED}: difference of the energy from the stored one, largest over all values of {sweep}",
+            AS_STORED,
+            got=separate,
+        )
     masked = seen["epsilon", 1.0, GAUSSIAN] / seen["epsilon", 1.0, CAPE]
-    yield near(f"{CAPE}: energy under Gaussian masks over that under uniform ones", 1.0, 0.01, got=masked)
+    yield near(f"{CAPE}: energy under Gaussian masks divided by that under uniform ones", 1.0, 0.01, got=masked)
     fixed = [seen["sites", float(count), CAPE] for count in SITES]
-    yield near(f"{CAPE}: energy at S=100 over that at S=5, same records", 1.0, 0.01, got=fixed[-1] / fixed[0])
+    yield near(f"{CAPE}: energy at S=100 divided by that at S=5, same records", 1.0, 0.01, got=fixed[-1] / fixed[0])
     equal, unequal = (row["energy"] for row in rows if row["sweep"] == "largest site" and row["arm"] == CAPE)
-    yield near(f"{CAPE}: energy at sizes 100 to 4000 over that at equal sizes", 1.0, 0.01, got=unequal / equal)
+    yield near(f"{CAPE}: energy at sizes 100 to 4000 divided by that at equal sizes", 1.0, 0.01, got=unequal / equal)
 
 
 def _shares(rows: Rows, data: str) -> Iterator[Check]:
     shares = {(row["value"], row["arm"]): row["share"] for row in rows if row["data"] == data}
     for arm in (CONV, PRINTED):
         lead = min(shares[epsilon, CAPE] - shares[epsilon, arm] for epsilon in EPSILONS)
-        yield at_least(f"{data}: share of the best energy above {arm}, least over epsilon", 0.0, got=lead)
+        yield at_least(f"{data}: share of the best energy above {arm}, smallest over all epsilons", 0.0, got=lead)
     separate = max(abs(shares[epsilon, PRINTED] - stored) for epsilon, stored in STORED_SHARES[data].items())
-    yield at_most(f"{data}: share of {PRINTED} from the stored one, largest over epsilon", 0.15, got=separate)
+    yield at_most(
+        f"{data}: difference of the share of {PRINTED} from the stored one, largest over all epsilons",
+        0.15,
+        got=separate,
+    )
 
 
 def model_sweeps(model: Model, *, runs: int) -> Rows:

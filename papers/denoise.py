@@ -115,7 +115,7 @@ def _checks(runs: int, fetched: Mapping[str, Callable[[], sparse.csr_array]]) ->
     for name, moment, n_components in (("anti", moments["anti"], 4), ("ruinous", ruinous(_noise_std(0.1)), 7)):
         found = [refine(draw.moment, n_components=n_components) for draw in _draws(moment, n_components, runs)]
         unrefined = sum(each.refined_by == "none" for each in found) / runs
-        yield at_least(f"{name}: part of the draws that auto leaves as they are", _UNREFINED, got=unrefined)
+        yield at_least(f"{name}: share of the draws that auto leaves as they are", _UNREFINED, got=unrefined)
     for name, n_components in (("a9a", 10), ("giant", 3), ("low rank", 4), ("flat", 3), ("a9a", 30)):
         yield from _check_coverage(name, moments[name], n_components, COVERED_RUNS * runs)
 
@@ -180,7 +180,7 @@ def _check_cell(cell: Cell, second_moment: Matrix, runs: int) -> Iterator[Check]
     if cell.floor is not None:
         yield at_least(f"{cell.name} auto", cell.floor, got=means["auto"])
     if min(above) >= _SEEN:
-        yield at_most(f"{cell.name} best less auto", _NEAR_BEST, got=max(means.values()) - means["auto"])
+        yield at_most(f"{cell.name} best minus auto", _NEAR_BEST, got=max(means.values()) - means["auto"])
 
 
 def _check_control(name: str, second_moment: Matrix, n_components: int, runs: int) -> Check:
@@ -189,7 +189,7 @@ def _check_control(name: str, second_moment: Matrix, n_components: int, runs: in
     for draw in _draws(second_moment, n_components, runs):
         auto, none = (refine(draw.moment, n_components=n_components, method=m) for m in ("auto", "none"))
         gains.append(draw.captured(auto.components) - draw.captured(none.components))
-    return near(f"{name}: auto less none", 0.0, _SAME, got=float(np.mean(gains)))
+    return near(f"{name}: auto minus none", 0.0, _SAME, got=float(np.mean(gains)))
 
 
 def _check_coverage(name: str, second_moment: Matrix, n_components: int, runs: int) -> Iterator[Check]:

@@ -96,7 +96,7 @@ DPFW_BEATEN, PRINTED_BEATEN = (3.0, 7.0, 7.0, 7.0), (5.0, 7.0, 7.0, 7.0)
 """The least ratios of DPFW's error to that of DPALS at the largest number of users, with exact and with printed noise.
 The paper claims at least 7 at every epsilon; at epsilon 1 this does not hold."""
 TRIVIAL = 0.85
-"""The least error of DPFW with printed noise at epsilon 1; the paper states that it is no better than 1."""
+"""The least error of DPFW with printed noise at epsilon 1; the paper states that this error is at least 1."""
 NON_PRIVATE_AT_MOST, ONE_SHOT_WINS = 0.002, 5.0
 """The upper bound of the non-private error, and the epsilon up to which the one-shot method has a smaller error than
 DPALS."""
@@ -214,7 +214,9 @@ def low_rank_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         tables["figure4"].append({"data": name, "arm": ALS, "RMSE": error})
         yield from _low_rank_compared(declared, name, medians, error)
     yield from _slopes(medians, [scale.users(declared) for declared in USERS], tables)
-    yield at_least(f"settings of {len(advice)} in which the dry run advises the best", RIGHT, got=sum(advice))
+    yield at_least(
+        f"number of settings, of {len(advice)}, in which the dry run advises the best method", RIGHT, got=sum(advice)
+    )
 
 
 def _low_rank_compared(
@@ -230,10 +232,14 @@ def _low_rank_compared(
         if declared == USERS[-1]:
             for other, least in ((DPFW, factor), (PRINTED, of_printed)):
                 ratio = of[other, epsilon] / of[DPALS, epsilon]
-                yield at_least(f"{name} epsilon={epsilon:g}: RMSE of {other} over that of dpals", least, got=ratio)
+                yield at_least(
+                    f"{name} epsilon={epsilon:g}: RMSE of {other} divided by that of dpals", least, got=ratio
+                )
         if declared in ONE_SHOT_AT_MOST and epsilon <= ONE_SHOT_WINS:
             ratio = of[ONE_SHOT, epsilon] / of[DPALS, epsilon]
-            yield at_most(f"{name} epsilon={epsilon:g}: one_shot wins, its RMSE over that of dpals", 1.0, got=ratio)
+            yield at_most(
+                f"{name} epsilon={epsilon:g}: one_shot wins, its RMSE divided by that of dpals", 1.0, got=ratio
+            )
     if declared == USERS[-1]:
         yield at_least(f"{name} epsilon=1: RMSE of {PRINTED} (the paper: 1)", TRIVIAL, got=of[PRINTED, 1.0])
 
@@ -249,9 +255,9 @@ def _slopes(medians: Mapping[tuple[int, str, float], float], users: Sequence[int
             tables["slopes"].append(place | {"slope": slope, "standard error": spread})
         yield at_most(f"epsilon={epsilon:g}: slope of dpals in users (Theorem 2: -1)", FALLS, got=slopes[DPALS][0])
         gap = slopes[DPALS][0] - slopes[DPFW][0]
-        yield at_most(f"epsilon={epsilon:g}: slope of dpals less that of dpfw (the paper: -0.8)", FASTER, got=gap)
+        yield at_most(f"epsilon={epsilon:g}: slope of dpals minus that of dpfw (the paper: -0.8)", FASTER, got=gap)
         worst = max(after / before for before, after in itertools.pairwise(of[DPALS]))
-        yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users over that with fewer", 1.0, got=worst)
+        yield at_most(f"epsilon={epsilon:g}: RMSE of dpals with more users divided by that with fewer", 1.0, got=worst)
     for declared in USERS:  # with the fewest users, the error at epsilon 1 is near that of a trivial prediction
         slope, spread = slope_of(EPSILONS, [medians[declared, DPALS, epsilon] for epsilon in EPSILONS])
         place = {"in": "epsilon", "at": f"{declared} users", "arm": DPALS, "claimed": -1.0}
@@ -332,11 +338,15 @@ def iteration_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         f"{name}: largest ratio of distances after consecutive exact rounds (Lemma 4)", CONTRACTS, got=max(above)
     )
     ratio = traces[DPFW_EXACT][-1] / traces[ALS][4]
-    yield at_least(f"{name}: RMSE of dpfw after {EXACT_ROUNDS} exact rounds over that of als after 5", 10.0, got=ratio)
+    yield at_least(
+        f"{name}: RMSE of dpfw after {EXACT_ROUNDS} exact rounds divided by that of als after 5", 10.0, got=ratio
+    )
     for epsilon in (1.0, 20.0):
         dpals, other = traces[f"{DPALS}, epsilon {epsilon:g}"], traces[f"{DPFW}, epsilon {epsilon:g}"]
         ratio = max(dpals[-1] / error for error in other)
-        yield at_most(f"{name} epsilon={epsilon:g}: last RMSE of dpals over any of dpfw", 1.0, got=ratio)
+        yield at_most(
+            f"{name} epsilon={epsilon:g}: last RMSE of dpals divided by the best RMSE of dpfw", 1.0, got=ratio
+        )
 
 
 def _prefixes(found: ItemFactors, made: SplitRatings) -> list[float]:

@@ -119,7 +119,7 @@ CHARTS = {
         arms=(TAIL.name, UNIFORM.name, UNPROJECTED.name, ALS_TAIL, ALS_UNIFORM, ALS.name),
     ),
     "ranks": LineChart(title="Error by rank", x="rank", y="RMSE"),
-    "ridges": LineChart(title="Error by ridge, over its usual value", x="ridge", y="RMSE"),
+    "ridges": LineChart(title="Error by ridge, as a multiple of the usual ridge", x="ridge", y="RMSE"),
     "users": LineChart(title="Error by share of users on the 400 most rated films", x="share of users", y="RMSE"),
     "ml-100k": LineChart(title="Error against epsilon, ml-100k", x="epsilon", y="RMSE"),
 }
@@ -143,7 +143,7 @@ FRACTIONS, RANKS, RIDGES, SHARES = (
 ML_100K_RANK, ML_100K_EPSILONS, ML_100K_RATINGS = 4, (1.0, 5.0, 10.0, 20.0), 1_682
 ML_100K_EXACT, ML_100K_MEAN = 0.925, 1.044
 ML_100K_BELOW_MEAN = {1.0: (-0.006, 0.034), 5.0: (-0.021, 0.019), 10.0: (-0.051, -0.011), 20.0: (-0.066, -0.026)}
-"""Bounds on the error of DPALS minus the error of user means, by epsilon; it is negative from epsilon 10 on."""
+"""Bounds on the error of DPALS minus the error of user means, by epsilon; negative from epsilon 10 on."""
 
 _SEED, _SKEWED_TESTED, _PAIRS_TESTED, _FILMS_TESTED = 20210720, 6_000, 2_000, 4_000
 
@@ -274,55 +274,69 @@ def _parts_compared(name: str, against: Draws, fractions: Draws) -> Iterator[Che
     of = {each.name: against[each.name, EPSILON] for each in (MEANS, UNIFORM, TAIL, OFFSETS)}
     of[USER_MEAN] = against[USER_MEAN]
     for worse, better in pairwise((USER_MEAN, MEANS.name, UNIFORM.name, TAIL.name, OFFSETS.name)):
-        yield at_least(f"{name}: RMSE of {worse} less that of {better}", 0.0, got=of[worse] - of[better])
+        yield at_least(f"{name}: RMSE of {worse} minus that of {better}", 0.0, got=of[worse] - of[better])
     for part, without, having in (
         ("tail sampling", UNIFORM, TAIL),
         ("offsets", TAIL, OFFSETS),
         ("tail sampling over item means", MEANS, TAIL),
     ):
         gain = of[without.name] - of[having.name]
-        yield at_least(f"{name}: RMSE gained by {part}", GAINS[part], got=gain)
+        yield at_least(f"{name}: reduction of RMSE by {part}", GAINS[part], got=gain)
     lost = fractions[UNPROJECTED.name, 1.0] - of[USER_MEAN]
-    yield at_least(f"{name}: RMSE without the projection less that of the user mean", 0.0, got=lost)
+    yield at_least(f"{name}: RMSE without the projection minus that of the user mean", 0.0, got=lost)
     for epsilon in EPSILONS[2:]:
         gain = against["dpfw on the top films", epsilon] - against[OFFSETS.name, epsilon]
-        yield at_least(f"all films, epsilon={epsilon:g}: RMSE of dpfw less that of dpals", 0.0, got=gain)
+        yield at_least(f"all films, epsilon={epsilon:g}: RMSE of dpfw minus that of dpals", 0.0, got=gain)
 
 
 def _studies(name: str, fractions: Draws, small: Draws, ranks: Draws, ridges: Draws) -> Iterator[Check]:
     """Check the claims of the paper on Figure 5, and on the settings rank and ridge."""
     exact = [fractions[ALS.name, fraction] for fraction in FRACTIONS]
-    yield at_most(f"{name}: als is best with all films, its RMSE over the least", 1.0, got=exact[-1] / min(exact))
+    yield at_most(
+        f"{name}: als is best with all films, its RMSE divided by the smallest", 1.0, got=exact[-1] / min(exact)
+    )
     for sample in (ALS_UNIFORM, ALS_TAIL):
-        yield at_least(f"{name}: RMSE lost by {sample}", 0.005, got=fractions[sample, 1.0] - exact[-1])
+        yield at_least(f"{name}: increase of RMSE by {sample}", 0.005, got=fractions[sample, 1.0] - exact[-1])
     gap = abs(fractions[ALS_TAIL, 1.0] - fractions[ALS_UNIFORM, 1.0])
     gain = fractions[UNIFORM.name, 1.0] - fractions[TAIL.name, 1.0]
-    yield at_most(f"{name}: effect of the sampling rule on als, over its effect on dpals", 1.0, got=gap / gain)
+    yield at_most(f"{name}: effect of the sampling rule on als divided by its effect on dpals", 1.0, got=gap / gain)
     gains = {
         epsilon: of[UNIFORM.name, 1.0] - of[UNIFORM.name, 0.3]
         for epsilon, of in ((FEW_EPSILON, small), (EPSILON, fractions))
     }
-    yield at_least(f"{name} epsilon={FEW_EPSILON:g}: RMSE gained by the top 30 % of films", 0.0, got=gains[FEW_EPSILON])
+    yield at_least(
+        f"{name} epsilon={FEW_EPSILON:g}: reduction of RMSE by using only the top 30 % of films",
+        0.0,
+        got=gains[FEW_EPSILON],
+    )
     more = gains[FEW_EPSILON] - gains[EPSILON]
     yield at_least(
-        f"{name}: gain by the top 30 % of films at epsilon {FEW_EPSILON:g} less that at {EPSILON:g}", 0.0, got=more
+        f"{name}: gain by the top 30 % of films at epsilon {FEW_EPSILON:g} minus that at {EPSILON:g}", 0.0, got=more
     )
     private, without = ([ranks[of, rank] for rank in RANKS] for of in (OFFSETS.name, ALS.name))
-    yield at_least(f"{name}: RMSE of dpals lost from its best rank to rank 32", 0.003, got=private[-1] - min(private))
+    yield at_least(
+        f"{name}: increase of the RMSE of dpals from its best rank to rank 32", 0.003, got=private[-1] - min(private)
+    )
     best = RANKS[int(np.argmin(private))]
     yield near(f"{name}: best rank of dpals", 8, 4, got=best)
-    yield at_most(f"{name}: rank 8 over the best rank of als", 1.03, got=without[2] / min(without))
+    yield at_most(
+        f"{name}: RMSE of als at rank 8 divided by that at its best rank", 1.03, got=without[2] / min(without)
+    )
     for which in ("item_ridge", "user_ridge"):
         errors = [ridges[which, ridge] for ridge in RIDGES]
-        yield at_most(f"{name}: RMSE at the usual {which} over the least", 1.01, got=errors[2] / min(errors))
-        yield at_least(f"{name}: RMSE at a tenth of {which} over the least", 1.003, got=errors[0] / min(errors))
+        yield at_most(f"{name}: RMSE at the usual {which} divided by the smallest", 1.01, got=errors[2] / min(errors))
+        yield at_least(
+            f"{name}: RMSE at a tenth of {which} divided by the smallest", 1.003, got=errors[0] / min(errors)
+        )
 
 
 def _few_users(scale: Scale) -> Iterator[Check]:
     few = _made(scale, FEW_USERS, 0)
     by_means, by_factors = (_error(_run(each, few, 0, epsilon=FEW_EPSILON), few) for each in (MEANS, OFFSETS))
     name = f"skewed n={few.n_users} epsilon={FEW_EPSILON:g}"
-    yield at_least(f"{name}: item_means is best, RMSE of dpals less that of item_means", 0.0, got=by_factors - by_means)
+    yield at_least(
+        f"{name}: item_means is best, RMSE of dpals minus that of item_means", 0.0, got=by_factors - by_means
+    )
     request = request_of(few, Trial(rank=RANK, per_user=PER_USER, epsilon=FEW_EPSILON))
     right = advised(*request, rank=RANK)[0].mechanism == "item_means"
     yield at_least(f"{name}: the dry run advises item_means", 1.0, got=float(right))
@@ -382,9 +396,9 @@ def _skew(made: SplitRatings, tables: Tables) -> Iterator[Check]:
         "skewed: share of ratings of the top 20 % of films (MovieLens 10M: 0.85)", 0.7, got=top["all ratings"]
     )
     yield at_least(
-        "skewed: that share in a uniform sample less that of all", 0.0, got=top["uniform"] - top["all ratings"]
+        "skewed: that share in a uniform sample minus that of all", 0.0, got=top["uniform"] - top["all ratings"]
     )
-    yield at_least("skewed: that share in a uniform sample less that of tail", 0.1, got=top["uniform"] - top["tail"])
+    yield at_least("skewed: that share in a uniform sample minus that of tail", 0.1, got=top["uniform"] - top["tail"])
 
 
 def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
@@ -401,9 +415,9 @@ def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
         yield at_least(f"top films, epsilon={epsilon:g}: relative gain of dpals over dpfw", BEATS_DPFW, got=gain)
     for epsilon in EPSILONS:
         gap = of["dpals", epsilon] - min(of[name, epsilon] for name in ("dpfw", "dpsvd"))
-        yield at_most(f"top films, epsilon={epsilon:g}: RMSE of dpals less the best of dpfw and dpsvd", 0.0, got=gap)
+        yield at_most(f"top films, epsilon={epsilon:g}: RMSE of dpals minus the best of dpfw and dpsvd", 0.0, got=gap)
     gains = [1.0 - of["dpals", epsilon] / of["dpfw", epsilon] for epsilon in EPSILONS]
-    yield at_least("top films: relative gain over dpfw at epsilon 20 less that at 1", 0.0, got=gains[-1] - gains[0])
+    yield at_least("top films: relative gain over dpfw at epsilon 20 minus that at 1", 0.0, got=gains[-1] - gains[0])
     users = Draws()
     for draw in range(scale.runs):
         made = _made(scale, SKEWED_USERS, draw)
@@ -416,7 +430,7 @@ def film_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
             users.add(_error(found, top), "dpals", share)
     users.fill(tables["users"], f"skewed n={scale.users(SKEWED_USERS)}, epsilon {EPSILON:g}", "share of users")
     gap = users["dpals", FEW_SHARE] - users["dpfw", 1.0]
-    yield at_most(f"RMSE of dpals with {FEW_SHARE:.0%} of the users less that of dpfw with all", 0.0, got=gap)
+    yield at_most(f"RMSE of dpals with {FEW_SHARE:.0%} of the users minus that of dpfw with all", 0.0, got=gap)
 
 
 def film_arms(low: float) -> tuple[Arm, ...]:
@@ -467,10 +481,10 @@ def preference_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     made = [pairs(_made(scale, SKEWED_USERS, draw, taste=TASTE)) for draw in range(scale.runs)]
     of = preferences_compared(f"made preferences, n={made[0].n_users}", made, tables)
     exact, popular = max(of[IALS.name], of[NOISELESS]), of[POPULARITY]
-    yield at_least("preferences: Recall@20 without privacy over that of popularity", 1.2, got=exact / popular)
+    yield at_least("preferences: Recall@20 without privacy divided by that of popularity", 1.2, got=exact / popular)
     for epsilon in PREFERRED_EPSILONS:
         found = of[ALL_PAIRS.name, epsilon]
-        name = f"preferences, epsilon={epsilon:g}: Recall@20 of dpals with lambda_0 over that of"
+        name = f"preferences, epsilon={epsilon:g}: Recall@20 of dpals with lambda_0 divided by that of"
         yield at_least(f"{name} popularity", LEAST_KEPT, got=found / popular)
         for other in (PREFERRED_DPFW, NO_PAIRS):
             yield at_least(f"{name} {other.name}", 1.0, got=found / of[other.name, epsilon])
@@ -479,7 +493,7 @@ def preference_checks(scale: Scale, tables: Tables) -> Iterator[Check]:
     without = pairs(_made(scale, SKEWED_USERS, 0))
     ratio = recall(_exactly(IALS, without, 0), without, users=_PAIRS_TESTED)
     ratio /= recall(popularity(without), without, users=_PAIRS_TESTED)
-    yield at_most("preferences without taste: Recall@20 of als over that of popularity", 1.02, got=ratio)
+    yield at_most("preferences without taste: Recall@20 of als divided by that of popularity", 1.02, got=ratio)
 
 
 def preferences_compared(name: str, made: list[SplitRatings], tables: Tables) -> Draws:
@@ -528,5 +542,5 @@ def ml_100k_checks(scale: Scale, data: Path, tables: Tables) -> Iterator[Check]:
     for epsilon, (least, most) in ML_100K_BELOW_MEAN.items():
         gap = errors[private.name, epsilon] - errors[USER_MEAN]
         middle, half = (least + most) / 2.0, (most - least) / 2.0
-        yield near(f"ml-100k epsilon={epsilon:g}: RMSE of dpals less that of user means", middle, half, got=gap)
+        yield near(f"ml-100k epsilon={epsilon:g}: RMSE of dpals minus that of user means", middle, half, got=gap)
     yield at_least("ml-100k: share of dry runs that warn of too few users", 1.0, got=float(np.mean(warned)))

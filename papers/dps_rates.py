@@ -43,7 +43,7 @@ PROVIDERS = (1, 4, 16, 64)
 FIGURE_2_EPSILONS, FIGURE_2_DELTA = (0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0), 0.01
 SAMPLING, PRIVACY, ORACLE = "error by sampling", "error by privacy", "error with known features"
 BOUNDS = {"as printed, rows of norm 70, no guarantee": 1.0, "rows of norm 1": PAPER.squared_norm}
-"""The norms of the rows for which the theorem's curves are drawn: the factor of the noise."""
+"""By the norm of the rows for which the theorem's curves are drawn: the factor that multiplies the printed noise."""
 CHARTS = {
     "figure2": LineChart(
         title="Figure 2: error terms of Theorem 4.3",
@@ -111,7 +111,7 @@ def by_sampling(model: Model, seed: int) -> float:
 
 
 def by_privacy(model: Model, seed: int, *, epsilon: float = EPSILON) -> float:
-    """Return the error from privacy: the distance of Algorithm 1, calibrated exactly, from its result without noise."""
+    """Return the error from privacy: the distance between Algorithm 1's results with exact noise and without noise."""
     draw = drawn(model, seed)
     found = draw.answer(WHOLE, epsilon=epsilon, delta=DELTA).components
     return subspace_distance(found, draw.non_private[TRUNCATED])
@@ -174,10 +174,15 @@ def _check_rates(seeds: Sequence[int], table: list[Row], slopes: list[Row], clai
     separate = slope_of(RECORDS, over)
     slopes.append(
         separate.row(
-            item="minimax rate", value="error by sampling over that with known features", axis="n", states="constant"
+            item="minimax rate",
+            value="error by sampling divided by that with known features",
+            axis="n",
+            states="constant",
         )
     )
-    yield near("minimax rate: error by sampling over that with known features in n, slope", 0.0, 0.1, got=separate.mean)
+    yield near(
+        "minimax rate: error by sampling divided by that with known features in n, slope", 0.0, 0.1, got=separate.mean
+    )
     claims.append(
         Claim(
             item="minimax rate",

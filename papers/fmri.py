@@ -105,14 +105,14 @@ def _checks(rows: list[dict[str, Any]], scans: Sequence[Matrix], runs: int) -> I
     for at, epsilon in enumerate(EPSILONS):
         of = {arm: seen[POINT, epsilon, arm] for arm in (CAPE, COLLUDING, CONV, LOCAL, POOLED)}
         shown = f"share at {POINT} {epsilon:g}"
-        yield near(f"{shown}: {CAPE} less {POOLED}", 0.0, 0.01, got=of[CAPE] - of[POOLED])
+        yield near(f"{shown}: {CAPE} minus {POOLED}", 0.0, 0.01, got=of[CAPE] - of[POOLED])
         for arm, floors in FLOORS.items():
             yield at_least(f"{shown}: {arm}", floors[at], got=of[arm])
-        yield at_least(f"{shown}: {COLLUDING} less {CONV}", 0.0, got=of[COLLUDING] - of[CONV])
-        yield at_least(f"{shown}: {CONV} less {LOCAL}", 0.0, got=of[CONV] - of[LOCAL])
+        yield at_least(f"{shown}: {COLLUDING} minus {CONV}", 0.0, got=of[COLLUDING] - of[CONV])
+        yield at_least(f"{shown}: {CONV} minus {LOCAL}", 0.0, got=of[CONV] - of[LOCAL])
     last = EPSILONS[-1]
     gap = seen[PERSON, last, CAPE] - seen[PERSON, last, RANDOM]
-    yield at_most(f"share at {PERSON} {last:g}: {CAPE} less {RANDOM}", NO_SIGNAL, got=gap)
+    yield at_most(f"share at {PERSON} {last:g}: {CAPE} minus {RANDOM}", NO_SIGNAL, got=gap)
 
 
 def _sweeps(sites: Sites, truth: Truth, runs: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Accuracy, intervals and correlations of released moments on a9a, by the mechanism itself.
+"""Measure accuracy, intervals and correlations of released moments on a9a, with the mechanism's own noise.
 
 The target accuracies were set before the code was written. Rows 1 to 26,048 of the shipped file are released, and the
 others are the test rows. The features of a row are scaled to norm 1, and its label is one more column. The release is
@@ -35,7 +35,7 @@ DELTA = 1e-6
 SCALES: dict[Center, float] = {"none": 0.5, "private": math.sqrt(0.5)}
 """The absolute value of a label, by whether the mean is released."""
 LOSS = {0.03: 0.04, 0.1: 0.018, 0.3: 0.008, 1.0: 0.004}
-"""The most accuracy that the mean of the draws may lose against ridge without privacy, by epsilon."""
+"""The largest loss of mean accuracy, compared with ridge without privacy, by epsilon."""
 REFERENCE_L2 = 1.0
 """The penalty of ridge without privacy: the best of .01, 1, 10, 100 and 1000 within the released rows."""
 COVERED, SIGNS = (0.93, 0.98), 0.9

@@ -131,7 +131,7 @@ _LARGEST = {
     ("MNIST", ANALYZE_GAUSS.name): (1.0, 3.0),
     ("MNIST", REFINED.name): (None, 2.0),
 }
-"""Upper bounds of the points lost, at the printed and at the small delta."""
+"""Upper bounds of the points of accuracy lost, at the paper's delta and at the small delta."""
 
 
 def reproduce(
@@ -247,7 +247,7 @@ def _checks(data: LabelledRows, tables: Tables, *, splits: int, draws: int) -> I
     yield from check_distances(curves)
     majority, losses = compare(data, splits=splits, draws=draws)
     tables["table3"] += [majority.row(data), *losses.rows()]
-    name = f"{data.name}: points of the best directions over the most frequent label"
+    name = f"{data.name}: points of accuracy by which the best directions exceed the most frequent label"
     # random subspaces may be worse than predicting the most frequent label
     yield at_least(name, 0.0, got=float(np.mean(majority.lost)))
     yield from check_losses(losses)
@@ -408,15 +408,15 @@ def check_distances(found: Outcomes) -> Iterator[Check]:
         nearby = found.measures(arm, "distance")
         if nearby:
             least = min(theirs / ours for theirs, ours in zip(nearby, tight, strict=True))
-            text = f"{name}: distance of {arm.name} over that of {ANALYZE_GAUSS.name}, least over epsilon"
+            text = f"{name}: distance of {arm.name} divided by that of {ANALYZE_GAUSS.name}, smallest over all epsilons"
             yield at_least(text, 1.0, got=least)
     grows = max(later / earlier for earlier, later in itertools.pairwise(tight))
-    text = f"{name}: distance of {ANALYZE_GAUSS.name} over that at the epsilon before"
+    text = f"{name}: distance of {ANALYZE_GAUSS.name} divided by that at the epsilon before"
     yield at_most(text, 1.0, got=grows, tolerance=_GROWS)
     for arm in (PRINTED_SPCA, PRINTED_VRPCA):
         captured = found.measures(arm, "captured")
         if captured:
-            yield at_most(f"{name}: captured by {arm.name}, most over epsilon", _NEAR_START, got=max(captured))
+            yield at_most(f"{name}: captured by {arm.name}, largest over all epsilons", _NEAR_START, got=max(captured))
 
 
 def check_without_noise(data: LabelledRows) -> Check:
@@ -444,7 +444,7 @@ def check_first_order(data: LabelledRows, *, epsilon: float = 0.1) -> Check:
         for draw in range(_FIRST_ORDER_DRAWS)
     ]
     got = float(np.mean([reference.measured(each)["distance"] for each in found]))
-    text = f"{data.name}: distance of Analyze Gauss at k = 1, epsilon {epsilon:g}, over its first-order value"
+    text = f"{data.name}: distance of Analyze Gauss at k = 1, epsilon {epsilon:g}, divided by its first-order value"
     return near(text, 1.0, _FIRST_ORDER, got=got / expected)
 
 

@@ -118,14 +118,18 @@ def check_lemma() -> Iterator[Check]:
         left, _, right = np.linalg.svd(other.T @ one)
         aligned, projected = _criteria(one, other @ left @ right)
         largest = max(largest, aligned / (math.sqrt(2.0 * k) * projected))
-    yield at_most("Lemma 2, aligned bases: criterion over sqrt(2 k) times the projectors', largest", 1.0, got=largest)
+    yield at_most(
+        "Lemma 2, aligned bases: largest criterion divided by sqrt(2 k) times the projectors' distance",
+        1.0,
+        got=largest,
+    )
     one, turn = np.eye(_FEATURES)[:, :2], np.array([[0.0, -1.0], [1.0, 0.0]])
     aligned, projected = _criteria(one, one @ turn)
     yield at_least("Lemma 2, one subspace in two bases: criterion, the projectors' being 0", 1.0, got=aligned)
     yield at_most("Lemma 2, one subspace in two bases: projectors' distance", _ROUNDING, got=projected)
     near_by = [_criteria(np.eye(2)[:, :1], np.array([[math.cos(t)], [math.sin(t)]])) for t in (1e-2, 1e-3)]
     orders = [math.log10(near_by[0][at] / near_by[1][at]) for at in (0, 1)]
-    text = "Lemma 2, small angles: power of the criterion over that of the projectors"
+    text = "Lemma 2, small angles: power of the criterion divided by that of the projectors"
     yield near(text, 2.0, 0.01, got=orders[0] / orders[1])
 
 
@@ -258,7 +262,7 @@ def check_movement(data: LabelledRows, seeds: Sequence[int]) -> Iterator[Check]:
     failure = EPSILON * DELTA
     bound = epoch.at_most(1.0, failure=failure)
     text = f"{data.name}: movement of printed DP-VRPCA in an epoch"
-    yield at_most(f"{text}, largest of {len(seeds)} seeds, over the proved bound", 1.0, got=max(moved) / bound)
+    yield at_most(f"{text}, largest of {len(seeds)} seeds, divided by the proved bound", 1.0, got=max(moved) / bound)
     yield at_least(f"{text}, least of {len(seeds)} seeds", _LEAST_MOVED, got=min(moved))
     single = replace(epoch, n_components=1)
     axes = np.zeros(n, np.int64)
@@ -268,8 +272,12 @@ def check_movement(data: LabelledRows, seeds: Sequence[int]) -> Iterator[Check]:
     start = np.zeros((d, 1))
     start[:2, 0] = math.cos(angle), math.sin(angle)
     _, far = ascend(worst, 1, noise_std=noise, rng=np.random.default_rng(seeds[0]), reduced=True, start=start)
-    yield at_most("worst rows: movement over the proved bound", 1.0, got=far / single.at_most(1.0, failure=failure))
-    yield at_least("worst rows: movement over the attained bound", 1.0, got=far / single.attained(1.0, failure=failure))
+    yield at_most(
+        "worst rows: movement divided by the proved bound", 1.0, got=far / single.at_most(1.0, failure=failure)
+    )
+    yield at_least(
+        "worst rows: movement divided by the attained bound", 1.0, got=far / single.attained(1.0, failure=failure)
+    )
 
 
 def check_sweep(
@@ -293,14 +301,16 @@ def check_sweep(
         ("dp_spca", ("dp_spca", 10.0, 1, MIX), "T = 10 n"),
     ):
         gained = found[longer] - found[name, 1.0, 1, MIX]
-        yield at_least(f"{data.name}: captured by printed {name} with {text}, less one pass", _GAINED, got=gained)
+        yield at_least(
+            f"{data.name}: captured by printed {name} with {text}, minus that of one pass", _GAINED, got=gained
+        )
     mixes = [found["dp_spca", 1.0, 1, mix] for mix in MIXES]
-    text = f"{data.name}: captured by printed dp_spca with T = n, range over mu"
+    text = f"{data.name}: captured by printed dp_spca with T = n, range over the values of mu"
     yield at_most(text, _OF_MIXES, got=max(mixes) - min(mixes))
     tight = ANALYZE_GAUSS.run(
         Rows.of(data.rows), n_components=data.n_components, epsilon=EPSILON, delta=DELTA, seed=(seeds[0],)
     )
-    text = f"{data.name}: captured by Analyze Gauss, less the best of the sweep"
+    text = f"{data.name}: captured by Analyze Gauss, minus the best of the sweep"
     yield at_least(text, 0.0, got=reference.measured(tight)["captured"] - max(found.values()))
 
 

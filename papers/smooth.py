@@ -30,7 +30,7 @@ from papers.lib.kept_rows import KeptRows, along_axes, release
 
 DELTA, RUNS = 1e-3, 9
 OTHERS = 10
-"""The number of records along each direction that is not planted."""
+"""The number of records along each axis, without the additional records along the planted directions."""
 CLOSE = 0.1
 """The squared sine up to which a direction counts as found."""
 FAR = 200_000
@@ -51,7 +51,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 """Mechanisms with their settings, by their names in tables."""
 PURE = ("exponential", "smooth spherical t", "smooth Cauchy")
-"""The contenders that run without a delta."""
+"""The mechanisms that run with delta 0."""
 USEFUL = (
     # D, k, epsilon; the eigengaps from which the noise is at most twice its limit, with printed and with exact noise
     (123, 1, 0.1, 59_000, 5_500),
@@ -232,7 +232,7 @@ def _check_constants() -> Iterator[Check]:
     for size, epsilon, wider in ((123, 0.1, 17.0), (1230, 1.0, 38.0)):
         shift, smoothness = gaussian_shift(epsilon=epsilon, delta=DELTA, size=size)
         printed_shift, printed_smoothness = smooth_gaussian_shift(epsilon=epsilon, delta=DELTA, size=size)
-        name = f"D={size} epsilon={epsilon}, exact over printed"
+        name = f"D={size} epsilon={epsilon}, exact value divided by printed value"
         yield near(f"largest smoothness, {name}", wider, 0.06 * wider, got=2.0 * smoothness / printed_smoothness)
         if epsilon < 1:
             yield near(f"shift, {name}", 9.0, 0.5, got=shift / printed_shift)
@@ -263,7 +263,9 @@ def _check_slopes(runs: int, slopes: dict[str, Slope]) -> Iterator[Check]:
     spread, narrow = (
         squared_distance("smooth Gaussian", 100, 20_000, epsilon=0.5, runs=runs, others=others) for others in (1000, 10)
     )
-    yield near("smooth Gaussian: error at GAP=.17 over error at GAP=.95, n GAP=20,000", 1.0, 0.01, got=spread / narrow)
+    yield near(
+        "smooth Gaussian: error at GAP=.17 divided by error at GAP=.95, n GAP=20,000", 1.0, 0.01, got=spread / narrow
+    )
 
 
 def _check_needed(runs: int, table: list[dict[str, Any]], slopes: dict[str, Slope]) -> Iterator[Check]:
@@ -356,5 +358,7 @@ def _check_statements(runs: int) -> Iterator[Check]:
             squared_distance(each, 123, 20_000, epsilon=setting, runs=runs) for each in ("smooth Gaussian", name)
         )
         yield at_most(
-            f"smooth Gaussian over {name}, squared sine, n GAP=20,000 epsilon={setting}", 2.0, got=mine / theirs
+            f"squared sine of smooth Gaussian divided by that of {name}, n GAP=20,000 epsilon={setting}",
+            2.0,
+            got=mine / theirs,
         )

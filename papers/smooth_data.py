@@ -63,7 +63,7 @@ CHART = LineChart(
     title="The first direction of real data: smooth sensitivity has a cliff where the eigengap stops being useful",
     x="over useful",
     y="squared sine",
-    x_label="eigengap over the useful eigengap of this epsilon",
+    x_label="eigengap divided by the useful eigengap of this epsilon",
     y_label="squared sine to the direction without noise",
     log_y=True,
 )
@@ -183,7 +183,7 @@ def _check_data(
         ratio = float(np.mean([_mean(each[SMOOTH]) / _mean(each[GAUSS]) for each in above]))
         expected = _foreseen(data)
         yield near(
-            f"{name}: smooth Gaussian over Analyze Gauss, squared sine above the cliff",
+            f"{name}: squared sine of smooth Gaussian divided by that of Analyze Gauss, above the cliff",
             expected,
             0.1 * expected,
             got=ratio,

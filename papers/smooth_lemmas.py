@@ -107,7 +107,7 @@ def sensitivity(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
         turned = turned_most(gap)
         bound = float(local_sensitivity(gap, relation="add_remove", n_components=1, n_features=FEATURES))
         products[gap] = turned * gap
-        yield near(f"Theorem 5: rotation found over the bound, eigengap {gap:g}", 1.0, 0.01, got=turned / bound)
+        yield near(f"Theorem 5: rotation found, divided by the bound, eigengap {gap:g}", 1.0, 0.01, got=turned / bound)
     far, near_one = products[1_000.0], products[1.05]
     claims.append(
         Claim(
@@ -174,7 +174,7 @@ def smoothness(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
         )
 
     ours = largest(_smooth(beta))
-    yield at_most("Lemma 8: log ratio of the product's bound over beta, largest", 1.0, got=ours, tolerance=1e-9)
+    yield at_most("Lemma 8: largest log ratio of dpca's bound divided by beta", 1.0, got=ours, tolerance=1e-9)
     printed = largest(lambda gap: printed_bound(gap, smoothness=beta))
     claims.append(
         Claim(
@@ -216,9 +216,9 @@ def eigengap(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         moves.append(abs(_gap(moment + rows.T @ rows) - 30.0) / k)
     up, down = (_gap(moment + k * np.diag(np.eye(10)[at])) - 30.0 for at in (0, 1))
-    yield near("Lemma 11: move of the eigengap by k copies of u_1, over k", 1.0, 1e-9, got=up / k)
-    yield near("Lemma 11: move of the eigengap by k copies of u_2, over k", -1.0, 1e-9, got=down / k)
-    yield at_most("Lemma 11: move by k random records over k, largest", 1.0, got=max(moves))
+    yield near("Lemma 11: move of the eigengap by k copies of u_1, divided by k", 1.0, 1e-9, got=up / k)
+    yield near("Lemma 11: move of the eigengap by k copies of u_2, divided by k", -1.0, 1e-9, got=down / k)
+    yield at_most("Lemma 11: largest move by k random records, divided by k", 1.0, got=max(moves))
     claims.append(
         Claim(
             item="Lemma 11",
@@ -286,12 +286,12 @@ def records(claims: list[Claim], _slopes: Slopes) -> Iterator[Check]:
         excess["Lemma 16"].append(pure_excess(d, epsilon, error))
     for item, ratios in excess.items():
         yield at_most(
-            f"{item}: smooth bound over the stated one, largest of {len(ratios)} settings", 1.0, got=max(ratios)
+            f"{item}: smooth bound divided by the stated one, largest of {len(ratios)} settings", 1.0, got=max(ratios)
         )
         claims.append(
             Claim(
                 item=item,
-                states="a smooth bound of at most epsilon_g epsilon_p over sqrt d (in l1: over d) at its records",
+                states="a smooth bound of at most epsilon_g epsilon_p / sqrt d (in l1: / d) at its records",
                 measured=f"{max(ratios):.2f} of that bound at most, with C = sqrt 2",
                 holds=max(ratios) <= 1.0,
             )

@@ -1,7 +1,8 @@
-"""Measure how much more a stream captures if its ticks use maps, on 16 nights of a9a.
+"""Measure how much more variance a stream captures if its ticks apply public linear maps, on 16 nights of a9a.
 
-The last version is compared with that of a stream without maps, for the same privacy. Keys are derived from seeds, so
-every number is reproducible. The data are public, so nothing is charged.
+A tick publishes one version, each night. The last version is compared with the last version of a stream without maps,
+for the same privacy. Keys are derived from seeds, so every number is reproducible. The data are public, so nothing is
+charged.
 """
 
 import hashlib
@@ -101,8 +102,8 @@ def _checks() -> Iterator[Check]:
         for arm, expected in (("plain", cell.plain), ("doubling", cell.doubling)):
             if expected is not None:
                 yield near(f"{cell.name}, {arm}", expected, TOLERANCE, got=means[arm])
-        yield at_least(f"{cell.name}, like less plain", 0.0, got=means["like"] - means["plain"])
-        yield at_least(f"{cell.name}, doubling less plain", 0.0, got=means["doubling"] - means["plain"])
+        yield at_least(f"{cell.name}, like minus plain", 0.0, got=means["like"] - means["plain"])
+        yield at_least(f"{cell.name}, doubling minus plain", 0.0, got=means["doubling"] - means["plain"])
 
 
 def _components(rows: sparse.csr_array, cell: Cell, arm: str, draw: int) -> np.ndarray:
@@ -154,7 +155,7 @@ def _last_version(rows: sparse.csr_array, cell: Cell, arm: str, draw: int) -> Su
 
 
 def _earlier(rows: sparse.csr_array, cell: Cell, draw: int) -> Start:
-    """Release half of the rows, and return the start (`--like`) that a stream takes from this release."""
+    """Release half of the rows, and return the public facts that a stream with ``--like`` uses from this release."""
     half = rows[np.sort(np.random.default_rng(_SEED + 1).permutation(rows.shape[0])[: rows.shape[0] // 2])]
     problem = Problem(n_features=rows.shape[1], clip_norm=1.0, records_at_most=half.shape[0], center=cell.center)
     released = run_mechanism(

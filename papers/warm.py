@@ -1,9 +1,9 @@
-"""Measure how much more a warm start captures than a plain release, on two halves of a9a.
+"""Measure how much more variance a release captures with a warm start than without, on two halves of a9a.
 
-The second half is released with a map from a release of the first half. Both have the same privacy. For one setting,
-the rows of the second half are also divided among four sites, of which none colludes with the aggregator. Such a joint
-release has the noise of one owner. Keys are derived from seeds, so every number is reproducible. The data are public,
-so nothing is charged.
+With a warm start, the second half is released with a public map, which is computed from a release of the first half.
+Both releases of the second half have the same privacy. For one setting, the rows of the second half are also divided
+among four sites, of which none colludes with the aggregator. Such a joint release has the noise of one owner. Keys are
+derived from seeds, so every number is reproducible. The data are public, so nothing is charged.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def _checks() -> Iterator[Check]:
         draws = [_captured(cell, sources, second.shape, draw, moment, values) for draw in range(RUNS)]
         rounds, warm = (float(mean) for mean in np.mean(draws, axis=0)[1:])
         yield near(f"{cell.name}, warm", cell.expected, TOLERANCE, got=warm)
-        yield at_least(f"{cell.name}, warm less three rounds", 0.0, got=warm - rounds)
+        yield at_least(f"{cell.name}, warm minus three rounds", 0.0, got=warm - rounds)
     yield from _of_sites(CELLS[0], sources[0], second)
 
 
@@ -118,7 +118,7 @@ def _joint_components(
 
 
 def _start(cell: Cell, first: ArrayBlocks, shape: tuple[int, ...], draw: int) -> Start:
-    """Return the start that a release of the first half in one round gives."""
+    """Return the public facts for a warm start, from a release of the first half in one round."""
     parent, _ = _released(AnalyzeGauss(n_components=cell.n_components, rounds=1), cell, first, shape, draw)
     start = start_of(parent, clip_norm=1.0, records_at_most=shape[0])
     assert start is not None

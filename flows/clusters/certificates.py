@@ -55,7 +55,7 @@ def issue() -> Issued:
     )
     known = x509.SubjectKeyIdentifier.from_public_key(ours.public_key())
     root = root.add_extension(known, critical=False).add_extension(_SIGNS, critical=True)
-    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict TLS clients require this
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(known)  # strict TLS clients need it
     leaf = _builder(subject, authority, theirs).add_extension(address, critical=False)
     leaf = leaf.add_extension(signed_by, critical=False)
     return Issued(

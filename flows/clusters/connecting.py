@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 NO_CLUSTER = "none"
 MOST_ALONE = 1e9
-"""Operations of a sum up to which one process is as fast as a cluster, whose start takes about two seconds."""
-_LEAST_EACH = 20.0  # least number of operations counted for a stored value, to include the time to read it
+"""The most operations in a sum for which one process is as fast as a cluster, whose start takes about two seconds."""
+_LEAST_EACH = 20.0  # a stored value counts as at least this many operations, because reading it takes time
 
 
 def suffices_alone(entry: Entry, *, density: float | None) -> bool:
-    """Return whether the declared facts of a snapshot imply that one process sums its rows at once.
+    """Return whether the declared facts of a snapshot imply that one process sums its rows without delay.
 
     The facts are the bounds on records and on rows of a record, the number of columns, and the density, which is None
     if it is not declared. If a bound is not declared, the result is False. It never depends on rows or their number.
@@ -39,7 +39,8 @@ def suffices_alone(entry: Entry, *, density: float | None) -> bool:
 def begin_cluster(settings: Settings, *, scratch: Path) -> None:
     """Start a requested local cluster in the background, so that its workers load while the release is planned.
 
-    `open_cluster` with the same settings provides it. A cluster that is never opened is closed when the process ends.
+    `open_cluster` with the same settings returns the address of this cluster. A cluster that is never opened is closed
+    when the process ends.
     """
     if settings.names_cluster and settings.cluster == LOCAL:
         from flows.clusters.dask_clusters import begin_scheduler

@@ -39,18 +39,18 @@ WORKER_SETTINGS: Mapping[str, Any] = {
     "distributed.worker.memory.terminate": 0.95,
     "distributed.worker.profile.enabled": False,
     "distributed.scheduler.allowed-failures": 10,
-    "distributed.deploy.lost-worker-timeout": "24 hours",  # time for a killed worker to restart
+    "distributed.deploy.lost-worker-timeout": "24 hours",  # how long Dask waits for a killed worker to restart
     "distributed.admin.large-graph-warning-threshold": "1 GiB",
 }
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 28), "MALLOC_MMAP_THRESHOLD_": str(1 << 26)}
 """Environment variables by which glibc reuses freed memory instead of returning it to the operating system.
 
-New memory pages for each block would take as much time as a third of a sum of dense rows.
+Without this reuse, getting memory for each block takes a third as long as summing a block of dense rows.
 """
 LOCAL_SETTINGS = {
     **WORKER_SETTINGS,
     **{f"distributed.nanny.pre-spawn-environ.{name}": value for name, value in ALLOCATOR.items()},
-    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # HTTP without certificates
+    **{f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker")},  # these routes have no TLS
 }
 """Dask settings of workers that this process starts."""
 WORKER_ENVIRONMENT = ALLOCATOR | {
@@ -326,7 +326,7 @@ def _client(address: str, settings: Settings) -> Iterator[Client]:
             if not isinstance(error, OSError) and not _is_loss(error):
                 raise
         if client is None:
-            gc.collect()  # closes the refused client now, because closing it later could block another client's start
+            gc.collect()  # closes the rejected client now; closed later, it could delay another client's start
             raise Unavailable(
                 f"no Dask scheduler answers at {address}, or it rejects this certificate; start it, or "
                 "fix DPCA_CLUSTER or DPCA_TLS_*, and run the same request again."
@@ -345,7 +345,7 @@ def _close(client: Client) -> None:
     """Close a client; ignore errors about a lost cluster, which do not change the computed result."""
     try:
         client.close()
-    except Exception:  # noqa: BLE001 - closing again would raise the same error while the task is set
+    except Exception:  # noqa: BLE001 - while this task is set, a second `close` raises the same error
         client._handle_report_task = None
         with suppress(Exception):
             client.close()

@@ -37,7 +37,7 @@ OPTION_GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """The parameter names of the options in each group. All other options are in the group ``Options``."""
 GROUPED_FROM = 16
-"""The number of options from which on a command shows them in groups."""
+"""A command with at least this number of options shows its options in groups."""
 TERMS = "Terms such as epsilon, record and clip norm are explained in the glossary (docs/reference/glossary.md)."
 
 
@@ -82,7 +82,7 @@ class HelpfulGroup(TyperGroup):
 
 
 class App(typer.Typer):
-    """The commands of one noun, with help in this format."""
+    """The commands of one noun, with the help format of this module."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"cls": HelpfulGroup, "rich_markup_mode": None, **options})

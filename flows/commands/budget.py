@@ -26,15 +26,21 @@ def open_budget(
     population: Annotated[str, typer.Argument(help="The people behind the data, across all its snapshots.")],
     epsilon: Annotated[float, typer.Option(help="Total privacy loss allowed.")],
     delta: Annotated[float, typer.Option(help="Total failure probability allowed.")],
-    relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
+    relation: Annotated[
+        str, typer.Option(help="Neighboring relation: add_remove, zero_out or replace_one.")
+    ] = "add_remove",
     unit: Annotated[
         str | None,
-        typer.Option(help="Name of the ids whose rows are protected together, such as patient_id; by default one row."),
+        typer.Option(
+            help="Name of the ids of individuals, such as patient_id; all rows of one id are protected "
+            "together. By default each row alone."
+        ),
     ] = None,
     rows_per_unit: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of rows of a unit in a dataset: its --max-rows-per-unit.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of rows of one id in a dataset, as in --max-rows-per-unit at ingest."),
     ] = None,
-    filter_: Annotated[str, typer.Option("--filter", help="gdp or renyi.")] = "gdp",
+    filter_: Annotated[str, typer.Option("--filter", help="Accounting of the total cost: gdp or renyi.")] = "gdp",
     failure_delta: Annotated[
         float | None,
         typer.Option(help="Part of delta reserved for releases that are not Gaussian; by default a tenth, 0 for none."),
@@ -45,7 +51,9 @@ def open_budget(
     even_locked: Annotated[
         bool,
         typer.Option(
-            "--even-locked", help="Open the budget even if a registry locks the ledger; accept-restored unlocks it."
+            "--even-locked",
+            help="Open the budget even if the ledger is locked because the registry is newer; "
+            "`accept-restored` unlocks it.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -58,8 +66,8 @@ def open_budget(
 
     if failure_delta == 0:
         STDERR.print(
-            "warning: with failure_delta 0 the first Gaussian release permanently excludes "
-            "mechanisms that fail with a delta or that sample; the terms of a budget never change."
+            "warning: with failure_delta 0 the first Gaussian release permanently excludes mechanisms with a failure "
+            "probability and mechanisms that sample; the terms of a budget never change."
         )
     ledger = Workspace.open(even_locked=even_locked).ledger
     ledger.open_budget(
@@ -181,7 +189,7 @@ def abandon(
 def close(
     release: Annotated[str, typer.Argument(help="A release that began and was not published.")],
 ) -> None:
-    """Close a RELEASE that began; it stays charged, and its key and steps are erased."""
+    """Close a RELEASE that began; it stays charged, and its noise key and stored answers are erased."""
     from storage.workspace import Workspace
 
     Workspace.open().ledger.close(release)
@@ -195,21 +203,30 @@ def accept_restored(
         str | None,
         typer.Option(
             metavar="POPULATION",
-            help="Population charged for published releases that neither the ledger nor the witness explains.",
+            help="Population charged for published releases recorded neither in the ledger nor in the witness, its "
+            "record outside the database.",
         ),
     ] = None,
     another_ledger: Annotated[
         bool,
         typer.Option(
-            "--another-ledger", help="Such releases belong to another ledger that publishes to the same registry."
+            "--another-ledger",
+            help="Published releases that this ledger does not record belong to another ledger with the same registry.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Agree that releases without a record or a publication are forgotten.")
+        bool,
+        typer.Option(
+            "--yes",
+            help="Agree that the charges of releases that neither the witness nor the registry records are lost.",
+        ),
     ] = False,
 ) -> None:
-    """Resume with a restored ledger, and charge again the releases that only the witness or the registry records."""
+    """Resume with a restored ledger, and charge again the releases that it lacks.
+
+    These are the releases that the registry, or the witness (the ledger's record outside the database), records.
+    """
     from storage.database.engine import reading
     from storage.registry.restored import accepted_before
     from storage.workspace import Workspace
@@ -234,7 +251,7 @@ def export(
     output: Annotated[Path, typer.Option(help="The JSON file to write; it contains only public facts.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` checks it without this ledger."""
+    """Write POPULATION's part of the journal, signed, so that `dpca audit verify` can check it without this ledger."""
     import json
 
     from dpca.backends.atomic_files import write_atomically, writing
@@ -259,7 +276,7 @@ def ledger() -> None:
 
 @ledger_app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="Name of the client in the configuration, or ledger.")],
+    name: Annotated[str, typer.Argument(help="Name of the client in the configuration, or `ledger` for the service.")],
     folder: Annotated[Path, typer.Option(help="Folder of both files.")] = Path(),
     as_json: Json = False,
 ) -> None:
@@ -289,4 +306,6 @@ def _shown(charged: int, before: str | None) -> str:
         return f"{charged} release{'s are' if charged > 1 else ' is'} charged again, as the journal records"
     if before is None:
         return "no release is missing, as the journal records"
-    return f"no release is missing, and the charges added when it was accepted before, at {before[:19]} UTC, stay"
+    return (
+        f"no release is missing, and the charges added when this ledger was accepted before, at {before[:19]} UTC, stay"
+    )

@@ -1,7 +1,7 @@
 """Commands of ``dpca dataset`` and ``dpca schema``.
 
-They manage snapshots of rows, arrived files, and schemas of raw tables. The output of ``dpca dataset`` is private. All
-of a schema is public.
+They manage snapshots of rows, arrived files, and schemas of raw tables. The output of ``dpca dataset`` is private.
+Everything in a schema is public.
 """
 
 import json
@@ -112,9 +112,9 @@ def erase(
 ) -> None:
     """Make a snapshot without any row of one individual, and list what else may hold their rows.
 
-    The id is a value of the unit column, of the file of units, of the unit that a schema declares, of the row column of
-    triplets, or a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset remove N --older`.
-    Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
+    The id is written as the source writes it: in --unit-column, in the file of --units, in the schema's unit, in the
+    row column of triplets, or as a row name of .h5ad. Nothing is charged. Older snapshots stay until `dpca dataset
+    remove N --older`. Earlier releases stay, and their guarantee covers this individual. The id is stored nowhere.
     """
 
     def agree(found: "FoundUnit") -> None:
@@ -142,7 +142,9 @@ def erase(
 def remove(
     name: Name,
     older: Annotated[bool, typer.Option("--older", help="Keep the current snapshot, and delete all others.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Remove it even if a release was made from it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete a snapshot even if a release was made from it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Delete the snapshots of a dataset; budget spent on them stays spent."""
@@ -185,14 +187,17 @@ def arrivals(name: Name, as_json: Json = False) -> None:
 def retry(
     name: Name,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Files or tokens; by default all.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="Files, or their tokens from `dpca dataset arrivals`; by default all."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Return files that were set aside or refused to the waiting state, so that the next refresh takes them.
 
     The next refresh applies its own options. Released files stay released. A file that was changed or replaced since
-    then is a new arrival, without this command.
+    then is a new arrival anyway.
     """
     from dpca.errors import NotFound
     from storage.datasets.inbox import RETRIED, Inbox

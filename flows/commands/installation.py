@@ -18,7 +18,10 @@ pages_app = App(help="Write the pages of `dpca serve` as files.")
 
 Backup = Annotated[Path, typer.Argument(help="A folder written by dpca backup create.")]
 Key = Annotated[
-    str | None, typer.Option(help="Public key of the audit trail that signed BACKUP; by default this home's.")
+    str | None,
+    typer.Option(
+        help="Public key that must have signed BACKUP, which is the audit trail's key; by default this home's."
+    ),
 ]
 Passphrase = Annotated[
     Path | None, typer.Option(help="Also check BACKUP with the passphrase in the first line of this file.")
@@ -114,7 +117,7 @@ def serve(
     ] = None,
     curator: Annotated[bool, typer.Option("--curator", help="Also show the list of datasets.")] = False,
 ) -> None:
-    """Serve versions, verdicts, differences and budgets as web pages, until the process is terminated.
+    """Serve published versions, their quality and differences, and budgets as web pages, until terminated.
 
     The workspace is opened read-only, and nothing is written. The facts of every page are also available as JSON.
     """
@@ -158,7 +161,7 @@ def create(
 
 @backup_app.command()
 def verify(backup: Backup, key: Key = None, passphrase_file: Passphrase = None, as_json: Json = False) -> None:
-    """Check the signature of BACKUP, and that no file has changed; `rehearse` proves more."""
+    """Check the signature of BACKUP, and that no file has changed; `rehearse` also tests that it can be restored."""
     from storage.backups.contents import facts_of
     from storage.backups.signatures import open_backup
 

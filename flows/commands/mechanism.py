@@ -13,7 +13,7 @@ from flows.commands.app import App
 from flows.reports.activity import activity
 from flows.reports.terminal import STDERR, print_facts, print_json, print_rows
 
-app = App(help="Show the properties of mechanisms and of their printed formulas; no data are read.")
+app = App(help="Show the properties of mechanisms and of the formulas published for them; no data are read.")
 audit_app = App(invoke_without_command=True)
 
 AUDITED = ("mechanism", "relation", "epsilon", "delta", "bound", "confidence", "trials", "attack", "verdict")
@@ -43,7 +43,7 @@ def truth(
     if as_json:
         print_json([truth_facts(row) for row in rows])
     else:
-        print_rows([truth_cells(row) for row in rows], TRUTH_COLUMNS, as_json=False, empty="no formula has such a case")
+        print_rows([truth_cells(row) for row in rows], TRUTH_COLUMNS, as_json=False, empty="there is no formula")
 
 
 @app.command()
@@ -54,8 +54,12 @@ def advise(
     components: Annotated[int, typer.Option(min=1, help="Number of components k.")],
     epsilon: Annotated[float, typer.Option(help="Privacy loss of all releases together.")],
     delta: Annotated[float, typer.Option(help="Failure probability; 0 only for pure mechanisms.")],
-    relation: Annotated[str, typer.Option(help="add_remove, zero_out or replace_one.")] = "add_remove",
-    center: Annotated[str, typer.Option(help="none or private.")] = "none",
+    relation: Annotated[
+        str, typer.Option(help="Neighboring relation: add_remove, zero_out or replace_one.")
+    ] = "add_remove",
+    center: Annotated[
+        str, typer.Option(help="Center of the components: none (the origin) or private (a released mean).")
+    ] = "none",
     spectrum: Annotated[
         str, typer.Option(help="Shares of variance of the components: 0.3,0.1,0.05, or decay:A, or flat.")
     ] = "",
@@ -118,8 +122,8 @@ def audit(
 ) -> None:
     """Bound the true epsilon of each mechanism from below by attacking it; no data are read, nothing is spent.
 
-    For a mechanism that meets its claim, each row fails with probability at most 1 - CONFIDENCE. The exit code is 1 if
-    any row fails.
+    For a mechanism that meets its claim, each row of the table fails with probability at most 1 - CONFIDENCE. The exit
+    code is 1 if any row fails.
     """
     if context.invoked_subcommand is not None:
         return
@@ -160,7 +164,7 @@ def audit(
 def verify(
     file: Annotated[Path, typer.Argument(help="A file written by `dpca budget export`.")],
     key: Annotated[
-        str | None, typer.Option(help="The ledger's public key, in hex, as its curator published it.")
+        str | None, typer.Option(help="Public key of the ledger, in hex, as the ledger's operator published it.")
     ] = None,
     earlier: Annotated[
         Path | None, typer.Option(help="An earlier export of the same population, which this export must continue.")

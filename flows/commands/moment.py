@@ -32,7 +32,11 @@ Plot = Annotated[Path | None, typer.Option(help="Draw a chart into this .svg or 
 Theme = Annotated[str, typer.Option(help="Colours of the chart: light or dark.")]
 L2 = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Penalty, in squared data units summed over rows; by default one noise edge."),
+    typer.Option(
+        min=0.0,
+        help="Penalty, in squared data units summed over rows; by default the noise edge (bound on "
+        "eigenvalues of the noise).",
+    ),
 ]
 
 
@@ -49,7 +53,7 @@ app.command("fit")(
 @derive_app.command()
 def ridge(
     reference: Release,
-    target: Annotated[str, typer.Option(help="Column to predict; a category makes a classification.")],
+    target: Annotated[str, typer.Option(help="Column to predict; a categorical column is classified.")],
     l2: L2 = None,
     classes: Annotated[
         str | None, typer.Option(help="A,B: the two values of a numeric target that marks two classes.")
@@ -108,7 +112,7 @@ def pca(
     theme: Theme = "light",
     as_json: Json = False,
 ) -> None:
-    """Compute principal components with loadings, whitened or with weighted columns on request."""
+    """Compute principal components with loadings; on request, whiten the scores or weight the columns."""
     _derive(
         reference,
         "pca",

@@ -1,4 +1,4 @@
-"""Commands of ``dpca site``, for the operator of one site of a roster or of its helper."""
+"""Commands of ``dpca site``, for the operator of one party of a roster: a site, or the helper, which provides masks."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +35,7 @@ def key(
 
 @app.command()
 def serve(*, config: Config) -> None:
-    """Serve the roster's aggregator, within this operator's limits, until the process is terminated.
+    """Answer the aggregator that the roster names, within this operator's limits, until the process is terminated.
 
     Each request is planned here and charged to the budget of the dataset's population. Only noised, masked sums or
     noised releases leave the site.
@@ -50,7 +50,8 @@ def serve(*, config: Config) -> None:
 def helper(*, config: Config) -> None:
     """Distribute the seeds of masks to the roster's sites, until the process is terminated.
 
-    The helper has no dataset and sees no message. Run it where neither the aggregator nor a site has control.
+    Masks hide each site's sum and cancel in the total. The helper has no dataset and sees no message. Run it where
+    neither the aggregator nor a site has control.
     """
     from flows.sites.masks import serve_helper
     from flows.sites.roster import read_config

@@ -77,7 +77,7 @@ def show(
     registry = Registry.open(require_signature=require_signature or None)
     facts = registry.show(reference)
     if component is not None and plot is None:
-        raise typer.BadParameter("--component chooses the component of a plot; name its file with --plot.")
+        raise typer.BadParameter("--component needs a plot; name the file of the plot with --plot.")
     found = _spectrum(registry, reference) if spectrum or (plot is not None and component is None) else None
     if plot is not None:
         _draw(registry, reference, plot, spectrum=found, component=component, name=facts["artifact"], theme=theme)
@@ -134,7 +134,7 @@ def history(
 def verify(
     reference: Ref,
     registry: Annotated[
-        str | None, typer.Option(help="Its folder, s3:// or https:// address; by default this home's.")
+        str | None, typer.Option(help="Folder, s3:// or https:// address of the registry; by default this home's.")
     ] = None,
     require_signature: Required = False,
     as_json: Json = False,
@@ -194,7 +194,7 @@ def new(as_json: Json = False) -> None:
 
 @key_app.command()
 def rotate(out: Out = None, as_json: Json = False) -> None:
-    """Create the next publisher's key; once the root delegates to it, it signs and the old key is removed."""
+    """Create the next publisher's key; once the root delegates to this key, it signs, and the old key is removed."""
     from dpca.home import key_folder
     from storage.registry.signing import Signer
 
@@ -307,12 +307,12 @@ def trust(
         list[str], typer.Argument(help="Root keys, in hex or as files; with several, each must have signed.")
     ],
     registry: Annotated[
-        str | None, typer.Option(help="Its folder, s3:// or https:// address; by default this home's.")
+        str | None, typer.Option(help="Folder, s3:// or https:// address of the registry; by default this home's.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the pinned keys by these.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Pin the root key of a registry, so that everything not signed under it is refused for this user."""
+    """Pin the root key of a registry for this user; artifacts that are not signed under this key are then refused."""
     from dpca.registry.reader import Registry
     from dpca.registry.trust import pin
 
@@ -327,7 +327,10 @@ def trust(
 @app.command()
 def resign(
     above: Annotated[
-        int, typer.Option(min=0, help="Number the signed pointers above this, after a loss of files and database.")
+        int,
+        typer.Option(
+            min=0, help="Give the signed pointers numbers above this one; needed if both files and database were lost."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:

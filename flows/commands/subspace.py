@@ -131,7 +131,7 @@ def refit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish another number of components of a release; as post-processing, this costs nothing."""
+    """Publish a release again with another number of components; as post-processing, this costs nothing."""
     with activity("refining the release"):
         from flows.published import refit_release
 
@@ -148,7 +148,7 @@ def open_stream(
     as_json: Json = False,
     **request: Any,
 ) -> None:
-    """Open a stream on DATASET, charge all its ticks together, once, and fix its terms for its lifetime."""
+    """Open a stream on DATASET, charge all its ticks (versions) together, once, and fix its terms for its lifetime."""
     with activity("planning"):
         from flows.releases.streams import offer_stream
         from flows.releases.streams import open_stream as charge_stream
@@ -171,7 +171,9 @@ def tick(
     direct: Direct = False,
     as_json: Json = False,
 ) -> None:
-    """Publish the version of a slot; nothing is charged, and a slot that is run again is the same tick.
+    """Publish a stream's version for one slot of its schedule; nothing is charged.
+
+    A slot has one tick (version), even if it is run again.
 
     Schedules call this command. A tick that an earlier slot began and a crash interrupted is finished first.
     """
@@ -182,7 +184,7 @@ def tick(
             from flows.jobs import run_tick
         report = run_tick(name, slot=slot, snapshot=snapshot, workers=workers)
     if report["reused"]:
-        STDERR.print("this slot has its tick already: its version is shown")
+        STDERR.print("this slot has a version already, which is shown")
     for warning in report["warnings"]:
         STDERR.print(f"warning: {warning}", style="yellow")
     if not as_json:
@@ -193,9 +195,10 @@ def tick(
 @stream_app.command()
 @with_options(annotation=command_option)
 def show(name: StreamName, as_json: Json = False) -> None:
-    """Show the ticks used and left, the noise now and at the end, and what stopping or extending costs.
+    """Show the ticks (versions) used and left, the noise now and at the end, and what stopping or extending costs.
 
-    A factor is the noise of an estimate over the noise of one release with all of the stream's epsilon and delta.
+    A factor is the noise of an estimate, divided by the noise of one release with all of the stream's epsilon and
+    delta.
     """
     from flows.releases.streams import show_stream
 
@@ -220,7 +223,7 @@ def extend(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Charge more ticks of a stream, for the next instalment or beyond the ticks that it was opened for."""
+    """Charge more ticks (versions) of a stream, for its next instalment or beyond the ticks that it was opened for."""
     with activity("planning"):
         from flows.releases.streams import extend_stream, offer_extension
 
@@ -236,11 +239,11 @@ def extend(
 def close(
     name: StreamName,
     tick: Annotated[
-        int | None, typer.Option(min=1, help="Close only this tick, which began and was not published.")
+        int | None, typer.Option(min=1, help="Close only this tick (version), which began and was not published.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Close a stream, or one of its ticks, for good; nothing is refunded, and published versions stay."""
+    """Close a stream, or one of its ticks (versions), for good; nothing is refunded, and published versions stay."""
     from flows.releases.streams import close_stream
 
     print_facts(close_stream(name, tick=tick), as_json=as_json)
@@ -255,7 +258,7 @@ def _show_stream(facts: dict[str, Any], *, as_json: bool) -> None:
 def _agreed(offer: Any, *, dry_run: bool, yes: bool, as_json: bool) -> bool:
     """Show an offered charge, ask the user to confirm it, and return whether to charge.
 
-    Raise the budget's refusal if the budget does not admit the charge.
+    If the budget does not admit the charge, raise its refusal, a `BudgetExhausted` error.
     """
     for warning in offer.terms.plan.warnings:
         STDERR.print(f"warning: {warning}", style="yellow")

@@ -1,7 +1,7 @@
 """Private estimators with the conventions of scikit-learn.
 
-They take rows in memory and start neither Prefect nor Dask. They use the same mechanisms, planner and curator as the
-commands. The rows never leave the process, except into the home of the ledger whose budget is spent.
+They take rows in memory and start neither Prefect nor Dask. They plan, sum and add noise with the same code as the
+commands. The rows never leave the process, except into the home folder of the ledger whose budget is spent.
 
 >>> import numpy as np
 >>> rows = np.random.default_rng(0).normal(size=(2_000, 5)) * [9.0, 3.0, 1.0, 1.0, 1.0]

@@ -53,11 +53,11 @@ from storage.workspace import PopulationBudget
 _DIGITS = 17
 """Significant digits that distinguish every float64."""
 _CHARGED: dict[str, Counter[str]] = defaultdict(Counter)
-"""Counts of the fits without a slot that this process charged, by ledger."""
+"""For each ledger, how often this process charged equal parameters without a slot (the name of one release)."""
 
 
 def make_release(budget: InMemoryBudget | PopulationBudget | None, fit: Fit) -> Made:
-    """Return the existing release of a fit's slot, or charge a budget for a new release and make it.
+    """Return the existing release of a fit's slot (the name of one release), or charge a budget and make it.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def _release_on_ledger(budget: PopulationBudget, fit: Fit) -> Made:
     release = _of_slot(budget, fit) or ledger.release(_charge(budget, fit))
     if release.state in GIVEN_UP:
         raise Refused(
-            f"the release of slot {fit.slot!r} is {release.state} by an operator; pass another slot, or no slot."
+            f"the release of slot {fit.slot!r} was {release.state} by an operator; pass another slot, or no slot."
         )
     digest = None
     if release.state != "committed":
@@ -174,7 +174,7 @@ def _charge(budget: PopulationBudget, fit: Fit) -> str:
 
 
 def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
-    """Plan a fit's request as if its rows were stored, so that an impossible request is refused before they are."""
+    """Plan a fit's request before its rows are stored, so that an impossible request is refused early."""
     entry = Entry(
         snapshot="",
         name=budget.dataset,
@@ -191,7 +191,7 @@ def _check_plan(budget: PopulationBudget, fit: Fit) -> PlannedRelease[Any]:
 def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | None) -> Entry:
     """Store rows as a snapshot of the budget's dataset.
 
-    The rows pass through temporary files, which the home removes if this process is killed.
+    The rows pass through temporary files. If this process is killed, a later cleanup of the home folder removes them.
     """
     workspace = budget.workspace
     folder = workspace.home / STAGING / uuid4().hex
@@ -211,11 +211,13 @@ def _store(budget: PopulationBudget, rows: TableRows, *, records_at_most: int | 
                 records_at_most=records_at_most,
                 dtype="float64",
                 keep_zeros=rows.has_zeros,
-                duplicates="refuse" if rows.has_zeros else None,  # a fit has at most one value for each entry
+                # the rows of a fit have at most one value for each entry
+                duplicates="refuse" if rows.has_zeros else None,
                 feature_names=None if encoded else _write_names(rows.feature_names(), folder),
                 table_schema=None if encoded is None else _write_schema(encoded, folder),
             ),
-            progress=lambda *_: os.utime(folder),  # cleanup removes folders that do not change
+            # keeps the folder recent, because cleanup removes folders that do not change
+            progress=lambda *_: os.utime(folder),
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -310,7 +312,7 @@ UNNAMED = "rows"
 
 
 class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Base of transformers whose fit is one release on a budget."""
+    """Base of transformers whose fit is one release, charged to a budget."""
 
     epsilon: float | None
     delta: float | None
@@ -344,7 +346,7 @@ class PrivateEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEs
         return {**bundle, "text/html": self._repr_html_inner()} if "text/html" in bundle else bundle
 
     def _declared(self) -> list[tuple[str, str]]:
-        """Return labelled texts of a fitted estimator with its verdict, guarantee and remaining budget."""
+        """Return labelled texts: the verdict on the release's quality, its guarantee and the remaining budget."""
         manifest = self.artifact_.manifest
         verdict = (manifest.get("outcome") or {}).get("verdict")
         left = "this release has no budget that bounds it" if self.budget is None else _left(self.budget)

@@ -133,7 +133,7 @@ class PrivateMatrixFactorization(PrivateEstimator):
         Raises
         ------
         ValueError, Refused, BudgetExhausted, Conflict
-            With one line, before anything is charged; Conflict if the slot has other terms.
+            In each case before anything is charged, with a message of one line. Conflict if the slot has other terms.
         """
         items: ItemEmbeddings = self._release(self._request(), X)
         self.n_components_, self.item_offsets_ = items.rank, items.offsets

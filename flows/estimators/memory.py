@@ -1,4 +1,4 @@
-"""Identity of a fit, and a budget in memory.
+"""Identification of a fit by its public arguments, and a privacy budget in memory.
 
 A release is identified by arguments of the fit, never by its rows. Without a slot, each fit is a new release and a new
 charge. A slot names one release of a budget. It keeps the rows of the fit that was charged, and rows passed later are
@@ -39,14 +39,14 @@ from storage.ledger.budgets import Budget
 
 LONGEST_SLOT = 100
 _PARAMETERS = {"components": "n_components", "rank": "n_components", "publish": "published name"}
-"""Names of the estimator parameters that have another name in requests, by the name in requests."""
+"""By field of a request: the name of the estimator's parameter, where the two names differ."""
 _RESOLVED = ("mechanism", "settings")
 """Fields of a stored request that contain the choice made for ``mechanism="auto"``."""
 LIBRARIES = (str(Path(__file__).parent), str(Path(sklearn.__file__).parent))
 
 
 class RepeatedFitWarning(UserWarning):
-    """Warning that a fit without a slot charges again for parameters already charged in this process."""
+    """Warning that a fit without ``slot=`` charges again for parameters that this process charged before."""
 
 
 class NoLedgerWarning(UserWarning):
@@ -364,7 +364,8 @@ class InMemoryBudget:
         if not rules.admits(total):
             raise BudgetExhausted(
                 f"epsilon={target.epsilon:g} at delta={target.delta:g} does not fit into {self!r}, "
-                f"which has epsilon={self.remaining:.4g} left; request less, or the slot of an earlier release."
+                f"which has epsilon={self.remaining:.4g} left; request less, or pass the slot of an earlier release "
+                "to get that release again."
             )
         return total
 

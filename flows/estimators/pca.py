@@ -58,7 +58,7 @@ class PrivatePCA(PrivateEstimator):
         mean replace the first rounds, so the whole budget goes into one round of ``analyze_gauss``.
     schema : Schema, mapping or path, optional
         The declared schema of a raw table, as of ``dpca dataset ingest --table-schema``. Fits and transforms then take
-        data frames with the columns of the schema, and encode them. Noise that the schema excludes is removed.
+        data frames with the columns of the schema, and encode them. Noise that contradicts the schema is removed.
     refine : str, optional
         Method that denoises the components, at no charge; by default ``auto`` if the mechanism allows it.
     settings : mapping, optional
@@ -176,7 +176,7 @@ class PrivatePCA(PrivateEstimator):
         Raises
         ------
         ValueError, Refused, BudgetExhausted, Conflict
-            With one line, before anything is charged; Conflict if the slot has other terms.
+            In each case before anything is charged, with a message of one line. Conflict if the slot has other terms.
         """
         self._state(self._release(self._request(), X))
         return self
@@ -198,7 +198,7 @@ class PrivatePCA(PrivateEstimator):
         return self._table(X).map(scores, width=self.n_components_)
 
     def inverse_transform(self, X: Any) -> NDArray[np.float64]:
-        """Return the points of the subspace with these scores."""
+        """Return the points of the subspace that have the scores ``X``."""
         check_is_fitted(self)
         artifact: PrivateSubspace = self.artifact_
         with quoting_no_value():
@@ -236,7 +236,7 @@ class PrivatePCA(PrivateEstimator):
         return float(-0.5 * (quadratic.mean() + constant))
 
     def plot(self, component: int | None = None, *, theme: str = "light") -> Any:
-        """Draw the released eigenvalues with the band of the noise, or the largest loadings of one component.
+        """Draw the released eigenvalues and the range of noise alone, or the largest loadings of one component.
 
         Parameters
         ----------
@@ -341,7 +341,7 @@ def _whole_or_auto(n_components: Any) -> int | str:
 
 
 def _released_count(artifact: PrivateSubspace) -> float | None:
-    """Return the noisy number of rows from rounds or the corner of a centred matrix; None if neither was kept."""
+    """Return the noisy number of rows; None if the artifact kept neither its rounds nor a centred matrix."""
     if "rounds" in artifact.outcome:
         return float(artifact.outcome["rounds"]["noised_records"])
     constant = (artifact.outcome.get("noise") or {}).get("constant")

@@ -46,7 +46,7 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     coef_ : array of shape (n_features,)
     intercept_ : float
-        The predictor, which has the least error (`dpca.predictors`).
+        The coefficients for predictions, with the least expected error (`dpca.predictors`).
     ridge_coef_, ridge_coef_errors_ : arrays of shape (n_features,)
         Nearly unbiased estimates of the coefficients of ridge without noise, and their standard errors.
     l2_ : float
@@ -100,7 +100,7 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.budget = budget
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Release the moment of the rows with their target, or find the release of the slot, and regress.
+        """Release the second moment of rows and target, or find the release of the slot, and compute the regression.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class PrivateRidge(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Raises
         ------
         ValueError, Refused, BudgetExhausted, Conflict
-            With one line, before anything is charged; Conflict if the slot has other terms.
+            In each case before anything is charged, with a message of one line. Conflict if the slot has other terms.
         """
         if self.clip_norm is None:
             raise InvalidInput("clip_norm=None sets no bound on rows; give a public bound on the norm of a row (x, y).")

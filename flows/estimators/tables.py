@@ -1,4 +1,4 @@
-"""Tables of users, checked as in scikit-learn, and their rows as blocks.
+"""Tables that users pass to estimators, checked as in scikit-learn, and their rows as blocks.
 
 Rows are in memory or are read piece by piece. The chunks of a Dask array, and the rows of an AnnData backed by its
 file, are never read all at once.
@@ -83,7 +83,7 @@ class Entries:
         }
 
     def canonical(self, checked: Any) -> Any:
-        """Return checked rows with each value stored once, as a csr array if they are sparse or may be missing."""
+        """Return checked rows with each value stored once, as a csr array if sparse or if entries may be missing."""
         if not sparse.issparse(checked):
             return _rated(checked) if self.missing else checked
         if self.missing:
@@ -351,7 +351,7 @@ def _as_table(table: Any) -> Any:
 
 
 def _columns_of(table: Any) -> tuple[Any, Any]:
-    """Return the column names that scikit-learn does not find by itself, or None, and the values."""
+    """Return the column names if scikit-learn would not find them, else None; and the values of the table."""
     names = _names_of(table)
     if hasattr(table, "var_names"):
         values = table.X

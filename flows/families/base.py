@@ -64,7 +64,7 @@ class Family[R: Request, T](ABC):
     mechanisms: Mapping[str, type[Any]]
     """Private mechanisms by name. No two families have a mechanism of the same name."""
     references: Mapping[str, type[Any]] = {}
-    """Reference mechanisms for comparison. They are not private and require an explicit acknowledgement of that."""
+    """Reference mechanisms for comparison. They are not private, which a request must acknowledge explicitly."""
     artifact: type[Artifact]
 
     @property
@@ -109,7 +109,7 @@ class Family[R: Request, T](ABC):
         return {}
 
     def one_row_rule(self, request: R) -> str | None:
-        """Return a message if each record must have one row, with the ingest option for it; None if not."""
+        """Return a message with the required ingest option if each record must have one row; None otherwise."""
         return None
 
     def pinned(self, request: R) -> R:
@@ -117,7 +117,7 @@ class Family[R: Request, T](ABC):
         return request
 
     def started(self, request: R, reference: str, columns: Callable[[], "Columns"]) -> R:
-        """Let a request without an earlier release start from the release ``reference``, where possible."""
+        """Return the request, set to start from the release ``reference`` if it names no start and this is possible."""
         return request
 
     def restarted(self, request: R, reserved: R) -> R:
@@ -362,7 +362,8 @@ FAMILIES = {
 """Import path of each family, by the name under which its requests are stored."""
 
 _FAMILY, _PLAN = "family", "plan"
-_STORED_SEPARATELY = ("event", "target")  # the event has a column; the target follows from the request
+# the event is in another column of the ledger; the target follows from the request
+_STORED_SEPARATELY = ("event", "target")
 
 
 def family_named(name: str) -> Family[Any, Any]:

@@ -86,7 +86,7 @@ def _sentence(ranked: list[Forecast], problem: RatingsProblem, *, signal: float 
 
 
 AUTO = "auto"
-"""Mechanism name in a request that leaves the choice to public facts."""
+"""Value of ``mechanism`` in a request whose mechanism is chosen from public facts."""
 
 
 def build_audited(name: str) -> Mechanism[ItemFactors]:
@@ -128,7 +128,7 @@ def of_item(_pair: Neighbours, _problem: RatingsProblem) -> Callable[[ItemFactor
 
 
 class CompletionFamily(Family[CompletionRequest, ItemFactors]):
-    """Family of factors and offsets of items."""
+    """Release family whose artifacts are factors and offsets of items."""
 
     name = CompletionRequest.family
     request = CompletionRequest
@@ -153,7 +153,7 @@ class CompletionFamily(Family[CompletionRequest, ItemFactors]):
         return build_mechanism(self, request.mechanism, request.settings, rank=int(request.rank))
 
     def check_ingest(self, request: CompletionRequest, manifest: Callable[[], Manifest]) -> None:
-        """Refuse ratings that were added up, or whose zeros were dropped."""
+        """Refuse a dataset whose ratings were added up at ingest, or whose zeros were dropped."""
         check_ratings(manifest(), *range_of(request.ratings_between))
 
     def resolved(

@@ -129,7 +129,7 @@ def in_sum(_pair: Neighbours, _problem: PredictionTerms) -> Callable[[Estimate],
 
 
 class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, EvaluatedItems]):
-    """Family of private estimates of how well item embeddings predict."""
+    """Release family whose artifacts are private estimates of how well item embeddings predict."""
 
     name = CompletionEvaluationRequest.family
     request = CompletionEvaluationRequest
@@ -158,7 +158,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows and a comparison of predictions with held-out ratings of the users."""
+        """Return the rows, and a function that compares predictions with held-out ratings of the users."""
         problem = evaluated.terms(workspace, snapshot, count=request.count)
 
         def compute(new_curator: Callable[[], DisclosingCurator]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class CompletionEvaluationFamily(EvaluationFamily[CompletionEvaluationRequest, E
         return {"count": planned.plan.problem.count}
 
     def facts(self, planned: PlannedRelease[CompletionEvaluationRequest]) -> Mapping[str, Any]:
-        """Return the facts of a dry run, with the std of each noisy sum in users."""
+        """Return the facts of a dry run, with the std of each noisy sum, in units of users."""
         mechanism, problem = planned.mechanism, planned.plan.problem
         assert isinstance(mechanism, PredictionError)
         noise = {"noise_std": mechanism.noise_std(planned.plan)}

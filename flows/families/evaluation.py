@@ -48,7 +48,7 @@ class EvaluatedRelease(Protocol):
 
 
 class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Estimate]):
-    """Base of the families of private estimates of the quality of releases."""
+    """Base of the release families whose artifacts are private estimates of the quality of releases."""
 
     artifact = PrivateEstimate
 
@@ -60,7 +60,7 @@ class EvaluationFamily[R: EvaluationRequest, E: EvaluatedRelease](Family[R, Esti
     def diagnosis(
         self, request: R, evaluated: E, workspace: Workspace, snapshot: Entry
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows in the form that the evaluated release used, and a function that diagnoses it on them.
+        """Return the rows in the form that the release used, and a function that measures its quality on these rows.
 
         Raises
         ------
@@ -220,7 +220,7 @@ def along_first(_pair: Neighbours, problem: SubspaceTerms) -> Callable[[Estimate
 
 
 class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, EvaluatedSubspace]):
-    """Family of private estimates of the variance that subspaces capture."""
+    """Release family whose artifacts are private estimates of the variance that subspaces capture."""
 
     name = SubspaceEvaluationRequest.family
     request = SubspaceEvaluationRequest
@@ -245,7 +245,7 @@ class SubspaceEvaluationFamily(EvaluationFamily[SubspaceEvaluationRequest, Evalu
         workspace: Workspace,
         snapshot: Entry,
     ) -> tuple[BlockSource, Diagnosis]:
-        """Return the rows and a comparison of the subspace with the best subspace of these rows."""
+        """Return the rows, and a function that compares the subspace with the best subspace of these rows."""
         evaluated.check_columns(workspace, snapshot)
         subspace, rows = evaluated.subspace, evaluated.source(workspace.catalog.open(snapshot))
         problem = Problem(

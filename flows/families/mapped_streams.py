@@ -1,4 +1,6 @@
-"""Streams whose ticks use public maps: the map of a tick, and the estimate from answers under several maps.
+"""Streams whose ticks (versions) apply a public linear map to the rows before the noise is added.
+
+This module computes the map of each tick, and the estimate from answers under several maps.
 
 The first tick takes its map from an earlier release (``like``), or has none. With ``maps=doubling``, ticks 2, 4, 8, ...
 take a new map from the answers so far. Every other tick uses the map of the previous tick. Each answer is stored with
@@ -38,7 +40,7 @@ _LONG = 1 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedEstimate:
-    """The directions of an estimate, with facts about the ticks of its answers.
+    """The directions of a stream's estimate, with facts about the ticks (versions) whose answers it combines.
 
     Attributes
     ----------
@@ -54,7 +56,7 @@ class MappedEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedStream:
-    """The answers of a stream with maps, and the terms that determine maps and estimates.
+    """The noisy answers of a stream whose ticks apply linear maps, and the terms that determine maps and estimates.
 
     Attributes
     ----------
@@ -116,9 +118,9 @@ class MappedStream:
         return MappedEstimate(subspace=subspace, records=records, first=first)
 
     def drift(self, components: NDArray[np.float64], contrast: Contrast) -> Drift:
-        """Test directions for drift after the map of the contrast's ticks, where the noise is isotropic.
+        """Test whether the rows along these directions changed between the groups of ticks of a contrast.
 
-        All ticks of the contrast have the same map.
+        All ticks of the contrast have the same map. The test is made on mapped rows, where the noise is isotropic.
         """
         difference = np.zeros((self.plan.problem.n_features,) * 2)
         for tick, multiplier in zip(contrast.ticks, contrast.multipliers, strict=True):

@@ -53,7 +53,7 @@ def along_difference(pair: Neighbours, problem: Problem) -> Callable[[Moment], f
 
 
 class MomentFamily(Family[MomentRequest, Moment]):
-    """Family of released moments."""
+    """Release family whose artifacts are noised second moments."""
 
     name = MomentRequest.family
     request = MomentRequest

@@ -1,4 +1,4 @@
-"""Earlier releases from which a private subspace starts.
+"""Earlier releases from which the release of a private subspace can start (warm start).
 
 A warm start uses the directions, mean and noise of a published release of the same columns. All of them are public.
 """
@@ -30,7 +30,7 @@ def parent_of(request: SubspaceRequest) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Parent:
-    """An earlier release with its version, and its moment as the mechanism released it."""
+    """An earlier release from which another release starts, with its version and its released second moment."""
 
     version: Resolved
     subspace: PrivateSubspace
@@ -105,7 +105,7 @@ def check_start(columns: Columns, start: Columns) -> None:
 
 
 def with_start(mechanism: Any, start: Callable[[], Start]) -> Any:
-    """Return a mechanism, inside any wrappers, that loads the earlier release by the function ``start``."""
+    """Return a copy of a mechanism that loads the earlier release by ``start``; wrappers around it are kept."""
     if hasattr(mechanism, "mechanism"):
         return dataclasses.replace(mechanism, mechanism=with_start(mechanism.mechanism, start))
     return dataclasses.replace(mechanism, start=start)

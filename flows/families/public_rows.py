@@ -1,4 +1,4 @@
-"""Rows that a user declares public, from which a private subspace starts.
+"""Rows that a user declares public, from which the release of a private subspace can start (warm start).
 
 Public rows need no protection. So their exact moment gives the map of a warm start, and no budget is charged for it.
 They are in a file, or in a dataset that was declared public at ingest. A request is pinned to their content, as
@@ -49,7 +49,7 @@ def pinned_rows(request: SubspaceRequest) -> SubspaceRequest:
         snapshot = catalog.current(named).snapshot
     except NotFound:
         raise InvalidInput(
-            f"like_public={named!r} is neither a file nor a dataset; name rows that are public."
+            f"like_public={named!r} is neither a file nor a dataset; name a file or a dataset of public rows."
         ) from None
     _public(catalog, snapshot)
     return replace(request, like_public=f"{named}{_DATASET}{snapshot}")
@@ -82,7 +82,9 @@ class PublicRows:
             name, digest = dataset.manifest.dataset, dataset.manifest.snapshot
             parts = list(_rows_of_dataset(dataset))
         if not parts:
-            raise InvalidInput(f"{name!r} has no rows, so it gives no map; name other rows in like_public.")
+            raise InvalidInput(
+                f"{name!r} has no rows, so no release can start from it; name other rows in like_public."
+            )
         rows = _clipped(sparse.csr_array(sparse.vstack(parts, dtype=np.float64)), request)
         return cls(name=name, digest=digest, start=_start(rows, centred=request.center == "private"))
 

@@ -180,7 +180,7 @@ type _Matrix = NDArray[np.float64]
 
 
 def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
+    """Return the moment of rows with an appended constant, and the matrix K of its noise, as in `moment_of_rounds`.
 
     Both are computed from a moment around the mean of the first round.
     """
@@ -200,7 +200,7 @@ def _extended_by_mean(estimate: Estimate, first: Answer, mean: _Matrix, weights:
 
 
 def _extended_by_map(estimate: Estimate, first: Answer, mean: _Matrix, weights: _Matrix) -> tuple[_Matrix, _Matrix]:
-    """Return the moment of rows with an appended constant, and K of its noise, as in `moment_of_rounds`.
+    """Return the moment of rows with an appended constant, and the matrix K of its noise, as in `moment_of_rounds`.
 
     Both are computed from the only answer of a warm start. A mapped row y belongs to the row ``x = T^-1 y + m``. So a
     matrix L converts mapped rows with their constant to original rows with the constant. The answer B becomes

@@ -1,4 +1,4 @@
-"""Terms of a stream of subspaces, and the version of each tick.
+"""Terms of a stream of subspaces, and the version that each tick (one slot of the schedule) publishes.
 
 The terms are planned from public facts when the stream is opened, and read back at each tick. They hold the plan, the
 weights and everything else on which a tick's noise and grid depend. A later version of the program therefore answers
@@ -136,8 +136,9 @@ class StreamTerms:
         if self.weights.endless:
             if charged:
                 raise InvalidInput(
-                    f"strategy={self.weights.strategy} has one charge for any number of ticks, but the "
-                    f"noise of this stream was bounded for {charged} ticks at its opening; open a new stream with more "
+                    f"strategy={self.weights.strategy} has one charge for any number of ticks (versions), but the "
+                    f"noise of this stream was bounded for {charged} ticks when it was opened; open a new stream "
+                    "with more "
                     "--ticks."
                 )
             return self.plan.event
@@ -178,7 +179,7 @@ class StreamTerms:
             time = None
         if time is None or time.strftime(SLOTS[schedule]) != slot:
             raise InvalidInput(
-                f"slot {slot!r} is not a slot of this {schedule} stream; write it like "
+                f"slot {slot!r} is not the name of a slot of this {schedule} stream; write it like "
                 f"{_EXAMPLES[schedule]}, with all digits and without other characters."
             )
         return slot
@@ -336,7 +337,7 @@ FIRST_TESTED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Earlier:
-    """Versions of earlier ticks with which a version is compared.
+    """Versions of a stream's earlier ticks, with which a new version is compared.
 
     Attributes
     ----------
@@ -516,7 +517,7 @@ def _mapped_drift(
 
 
 def _contrast(terms: StreamTerms, kept: Sequence[int], counts: Sequence[float], *, before: int) -> Contrast | None:
-    """Return the contrast of the two halves of the ticks after ``before``; None if they have too few answers.
+    """Return the contrast that compares the two halves of the ticks after ``before``; None if answers are too few.
 
     ``counts`` are the weighted numbers of records in the answers.
     """
@@ -542,7 +543,10 @@ def _shown_drift(found: Drift, kept: Sequence[int], *, before: int) -> dict[str,
 
 
 def _arrivals(series: NDArray[np.float64], kept: Sequence[int], energies: Sequence[float]) -> NDArray[np.float64]:
-    """Return the energy that arrived at each tick: the energy of its answer minus the share of older arrivals."""
+    """Return the energy (trace) of the rows that arrived at each tick.
+
+    It is the energy of the tick's answer, minus the weighted energy of earlier arrivals.
+    """
     arrived, weights = np.zeros(kept[-1]), np.zeros(kept[-1] + 1)
     weights[: min(len(series), len(weights))] = series[: len(weights)]
     for tick, energy in zip(kept, energies, strict=True):
@@ -568,7 +572,10 @@ def _warnings(terms: StreamTerms, tick: Tick, missing: Sequence[int], shown: Map
             "equally private, but newcomers are undercounted; open a new stream to count them in full."
         )
     if missing:
-        found.append(f"answers of {len(missing)} ticks are missing, and the estimate is made without them.")
+        found.append(f"the noisy answers of {len(missing)} ticks are missing, and the estimate is made without them.")
     if shown.get("broke"):
-        found.append("coordinates jumped: some direction has no counterpart in the previous version.")
+        found.append(
+            "the coordinates of this version are not comparable with the previous version, in which some "
+            "direction has no counterpart."
+        )
     return found

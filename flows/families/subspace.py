@@ -1,6 +1,6 @@
 """Family of private subspaces, with the forecast before a release.
 
-A release consists of k orthonormal directions of the rows, of the rows around their mean, or of the privacy units. The
+A release consists of k orthonormal directions, for the rows as they are or for the rows minus their private mean. The
 forecast appears in a dry run. It also decides whether a request with ``on_noise=refuse`` is refused.
 """
 
@@ -74,7 +74,9 @@ def forecast_facts(planned: Planned) -> Mapping[str, Any]:
 
 
 def _clip_facts(planned: Planned) -> Mapping[str, Any]:
-    """Return the noise edge at the clip norm, at half of it and at twice of it, in data units squared.
+    """Return the noise edge (bound on eigenvalues of noise) at the clip norm, and at half and twice the clip norm.
+
+    The unit is data units squared.
 
     The result is empty without a noise level, for a privately chosen clip norm, or if ``row_policy`` is not ``clip``.
     """
@@ -160,7 +162,7 @@ def _opening(found: Forecast, *, noise: bool) -> str:
 
 
 class SubspaceFamily(Family[SubspaceRequest, Subspace]):
-    """Family of private subspaces."""
+    """Release family whose artifacts are private subspaces."""
 
     name = SubspaceRequest.family
     request = SubspaceRequest
@@ -179,7 +181,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
     def build(self, request: SubspaceRequest) -> Mechanism[Subspace]:
         """Build the mechanism of a request.
 
-        It is preceded by a private choice of the clip norm, or a private count of rejected records, if requested.
+        If requested, the mechanism first chooses the clip norm privately, or counts rejected records with noise.
         """
         count = _count(request)
         n_components = 1 if count == AUTO else count
@@ -241,7 +243,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return dataclasses.replace(request, like=str(Registry.open().resolve(reference)))
 
     def started(self, request: SubspaceRequest, reference: str, columns: Callable[[], Columns]) -> SubspaceRequest:
-        """Let a request without an earlier release start from the release ``reference``, where possible."""
+        """Return the request, set to start from the release ``reference`` if it names no start and this is possible."""
         named = request.like is not None or request.like_public is not None
         if named or request.mechanism != ANALYZE_GAUSS or request.rounds not in (AUTO, 1):
             return request
@@ -330,7 +332,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         return requested
 
     def parameters(self, mechanism: Mechanism[Subspace]) -> Mapping[str, Any]:
-        """Return the parameters of the main mechanism, without those of small releases before it."""
+        """Return the parameters of the main mechanism, without those of preliminary releases."""
         found = super().parameters(main_mechanism(mechanism))
         return {name: value for name, value in found.items() if name not in ("start", "warm")}
 
@@ -365,7 +367,7 @@ class SubspaceFamily(Family[SubspaceRequest, Subspace]):
         refuse_noise(planned)
 
     def published_facts(self, planned: PlannedRelease[SubspaceRequest]) -> Mapping[str, Any]:
-        """Return how rows are treated, the rounds, the warm start, and the epsilons of small releases before."""
+        """Return how rows are treated, the rounds, the warm start, and the epsilons of preliminary releases."""
         requested: dict[str, Any] = {"row_policy": planned.request.row_policy, "center": _problem_of(planned).center}
         if planned.plan.rounds > 1:
             requested |= {"rounds": planned.plan.rounds, "shares": shares_of(planned.plan)}

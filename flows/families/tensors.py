@@ -129,7 +129,7 @@ def _sentence(planned: PlannedRelease[TensorRequest], found: Room) -> str:
     elif found.room < request.components:
         text = f"{found.room} components can be above the noise, fewer than the {request.components} requested"
     else:
-        text = f"the {request.components} requested components can be above the noise, and up to {found.room}"
+        text = f"all {request.components} requested components can be above the noise, and at most {found.room} could"
     return f"{text}, with {taken} ({basis})."
 
 
@@ -187,7 +187,7 @@ def of_word(_pair: Neighbours, problem: TensorProblem) -> Callable[[Components],
 
 
 class TensorFamily(Family[TensorRequest, Components]):
-    """Family of the components of topic models and of mixtures."""
+    """Release family whose artifacts are components of topic models or of mixtures."""
 
     name = TensorRequest.family
     request = TensorRequest

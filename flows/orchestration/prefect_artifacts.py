@@ -70,7 +70,7 @@ def state_refusal(dataset: str, epsilon: float | None, delta: float | None) -> N
 
 
 def state_verdict(publish: str, verdict: str, text: str) -> None:
-    """Attach the verdict of a dry run for a published name to the running flow."""
+    """Attach the verdict of a dry run (whether the budget admits the release) to the running flow."""
     create_markdown_artifact(
         key=artifact_key("dry-run", publish), markdown=f"# {verdict}\n\n{text}", description=f"dry run of {publish}"
     )
@@ -211,7 +211,7 @@ def progress_card(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _remove_left(client: SyncPrefectClient, key: str) -> None:
-    """Remove the cards of this release, of runs that have ended, and cards without an update for `FORSAKEN`."""
+    """Remove old cards: cards of this release, cards of ended runs, and cards without an update for `FORSAKEN`."""
     kind = ArtifactFilter(type=ArtifactFilterType(any_=["progress"]), key=ArtifactFilterKey(like_="progress-%"))
     cards = client.read_artifacts(artifact_filter=kind)
     runs = FlowRunFilter(id=FlowRunFilterId(any_=[card.flow_run_id for card in cards if card.flow_run_id]))

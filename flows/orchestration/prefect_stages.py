@@ -1,4 +1,4 @@
-"""Stages as Prefect tasks, with the schedule and deployment of a run.
+"""Execution of the stages of a run as Prefect tasks, and access to the run's schedule and deployment.
 
 A stage is a plain function of names and public numbers. `stage_calls.directly` calls it. `under_prefect` calls it as a
 task whose result is never persisted and never cached. Its failure is a named state without details. The details stay
@@ -88,7 +88,7 @@ def planned_time() -> str | None:
             raise ValueError
     except (ValueError, IndexError):
         raise Refused(
-            "this scheduled run does not state the local time of its start; run the tick with its slot by name."
+            "this scheduled run does not state the local time of its start; run `dpca stream tick` with --slot instead."
         ) from None
     return local.isoformat()
 
@@ -252,7 +252,7 @@ def _may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
 
 
 def _failed(error: BaseException, *, is_public: bool) -> State[Any]:
-    """Return the state in which an error ends a run; for a public error it names the parameters at fault."""
+    """Return the state in which an error ends a run; for a public error, the state names the parameters at fault."""
     ended, name = _ended.get(), ending(error)
     if ended is None:
         ours = isinstance(error, (DpcaError, StorageError))

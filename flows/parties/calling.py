@@ -230,13 +230,14 @@ class Caller:
     certificate, key : Path
         The certificate that this process shows, and its key.
     timeout : float, seconds
-        Time after which a party counts as silent.
+        Time after which a party counts as not answering.
     """
 
     def __init__(self, post: Post, *, certificate: Path, key: Path, timeout: float) -> None:
         if post.address is None:
             raise InvalidInput(
-                f"{post.name} has no address, and only parties with an address can be called; add it to the roster."
+                f"{post.name} has no address, and only parties with an address can be called; add the address to the "
+                "roster file."
             )
         self.name = post.name
         self.sent = self.received = 0  # bytes
@@ -293,11 +294,11 @@ class Caller:
             if _is_about_certificates(error):
                 raise Refused(
                     f"{self.name} and this process do not accept each other's certificates; each must use the "
-                    "certificate in the other's roster, before it expires."
+                    "certificate that the other's roster file lists, before this certificate expires."
                 ) from None
             raise SiteSilent(
                 f"{self.name} did not answer, or does not accept this certificate; retry when it is available, or "
-                "compare rosters."
+                "compare the roster files of both."
             ) from None
         self.received += len(body)
         return status, body

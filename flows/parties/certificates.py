@@ -52,7 +52,7 @@ def read_yaml(path: Path, *, what: str) -> Mapping[str, Any]:
             f"{what} {path} cannot be read as YAML of at most {_MOST_CONFIG_BYTES} bytes; correct the path or the file."
         ) from None
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        raise InvalidInput(f"{what} {path} must be a mapping of names to values; see its guide.")
+        raise InvalidInput(f"{what} {path} must be a mapping of names to values; see the documentation of this file.")
     return content
 
 

@@ -372,7 +372,8 @@ class Callers:
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
         self._places: Mapping[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
-        self.threads = CapacityLimiter(AT_ONCE * max(1, len(names)))  # enough for all callers at once
+        # enough threads for the concurrent requests of all callers
+        self.threads = CapacityLimiter(AT_ONCE * max(1, len(names)))
 
     async def answer(
         self,

@@ -1,1 +1,1 @@
-"""Stages, previews, streams and notices of releases."""
+"""The stages of a release (plan, reserve, compute, publish, report), and its previews, streams and notices."""

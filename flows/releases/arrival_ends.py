@@ -1,8 +1,8 @@
-"""Outcomes of an arrival and the promotion gate of its release.
+"""Outcomes of an arrival (a new file in an inbox), and the gate that promotes its release.
 
-An arrival ends in one of these ways: its release is promoted, held or kept back, the budget refuses it, or no snapshot
-can be made from it. Each outcome is decided from permanent records, so a repeated run after a crash ends the same way.
-Each outcome is notified once.
+An arrival ends in one of these ways: its release is promoted, held (published without moving the alias) or kept back
+(not published), the budget refuses it, or no snapshot can be made from it. Each outcome is decided from permanent
+records, so a repeated run after a crash ends the same way. Each outcome is notified once.
 
 The gate decides whether an alias moves to a release. It uses published facts only and therefore costs nothing.
 A release that counts rejected records is held if their noised share exceeds the allowed one, so that no loss is
@@ -32,7 +32,7 @@ from storage.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Decision of the promotion gate with its reason.
+    """Decision on whether an alias moves to a release, with the reason.
 
     Attributes
     ----------
@@ -120,9 +120,10 @@ _ATTEMPTS = 8
 
 
 def decide_release(artifact: str, alias: str, drift_at_most: float, token: str, dataset: str) -> dict[str, Any]:
-    """Move an alias to a published release, or hold the release; send a notice of the decision and end the arrival.
+    """Move an alias to a published release, or leave the alias as it is; send a notice of the decision.
 
-    A release to which the alias pointed before counts as promoted, and the alias stays where it is now.
+    The arrival of the release ends. A release to which the alias pointed before counts as promoted, and the alias stays
+    where it is now.
     """
     workspace = Workspace.open()
     registry, name = workspace.registry, artifact.partition("@")[0]
@@ -216,7 +217,9 @@ def _moved_or_held(
         why = {fact: value for fact, value in judged.facts().items() if value is not None}
         if workspace.advance(name, version=found.version, alias=alias, before=before, why=why):
             return True, facts
-    raise Unavailable(f"alias {alias!r} of {name} moves repeatedly while a release is judged; run it again.")
+    raise Unavailable(
+        f"alias {alias!r} of {name} was moved several times while a release was judged; run the refresh again."
+    )
 
 
 def _meant(registry: Registry, reference: str) -> Resolved | None:

@@ -1,11 +1,12 @@
 """Charge, computation and notices of a planned release.
 
 A planned release is charged to a ledger, computed and written in the same way from a flow and in a notebook. No
-orchestrator or cluster is required. A Dask client or another resource of the caller is passed to the curator.
+orchestrator or cluster is required. A Dask client or another resource of the caller is passed to the curator, which
+sums rows and adds noise.
 
 Each notice is sent once, with public facts only, as a log line, a Prefect event and a webhook call. A notice has a key.
 When several processes have the same notice, the first one records it in the home folder, logs it and emits the event.
-The webhook is called for a notice until it accepts it, by this process and with every later notice. All calls carry
+The webhook is called until it accepts the notice: by this process, and again with every later notice. All calls carry
 the same ``Idempotency-Key``. A failed delivery never fails a release and does not hold back other notices.
 
 Only one process at a time calls the webhook for a notice, and no process calls it again once it was accepted.
@@ -50,8 +51,9 @@ from storage.ledger.releases import Grant, Release
 PAUSES = (0.5, 2.0)
 """Seconds before each repeated call for a notice; after the first notice that fails, the others get one call each."""
 LONGEST = 30.0
-"""Seconds after which one delivery leaves the remaining notices to the next. Notices are delivered in the order of
-their last call, oldest first."""
+"""Seconds after which a delivery stops and leaves the remaining notices to the next delivery. Notices are delivered in
+the order of their last call, oldest first.
+"""
 FOLDER = "notices"
 _URL_BLOCK, _KEY_BLOCK = "dpca-webhook-url", "dpca-webhook-secret"
 
@@ -95,7 +97,7 @@ def note_event(home: Path, event: str, *, key: str, about: str, facts: Mapping[s
 
 
 def warn_of_budget(ledger: ReleaseLedger, release_id: str, population: str) -> None:
-    """Send a notice for each warning level of a budget that the charge of this release was the first to reach."""
+    """Send a notice for each warning level of a budget that was first reached by the charge of this release."""
     for level in ledger.alerts(release_id):
         statement = ledger.statement(population, newest=0)
         facts = {"population": population, "percent_left": level, "remaining": statement.remaining}
@@ -264,14 +266,14 @@ def finish_release(workspace: ReleaseWorkspace, release: Release, **others: Any)
 
 
 def run_mechanism(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Any:
-    """Run the mechanism; whenever another process answers a step first, run it again with the stored answers."""
+    """Run the mechanism; if another process answers a step first, run the mechanism again with the stored answers."""
     while True:
         with suppress(StepTaken):
             return planned.mechanism.run(_curator(planned, source, reservation, **others), planned.plan)
 
 
 def _curator(planned: PlannedRelease[Any], source: BlockSource, reservation: Reservation, **others: Any) -> Curator:
-    """Return the curator of a release; it answers without noise only if the release was planned as not private."""
+    """Return the curator (which sums rows and adds noise) of a release; only releases without privacy get no noise."""
     if planned.plan.target.i_know_this_is_not_private:
         return DisclosingCurator(source, reservation, i_know_this_is_not_private=True, **others)
     return Curator(source, reservation, **others)

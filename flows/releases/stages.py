@@ -214,9 +214,10 @@ def plan_request(workspace: ReleaseWorkspace, request: Request, slot: str | None
 def plan_started(
     workspace: ReleaseWorkspace, snapshot: Entry, request: Request, slot: str | None = None, *, start: str | None
 ) -> PlannedRelease[Any]:
-    """Plan a request on a snapshot; a request that names no earlier release starts from its name's alias ``start``.
+    """Plan a request on a snapshot.
 
-    If the name has no such alias, or its version does not allow it, the release starts from nothing.
+    A request that names no earlier release starts from the version at the alias ``start`` of its published name. If
+    there is no such version, or it does not allow this, the release starts from nothing.
     """
     chosen = request
     if start is not None:
@@ -377,7 +378,7 @@ def kept_back(workspace: Workspace, release: Release) -> str | None:
     Either an operator gave the release up, or it was committed and its own request excludes it from publication.
     """
     if release.state in GIVEN_UP:
-        return f"it is {release.state} by an operator"
+        return f"it was {release.state} by an operator"
     if release.state != "committed":
         return None
     request, digest = reserved_request(release), digest_of(workspace.ledger, release.id)

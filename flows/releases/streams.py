@@ -1,4 +1,4 @@
-"""Operations on streams and the stages of a tick.
+"""Operations on streams, and the stages of a tick (one version of a stream).
 
 The operator's actions are: open, extend, show, close. They run in the calling process and do not need Prefect.
 
@@ -247,7 +247,7 @@ def _row(stream: Stream, used: int) -> dict[str, Any]:
 
 
 def _prices(terms: StreamTerms, charged: int) -> list[dict[str, Any]]:
-    """Return the prices of more ticks, up to one, two and ten times the horizon.
+    """Return the prices of more ticks, up to one, two and ten times the horizon (the planned number of ticks).
 
     The rounded weights of short streams end early. Ticks beyond the last weight cannot be charged and have no price.
     """
@@ -303,7 +303,8 @@ def begin_tick(name: str, slot: str | None, planned: str | None, snapshot: str |
     tick = streams.begin_tick(name, slot=requested, fingerprint=fingerprint, snapshot_id=snapshot)
     if tick.state == "closed":
         raise Refused(
-            f"tick {tick.tick} of slot {tick.slot!r} was closed, and a slot has one tick; wait for the next slot."
+            f"tick {tick.tick} (the version of slot {tick.slot!r}) was closed, and a slot has one tick; wait for the "
+            "next slot."
         )
     with about(release=tick.release_id):
         log_event("tick", stream=name, tick=tick.tick, slot=tick.slot, state=tick.state)
@@ -347,7 +348,7 @@ def report_tick(artifact: str, *, reused: bool) -> dict[str, Any]:
 def tick_directly(
     name: str, *, slot: str | None = None, snapshot: str | None = None, workers: int | None = None
 ) -> dict[str, Any]:
-    """Run one slot of a stream in this process, without Prefect."""
+    """Publish a stream's version for one slot of its schedule in this process, without Prefect."""
     return make_tick(directly, name, cluster_settings(workers), slot=slot, snapshot=snapshot)
 
 
@@ -422,7 +423,8 @@ def _answer(
     tick, ledger = ticks[-1], workspace.ledger
     source, reservation = _rows(workspace, terms, ticks, reservation)
     numbers = tuple(each.number for each in ticks)
-    arrivals = numbers if tick.arrivals != "unknown" else (tick.number,) * len(numbers)  # then all count from tick 1
+    # if arrival times are lost, all rows count from tick 1
+    arrivals = numbers if tick.arrivals != "unknown" else (tick.number,) * len(numbers)
     inputs = None
     if terms.is_mapped:
         inputs = terms.mapped(Answers(place=workspace.store, ticks=ticks)).map_of(tick.tick)
@@ -434,9 +436,9 @@ def _answer(
     kept = reservation.kept(0)
     if kept is None:
         raise Unavailable(
-            f"the stored answer of tick {tick.tick} was removed while in use, as by a sweep with a "
-            "fast clock; correct the clocks and run the same request again: the answer is recomputed with the "
-            "same noise."
+            f"the stored answer of tick {tick.tick} was removed while in use, perhaps by a cleanup on a machine "
+            "whose clock is ahead; correct the clocks and run the same request again: the answer is recomputed "
+            "with the same noise."
         )
     public = {name.removeprefix(PUBLIC): array for name, array in kept.items() if name.startswith(PUBLIC)}
     if inputs is not None and inputs.energy is not None:
@@ -450,8 +452,8 @@ def _rows(
 ) -> tuple[BlockSource, Reservation]:
     """Return the rows of a tick, with the reservation for them.
 
-    The rows come from the tick's snapshot. Where the privacy unit is one row of one night, they come from all nights
-    so far.
+    The rows come from the tick's snapshot. Where the privacy unit is one row of one night (tick), they come from all
+    nights so far.
     """
     catalog, tick = workspace.catalog, ticks[-1]
     source: BlockSource

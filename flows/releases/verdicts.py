@@ -1,4 +1,4 @@
-"""Previews, verdicts and paced releases.
+"""Previews of requests, verdicts on whether the budget admits them, and releases that share a budget equally.
 
 A *preview* states the noise and cost of a request and whether the budget admits it. A *verdict* states whether the
 budget admits a run, its charge, and how many such runs still fit. Both come from the ledger and from plans. No row is
@@ -150,7 +150,7 @@ def check_pace(epsilon: float | None, releases: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """Preview of a request with its plan and its effect on the budget; ``exists`` is true once it was charged."""
+    """Preview of a request, with its plan and its effect on the budget; ``exists`` is true if it was charged before."""
 
     planned: PlannedRelease[Any]
     exists: bool

@@ -82,9 +82,9 @@ def check_price(budget: Budget, requested: Priced) -> float:
     epsilon, delta = own_price(parts_of(requested.event, replaced=replaced), delta=requested.delta, replaced=replaced)
     if not math.isfinite(epsilon) or epsilon > requested.epsilon * (1 + _ROUNDING) or delta > requested.delta:
         raise Refused(
-            f"the event of this release has epsilon {float(epsilon):.4g} at delta "
+            f"the event (noise) of this release has epsilon {float(epsilon):.4g} at delta "
             f"{float(delta):.4g}, but the request states epsilon {requested.epsilon:g} at delta {requested.delta:g}; "
-            "state the guarantee of its noise: a remote ledger accepts no smaller printed formula."
+            "state the epsilon of the noise: a remote ledger does not accept a smaller one from a published formula."
         )
     return float(epsilon)
 
@@ -103,8 +103,8 @@ def check_spent(plan: Plan, requested: Requested, price: float) -> None:
     """
     if not plan.printed and price < requested.epsilon * _LEAST_SHARE:
         raise Refused(
-            f"the event of this release has epsilon {price:.4g}, but the request states epsilon "
-            f"{requested.epsilon:g}; the charge must equal the stated epsilon: plan it again."
+            f"the event (noise) of this release has epsilon {price:.4g}, but the request states epsilon "
+            f"{requested.epsilon:g}; the charge must equal the stated epsilon: plan the release again."
         )
 
 

@@ -48,13 +48,13 @@ JSON = "application/json"
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("names are printable")
+        raise ValueError("names must be printable")
     return text
 
 
 def _short(request: dict[str, JsonValue]) -> dict[str, JsonValue]:
     if len(written(request)) > LONGEST_REQUEST:
-        raise ValueError(f"a stored request has at most {LONGEST_REQUEST} bytes")
+        raise ValueError(f"a stored request must have at most {LONGEST_REQUEST} bytes")
     return request
 
 
@@ -105,7 +105,7 @@ class OfRelease(Message):
 
 
 class OfRunKey(Message):
-    """Request to find the release of a run key, in one population or in all populations of the client."""
+    """Request to find a release by its run key, in one population or in all populations of the client."""
 
     run_key: Name
     population: Name | None = None
@@ -124,7 +124,7 @@ class OfSnapshot(Message):
 
 
 class Priced(OfPopulation):
-    """Request to price an event, with the guarantee that the client states."""
+    """Request to compute the epsilon of a release's noise (its event), with the guarantee that the client states."""
 
     event: Facts
     epsilon: Annotated[float, Field(gt=0)]
@@ -141,13 +141,13 @@ class Requested(Priced):
 
 
 class Step(OfRelease):
-    """Request about a step of a release, numbered from 0."""
+    """Request about a step (one noised query) of a release; steps are numbered from 0."""
 
     step: Count
 
 
 class Answered(Step):
-    """Request to record the digest of a step's answer."""
+    """Request to record the digest of the noised answer of a step."""
 
     digest: Digest
 
@@ -193,7 +193,7 @@ class Quoted(BaseModel):
 
 
 class Begun(BaseModel):
-    """Response when a release begins: its event, its relation and, if known, its snapshot's content digest."""
+    """Response when a release begins: its event (noise), its relation and, if known, its snapshot's content digest."""
 
     event: Facts
     relation: Relation
@@ -227,12 +227,12 @@ def answered(value: object) -> bytes:
 def _check_value(value: object, *, depth: int) -> None:
     """Raise `ValueError` for an infinite number, NaN, an integer of more than 64 bits, or too deep nesting."""
     if depth > _DEEPEST:
-        raise ValueError(f"objects and lists are nested to a depth of at most {_DEEPEST}")
+        raise ValueError(f"objects and lists must be nested to a depth of at most {_DEEPEST}")
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             _check_value(part, depth=depth + 1)
     elif not isinstance(value, str | None) and not _is_number(value):
-        raise ValueError("numbers are finite, and integers have at most 64 bits")
+        raise ValueError("numbers must be finite, and integers must have at most 64 bits")
 
 
 def _is_number(value: object) -> bool:

@@ -205,7 +205,7 @@ def fork_for_each(control: socket.socket) -> None:
             return
         if os.fork() == 0:
             try:
-                control.close()  # if it stayed open here, requests sent after the parent's death would get no error
+                control.close()  # if this copy stayed open, requests sent after the parent's death would get no error
                 _compute(Connection(connections[0]))
             finally:
                 os._exit(1)

@@ -215,7 +215,7 @@ class RemoteLedger:
         return self.connection.call("history", Answer[list[dict[str, Any]]], population=population, newest=newest)
 
     def quote(self, population: str, event: Event, *, epsilon: float, delta: float, void: bool = False) -> Quote:
-        """Quote an event without reserving it."""
+        """Return what the charge of an event would cost, without making the charge."""
         _refuse_void(void)
         requested = {"population": population, "event": dict(event), "epsilon": float(epsilon), "delta": float(delta)}
         quoted = self.connection.call("quote", Answer[Quoted], **requested)
@@ -223,7 +223,7 @@ class RemoteLedger:
         return Quote(spent=quoted.spent, total=quoted.total, refusal=refusal)
 
     def alerts(self, release_id: str) -> tuple[int, ...]:
-        """Return the warning levels, in percent of the budget left, that this release's charge was first to reach."""
+        """Return the warning levels, in percent of the budget left, that this release's charge reached first."""
         return self.connection.call("alerts", Answer[tuple[int, ...]], release=release_id)
 
     def find(self, run_key: str, *, population: str | None = None) -> Release | None:
@@ -272,14 +272,14 @@ class RemoteLedger:
         )
 
     def sweep(self) -> None:
-        """Remove staged steps of ended releases, which a crash left on this machine."""
+        """Remove the stored noised answers of ended releases, which a crash left on this machine."""
         for path in (self.home / STAGING).glob("[0-9a-f]" * 32):
             with suppress(NotFound, Corrupt):
                 if self.release(path.name).state in ENDED:
                     self.forget(path.name)
 
     def forget(self, release_id: str) -> None:
-        """Remove the staged steps of a release that has ended from this machine."""
+        """Remove the stored noised answers of an ended release from this machine."""
         shutil.rmtree(self.home / STAGING / release_id, ignore_errors=True)
 
 
@@ -302,7 +302,7 @@ class RemoteKeys:
         """
         key = bytes.fromhex(self.connection.call("key", Answer[str], release=release_id))
         if release_id_of(key) != release_id:
-            raise Corrupt(f"the ledger has another key for release {release_id}; close the release.")
+            raise Corrupt(f"the ledger returned a key that does not belong to release {release_id}; close the release.")
         return key
 
 
@@ -349,7 +349,7 @@ class RemoteCatalog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteWorkspace:
-    """Workspace with a remote ledger, which accesses datasets, artifacts and staged steps but no database."""
+    """Workspace with a remote ledger, which accesses datasets, artifacts and stored answers, but no database."""
 
     ledger: RemoteLedger
     home: Path

@@ -1,8 +1,8 @@
 """Charts of releases and budgets, as SVG or PNG in two themes.
 
-The charts show eigenvalues with the noise edge, the loadings of a component, and the remaining budget. The title of
-each chart states its result, and elements are labelled where they are drawn, so that no chart needs a legend. All
-numbers are released or public.
+The charts show eigenvalues with the noise edge (a bound on the eigenvalues of noise alone), the loadings of a
+component, and the remaining budget. The title of each chart states its result, and elements are labelled where they are
+drawn, so that no chart needs a legend. All numbers are released or public.
 
 `render` writes a chart as SVG or PNG. It needs no display, and equal charts give equal bytes. Text in an SVG is stored
 as text, not as curves. The colours of both themes, light and dark, are distinguishable for colour-blind readers.
@@ -194,7 +194,7 @@ _PART_OF_LETTER = 0.0145  # width of a letter, as a fraction of the width of a s
 
 
 def scree_chart(spectrum: Spectrum, *, name: str | None = None, theme: str = "light") -> "Figure":
-    """Draw released eigenvalues on a log scale, with the range of noise shaded; the title is the verdict.
+    """Draw released eigenvalues on a log scale, with the range of noise shaded; the title is the verdict on quality.
 
     Parameters
     ----------

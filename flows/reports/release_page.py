@@ -1,6 +1,6 @@
 """Description of a published release as plain text, for the terminal.
 
-The text states the verdict, then the guarantee, then every other fact with its meaning.
+The text states the verdict on the quality, then the guarantee, then every other fact with its meaning.
 
 >>> guarantee = "(1, 1e-6)-differential privacy"
 >>> print(release_page({"artifact": "map@1", "private": True, "statement": guarantee, "manifest": {}}))

@@ -1,4 +1,4 @@
-"""Private facts of datasets, for the curator only: sizes of snapshots, and files that could not be read."""
+"""Private facts of datasets (sizes of snapshots, unreadable files), only for the curator, who may see the data."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Released eigenvalues with their noise edge, and the largest loadings of a component.
+"""Released eigenvalues with their noise edge (a bound on the eigenvalues of noise), and a component's largest loadings.
 
 This module draws eigenvalues as text; `flows.reports.release_charts` draws both as charts.
 """

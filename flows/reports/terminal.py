@@ -142,7 +142,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_
     text = "".join(itertools.chain(*cells))
     if (
         sum(widths) + 2 * len(columns) <= console.width and text.isascii() and text.isprintable()
-    ):  # no cell needs folding, so Rich is not needed
+    ):  # every cell fits into its column, so Rich is not needed
         row = "  ".join(f"{{:<{width}}}" for width in widths)
         typer.echo("\n".join(itertools.starmap(row.format, (columns, *cells))))
         return
@@ -264,7 +264,7 @@ def _left(facts: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RefreshOutcome:
-    """Outcome so far of a run of a closed loop, which processes the files that arrived in an inbox.
+    """Outcome so far of a refresh, which processes the files that arrived in an inbox.
 
     ``left`` counts the files that are still waiting.
     """

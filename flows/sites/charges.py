@@ -90,7 +90,7 @@ class SiteCharge:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SiteRelease:
-    """A charged release of this site, with its plan; the first answer of the site sets ``curator``."""
+    """A charged release of this site, with its plan. ``curator``, which adds the noise, is set at the first answer."""
 
     planned: PlannedJoint
     release_id: str
@@ -116,7 +116,7 @@ def standing(ledger: Ledger, run_key: str) -> tuple[str, Release | None]:
 
 
 def begin_release(workspace: Workspace, row: Release, planned: PlannedJoint) -> tuple[BlockSource, Reservation]:
-    """Begin or resume a release; return the dataset's rows and the reservation, from which a curator is made."""
+    """Begin or resume a release; return the rows and the reservation, from which `Curator` computes the noised sums."""
     reservation = workspace.ledger.begin(row.id)
     log_event("began", release=row.id, mechanism=planned.mechanism.name)
     rows = workspace.catalog.open(workspace.catalog.entry(row.snapshot_id))

@@ -98,25 +98,26 @@ class Dealer:
             isinstance(value, str) and len(value) <= LONGEST_NAME for value in (scene["dealing"], *scene["names"])
         ):
             raise Refused(
-                "a request for seeds has unexpected facts; no seeds were dealt: use the same version at every party."
+                "a request for seeds has unexpected facts; no seeds were sent: use the same version at every party."
             )
         key, names = str(scene.pop("dealing")), list(scene["names"])
         if not set(names) <= self._sites or len(set(names)) < max(2, len(names)) or caller not in names:
             raise Refused(
-                "a dealing must list sites of the roster, each once, including the caller; no seeds were dealt."
+                "a dealing (set of mask seeds) must list sites of the roster, each once, including the caller; no "
+                "seeds were sent."
             )
         with self._turn:
             self._erase_old()
             if key not in self._dealings:
                 if len(self._dealings) >= _MOST:
-                    raise Refused("too many dealings are under way; repeat the request later.")
+                    raise Refused("too many dealings (sets of mask seeds) are in progress; repeat the request later.")
                 pairs = {frozenset(pair): os.urandom(32) for pair in combinations(names, 2)}
                 self._dealings[key] = _Dealing(scene=scene, at=self._clock(), waiting=set(names), seeds=pairs)
             dealing = self._dealings[key]
             if dealing.scene != scene or caller not in dealing.waiting:
                 raise Refused(
-                    "this dealing belongs to another attempt, or this site already received its seeds; request "
-                    "another dealing."
+                    "this dealing (set of mask seeds) belongs to another attempt, or this site already received its "
+                    "seeds; request another dealing."
                 )
             dealing.waiting.discard(caller)
             dealt = {other: dealing.seeds[frozenset((caller, other))] for other in names if other != caller}

@@ -46,7 +46,7 @@ from flows.sites.roster import SECURE_SUM, read_roster
 from storage.workspace import Workspace
 
 RESENDS = 1
-_DEALING = 16  # random bytes in the name of a dealing
+_DEALING = 16  # random bytes in the name of a dealing (set of mask seeds)
 
 type Lineage = Sequence[Mapping[str, Any]]
 """Public facts of each site's release, as in the manifest of an artifact."""
@@ -139,7 +139,7 @@ def sites_of(request: SitesRequest, workspace: Workspace, releases: Mapping[str,
 
 
 class DatasetSites(AbstractContextManager["DatasetSites"]):
-    """Sites that are datasets of one home, each with its population, budget and curator; see `Sites`.
+    """Sites that are datasets of one home folder, each with its own population and budget; see `Sites`.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ class DatasetSites(AbstractContextManager["DatasetSites"]):
 
 
 class RosterSites(AbstractContextManager["RosterSites"]):
-    """Sites that are the parties of a roster, queried concurrently over separate connections; see `Sites`.
+    """Sites that a roster file lists, queried concurrently over separate connections; see `Sites`.
 
     The class implements `dpca_tasks.mechanisms.sites.joint_plan.Parties`, so a mechanism can run its rounds over it. A
     repeated request has the same release name, so each site finds its release. The site then repeats its stored
@@ -309,7 +309,7 @@ class RosterSites(AbstractContextManager["RosterSites"]):
         self.planned = plan_over_roster(self.roster, request)
         """The planned release."""
         self._pool = ThreadPoolExecutor(max_workers=len(self.planned.names), thread_name_prefix="site")
-        self._answered = self.planned.plan.roster  # the roster of the last answered round
+        self._answered = self.planned.plan.roster  # the roster (list of sites) of the last answered round
         self._took_part: set[str] = set()  # sites whose sums or separate releases are in the result
 
     def __exit__(self, *_: object) -> None:
@@ -502,7 +502,7 @@ class RemoteParty:
     def __init__(self, planned: PlannedJoint, caller: Caller) -> None:
         self.name, self.caller, self._planned = caller.name, caller, planned
         self._folder = f"/v1/releases/{planned.place}"
-        self.dealing = ""  # name of the dealing, which is set before each attempt, equally for all sites
+        self.dealing = ""  # name of the dealing (set of mask seeds): the same for all sites, set before each attempt
 
     def call(self, route: str, facts: dict[str, Any], **others: Any) -> Frame:
         """Send a request about the release, and return the answer."""

@@ -172,7 +172,8 @@ def plan_over_roster(roster: RosterFile, request: SitesRequest) -> PlannedJoint:
     _check_request(request)
     if request.method not in OVER_ROSTER:
         raise InvalidInput(
-            f"method={request.method!r} is not a method over a roster ({', '.join(sorted(OVER_ROSTER))}); use one of "
+            f"method={request.method!r} is not a method for the sites of a roster "
+            f"({', '.join(sorted(OVER_ROSTER))}); use one of "
             "these, or fit over datasets of one home."
         )
     check_model(request, {})
@@ -266,10 +267,10 @@ def parent_of(planned: PlannedJoint) -> Parent | None:
 
 
 def with_parent(planned: PlannedJoint) -> PlannedJoint:
-    """Return a planned release that knows the earlier release from which it starts; raises as `parent_of`.
+    """Return a planned release with the earlier release from which it starts.
 
     Only the process that combines the answers of the sites needs the earlier release. The guarantee of a site holds for
-    any map.
+    any map that is computed from the earlier release. Errors are raised as by `parent_of`.
     """
     parent = parent_of(planned)
     if parent is None:
@@ -321,7 +322,7 @@ def check_model(request: SitesRequest, units: Mapping[str, PrivacyUnit]) -> None
     elif request.model is None:
         raise InvalidInput(f"method={request.method} finds the components of a model; give --model topics or mixture.")
     elif request.model == "topics" and request.row_policy != "clip":
-        raise InvalidInput(f"row_policy={request.row_policy} scales counts, which topics must not do; omit it.")
+        raise InvalidInput(f"row_policy={request.row_policy} scales counts, but topics need unscaled counts; omit it.")
     elif request.model == "mixture":
         for name, unit in units.items():
             if unit.rows != 1:

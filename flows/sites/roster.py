@@ -56,7 +56,7 @@ from flows.requests import SitesRequest
 RELATIONS = ("replace_one", "add_remove", "zero_out")
 HELPER, SECURE_SUM = "helper", "secure_sum"
 MASKS = (HELPER, SECURE_SUM)
-"""Sources of the masks of a roster."""
+"""Sources of the masks that hide the sums of a roster's sites."""
 _LONGEST = 128  # largest number of characters of a name
 _NEEDED = {"name", "roster", "key", "listen"}
 _OF_SITES = {"dataset", "limits"}
@@ -281,7 +281,7 @@ def _check(roster: RosterFile) -> None:
     names = [site.name for site in roster.sites]
     if len(names) < 2:
         raise InvalidInput(
-            f"a roster of {len(names)} sites must have at least 2: the sum of one site reveals its part; {_NEXT}"
+            f"the roster lists {len(names)} sites, but needs at least 2: the sum of one site reveals its part; {_NEXT}"
         )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidInput(f"sites {', '.join(twice)} occur twice; give each site a different name.")
@@ -296,15 +296,15 @@ def _check(roster: RosterFile) -> None:
         keys[key] = party.name
     if roster.colluders + roster.dropouts >= len(names):
         raise InvalidInput(
-            f"colluders={roster.colluders} and dropouts={roster.dropouts} must leave one of {len(names)} sites: the "
-            f"noise of at least one site must stay unknown; {_NEXT}"
+            f"colluders={roster.colluders} and dropouts={roster.dropouts} must together be below {len(names)}, the "
+            f"number of sites, so that the noise of at least one site stays unknown; {_NEXT}"
         )
     if roster.masks == SECURE_SUM:
         for site in roster.sites:
             signing_key_of(site.certificate)
         check_threshold(len(names), colluders=roster.colluders, dropouts=roster.dropouts)
     if roster.masks == HELPER and roster.helper is None:
-        raise InvalidInput(f"masks=helper needs a helper with address and certificate; {_NEXT}")
+        raise InvalidInput(f"masks=helper needs an entry `helper` with address and certificate; {_NEXT}")
 
 
 def _site(content: Any, *, folder: Path) -> SitePost:

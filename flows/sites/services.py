@@ -170,7 +170,8 @@ class SiteService:
         dealing = frame.fact("dealing", str)
         if dealing in self._dealings or len(dealing) > LONGEST_NAME:
             raise Refused(
-                "this site already answered this dealing, and answers each dealing once; use another dealing."
+                "this site already used this dealing (set of mask seeds), and uses each dealing once; use another "
+                "dealing."
             )
         self._dealings.add(dealing)
         query = release.query(frame.arrays, index=address.round)
@@ -205,9 +206,9 @@ class SiteService:
     # --- shared by the routes ---
 
     def _requested(self, release: SiteRelease, frame: Frame) -> tuple[Roster, Address]:
-        """Return the roster of the sites in this attempt, and the round and number of the attempt.
+        """Return the list of sites in this attempt (a roster), and the round and number of the attempt.
 
-        The site computes this roster itself, and refuses the request if the requested digest differs.
+        The site computes this list itself, and refuses the request if the digest in the request differs.
         """
         address = Address(round=frame.fact("round", int), attempt=frame.fact("attempt", int))
         names, planned = frame.fact("names", list), release.planned.plan.roster_of(address.round)
@@ -220,8 +221,8 @@ class SiteService:
         roster = planned.without(*missing) if missing else planned
         if roster.digest.hex() != frame.fact("roster", str):
             raise Refused(
-                "the roster of this round differs from the roster that this site computed; use the same version at "
-                "every party."
+                "the list of sites in this round differs from the list that this site computed; use the same version "
+                "at every party."
             )
         return roster, address
 

@@ -68,7 +68,7 @@ def draw_derived(workspace: Workspace, name: str, version: str, *, theme: str) -
     """Draw the correlations, coefficients or loadings of a derived version, or raise `Absent`."""
     row, artifact = load_version(workspace, name, int(version))
     if not isinstance(artifact, Correlations | DerivedModel):
-        raise Absent(f"{row.reference} is not derived from a moment.")
+        raise Absent(f"{row.reference} is not derived from a released second moment.")
     with _one_at_a_time:
         return render(derived_chart(artifact, name=row.reference, theme=theme))
 

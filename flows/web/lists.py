@@ -1,4 +1,4 @@
-"""Search, order and CSV form of the main list of a page.
+"""Filtering, sorting and CSV export of the main list on a web page.
 
 >>> rows = {"names": [{"name": "map", "versions": 2}, {"name": "base", "versions": 9}]}
 >>> [row["name"] for row in arranged("overview", rows, find="", order="-versions")["names"]]

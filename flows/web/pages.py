@@ -346,7 +346,7 @@ def _undrawn(workspace: Workspace) -> set[str]:
 
 
 def _pages(workspace: Workspace) -> Iterator[str]:
-    """Yield the address of each page without its suffix; of the differences, only those to which other pages link."""
+    """Yield the address of each page, without its suffix; differences only if another page links to them."""
     yield "index"
     with reading(workspace.ledger.engine) as connection:
         rows, aliases = versions_in(connection), aliases_in(connection)

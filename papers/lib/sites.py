@@ -200,7 +200,7 @@ def _of_messages(arm: str, sites: Sites, target: PrivacyTarget, *, n_components:
     """Return the directions that follow from floating-point messages of the sites, with Gaussian masks.
 
     There are no colluders. The printed noise has std ``sqrt(2 ln(1.25 / delta)) / epsilon`` in each entry of the upper
-    triangle, which is for a removed record. It comes with the printed masks.
+    triangle, which is calibrated for a removed record. The printed masks are added too.
     """
     count, layout = len(sites.sizes), sites.layout
     sums = sites.sums if arm == GAUSSIAN else sites.printed_sums

@@ -52,8 +52,9 @@ from papers.lib.experiments import Matrix, orthonormal, run_mechanism
 from papers.lib.public_data import LabelledRows, second_moment
 
 OVERSAMPLING, ITERATIONS, MIX = 3, 8, 0.5
-"""The oversampling and iterations of the noisy power method, as in the product; and the free mu of DP-SPCA, which the
-paper does not state."""
+"""The oversampling and iterations of the noisy power method, as in dpca; and the mu of DP-SPCA, which the paper does
+not state.
+"""
 
 
 def wishart(rows: sparse.csr_array, *, requested: Settings, rng: np.random.Generator) -> Matrix:
@@ -315,7 +316,7 @@ ARMS = (
     *_DECLARED,
     *(Arm(mechanism=name) for name in MECHANISMS if name not in {arm.mechanism for arm in _DECLARED}),
 )
-"""Every mechanism: tight, as published if the product supports it, and as printed if it refuses."""
+"""Every mechanism: with tight noise, with published noise if dpca supports it, and as printed if dpca refuses it."""
 BOUNDS = {arm.name: arm.bound for arm in ARMS}
 """The direction of the bound on the true epsilon, by arm."""
 TRAINED, COSTS, FOLDS = 0.1, (0.01, 1.0, 100.0), 3

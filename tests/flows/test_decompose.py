@@ -69,7 +69,7 @@ def test_documents_become_topics_with_their_words(dpca: Command, tmp_path: Path)
     shown = json.loads(dpca(*TOPICS, "--dry-run").out)
     assert (shown["model"], shown["components"], shown["words_at_most"], shown["fits"]) == ("topics", 2, 12, True)
     assert shown["room"] >= 2
-    assert shown["forecast"].startswith("the 2 requested components can be above the noise")
+    assert shown["forecast"].startswith("all 2 requested components can be above the noise")
     report = json.loads(dpca(*TOPICS).out)
     assert (report["artifact"], report["private"]) == ("topics@1", True)
     assert (report["found"], report["spent"]) == (2, pytest.approx(4.0, abs=1e-2))

@@ -161,7 +161,7 @@ def test_doctor_states_which_old_entries_it_checked_and_all_checks_everything(
         publish(ledger, f"run {run}")
     assert "every row agrees with it" in verdicts()["ledger"].found
     found = verdicts()["ledger"].found
-    assert "events 1 to 8: " in found
+    assert "events 1 to 8 agree" in found
     assert "dpca doctor --all" in found
     assert main(["doctor", "--all"]) == 0
     assert {finding.check: finding for finding in examine(everything=True)}["ledger"].found.endswith(

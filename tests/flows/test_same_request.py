@@ -221,7 +221,7 @@ def test_a_restored_home_is_charged_again_for_lost_releases(ready: Path, dpca: C
     assert "1 release is charged again" in accepted.err
     repeated = dpca("budget", "accept-restored", "--reason", "no answer came", "--yes", "--json")
     assert json.loads(repeated.out) == []
-    assert "no release is missing, and the charges added when it was accepted before, at 20" in repeated.err
+    assert "no release is missing, and the charges added when this ledger was accepted before, at 20" in repeated.err
     shown = json.loads(dpca("budget", "show", "people", "--json").out)
     assert shown["spent"] == made["spent"]
     assert [item["release"] for item in shown["releases"]] == [made["release"]]

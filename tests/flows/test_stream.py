@@ -201,7 +201,7 @@ class TestTicks:
         assert json.loads(dpca("stream", "show", "nightly", "--json").out)["missing_answers"] == [1, 2]
         (seen,) = (finding for finding in examine() if finding.check == "streams")
         assert (seen.verdict, seen.found) == ("note", "nightly: 4 of 20 ticks used")
-        assert seen.advice.startswith("answers of ticks 1 are not in")
+        assert seen.advice.startswith("noisy answers of ticks 1 are not in")
         found = Registry.open().load("nightly", PrivateSubspace)
         assert np.linalg.norm(found.components @ DIRECTIONS.T) ** 2 / K > 0.95
 

@@ -123,7 +123,7 @@ def test_errors_by_privacy_are_compared_with_the_truncated_answer_without_noise(
     usual = {row["distance"] for row in rows if "epsilon" not in row}
     assert usual == {draw.to_truth(draw.non_private[TRUNCATED])}
     checks = list(error_checks(rows))
-    assert checks[0]["name"].startswith("Figure 2: error by privacy over that of sampling, sparse Analyze Gauss")
+    assert checks[0]["name"].startswith("Figure 2: error by privacy divided by that of sampling, sparse Analyze Gauss")
     tables = {"figure2": rows, **{name: list(of(draw)) for name, of in THREE.items()}, "figure4b": WIDE}
     verdicts = {each.item: each.verdict for each in dps_pca.claims_of(tables)}
     assert verdicts[f"Figure 2, {OURS.name}"] == "does not hold"
@@ -156,8 +156,8 @@ def test_rounds_are_compared_for_every_epsilon_and_arm(draw: Draw) -> None:
     assert {row["round"] for row in rows} == set(range(11))
     flat = [{**row, "distance": {0: 2.0, 1: 2.0}.get(row["round"], 0.05)} for row in rows]
     held = {check["name"]: check["holds"] for check in dps_pca.round_checks(flat)}
-    assert held["Figure 3a, epsilon=0.5: distance after round 8 over that after round 4"]
-    assert not held["Figure 3a: last distance under printed noise over ours, least over epsilon, at least"]
+    assert held["Figure 3a, epsilon=0.5: distance after round 8 divided by that after round 4"]
+    assert not held["Figure 3a: last distance with printed noise divided by ours, smallest over all epsilons, at least"]
 
 
 def test_distances_are_listed_with_those_without_privacy_for_each_number_of_features(

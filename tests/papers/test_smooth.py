@@ -107,7 +107,7 @@ def test_the_command_checks_available_data_and_names_missing_data(
     report = json.loads(ending.out)
     assert ending.status == 0, report
     names = [check["name"].removeprefix("a9a k=10 epsilon=0.1 ") for check in report["checks"]]
-    assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best less auto, at most"]
+    assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best minus auto, at most"]
     assert [each.split(":")[0] for each in report["left_out"]] == ["mnist", "reuters"]
 
 
@@ -126,7 +126,7 @@ def test_a_cell_is_checked_method_by_method() -> None:
     cell = denoise.CELLS[0]
     checks = list(denoise._check_cell(cell, A9A, 1))
     names = [check["name"].removeprefix("a9a k=10 epsilon=0.1 ") for check in checks]
-    assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best less auto, at most"]
+    assert names == ["none", "eb", "spikes", "all", "auto", "auto, at least", "best minus auto, at most"]
     assert checks[4]["got"] > checks[0]["got"] + 0.01
     assert checks[5] | {"name": "", "holds": True} == checks[4] | {
         "name": "",

@@ -73,7 +73,7 @@ def test_a_budget_without_failure_delta_states_what_it_excludes(
     opened = dpca(*OPEN, "--failure-delta", "0", *terms, "--json")
     text = json.loads(opened.out)["excludes"]
     assert text == json.loads(dpca("budget", "show", "patients", "--json").out)["excludes"]
-    assert "excludes mechanisms that fail with a delta" in opened.err
+    assert "excludes mechanisms with a failure probability" in opened.err
     assert text.startswith("after the first Gaussian release, because failure_delta is 0: ")
     assert "propose_test_release" in text
     assert ("dp_spca" in text) == sampled

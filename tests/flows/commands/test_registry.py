@@ -33,7 +33,7 @@ def test_show_draws_the_loadings_of_a_component_in_a_theme(dpca: Command, tmp_pa
     requested = ("registry", "show", "sub@1", "--plot", tmp_path / "other.svg")
     assert "component 99 does not exist in this release" in dpca(*requested, "--component", "99").complaint(1)
     assert "'sepia' is unknown" in dpca(*requested, "--theme", "sepia").complaint(1)
-    assert "name its file with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
+    assert "name the file of the plot with --plot" in dpca("registry", "show", "sub@1", "--component", "1").complaint(2)
     assert not (tmp_path / "other.svg").exists()
 
 

@@ -229,7 +229,7 @@ def test_a_slot_closed_by_an_operator_is_refused(budget: PopulationBudget) -> No
     with pytest.raises(errors.Refused, match=f"removed; end it with `dpca budget abandon {release.id}`"):
         model(slot="night", budget=budget).fit(ROWS)
     budget.workspace.ledger.abandon(release.id)
-    with pytest.raises(errors.Refused, match="slot 'night' is abandoned by an operator"):
+    with pytest.raises(errors.Refused, match="slot 'night' was abandoned by an operator"):
         model(slot="night", budget=budget).fit(ROWS)
 
 

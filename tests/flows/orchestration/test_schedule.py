@@ -208,7 +208,7 @@ def test_the_scheduler_of_prefect_states_the_local_time_in_the_key_of_a_run(monk
 def test_a_scheduled_run_without_its_local_time_is_refused(monkeypatch: pytest.MonkeyPatch, key: str | None) -> None:
     start = datetime(2030, 1, 1, tzinfo=UTC)
     _run(monkeypatch, auto_scheduled=True, expected_start_time=start, deployment_id="some", idempotency_key=key)
-    with pytest.raises(Refused, match="its slot by name"):
+    with pytest.raises(Refused, match="does not state the local time"):
         planned_time()
     _run(monkeypatch, auto_scheduled=False, expected_start_time=start, deployment_id="some", idempotency_key=key)
     assert planned_time() is None

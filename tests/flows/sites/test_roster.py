@@ -47,16 +47,16 @@ def site(name: str, **others: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one site": ({"sites": [site("a")]}, "a roster of 1 sites must have at least 2"),
-    "no site": ({"sites": []}, "a roster of 0 sites"),
+    "one site": ({"sites": [site("a")]}, "the roster lists 1 sites, but needs at least 2"),
+    "no site": ({"sites": []}, "the roster lists 0 sites"),
     "equal names": ({"sites": [site("a"), site("a", certificate="b.pem")]}, "sites a occur twice"),
     "equal keys": ({"sites": [site("a"), site("b", certificate="a.pem")]}, "a and b have the same key"),
     "a site with the helper's key": ({"sites": [site("a"), site("b", certificate="helper.pem")]}, "have the same key"),
-    "as many colluders as sites": ({"colluders": 3}, "colluders=3 and dropouts=0 must leave one of 3"),
-    "colluders and dropouts": ({"colluders": 1, "dropouts": 2}, "must leave one of 3"),
+    "as many colluders as sites": ({"colluders": 3}, "colluders=3 and dropouts=0 must together be below 3"),
+    "colluders and dropouts": ({"colluders": 1, "dropouts": 2}, "must together be below 3"),
     "no attempt": ({"attempts": 0}, "attempts=0 must be a whole number, at least 1"),
     "half a colluder": ({"colluders": 0.5}, "colluders=0.5 must be a whole number"),
-    "no helper": ({"helper": "absent"}, "masks=helper needs a helper"),
+    "no helper": ({"helper": "absent"}, "masks=helper needs an entry `helper`"),
     "other masks": ({"masks": "none"}, "masks='none' is not one of helper"),
     "another relation": ({"relation": "add"}, "relation='add' is not one of"),
     "no time": ({"timeout": 0}, "timeout=0 must be in seconds"),

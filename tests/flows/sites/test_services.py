@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a round after the last": ({"round": 1}, "round 1 with the arrays none is not one of the 1 planned"),
     "a round before the first": ({"round": -1}, "round=-1 and attempt=0 must be at least 0"),
     "a round that is no number": ({"round": "0"}, "lacks round"),
-    "a forged roster": ({"roster": "0" * 64}, "roster of this round differs from the roster that this site computed"),
+    "a forged roster": ({"roster": "0" * 64}, "list of sites in this round differs from the list that"),
     "a stranger among the sites": ({"names": ["site-0", "site-1", "x"]}, "not in the roster, or this site is missing"),
     "without this site": ({"names": ["site-1", "site-2"]}, "not in the roster, or this site is missing"),
     "this site alone": ({"names": ["site-0"]}, "1 sites are left"),
@@ -161,7 +161,7 @@ def test_a_dealing_is_answered_once_and_a_resend_has_the_same_integers_under_ano
         for name in federation.names:
             answer = caller(federation, name).call(path, message(planned, dealing=dealing), most=8 * 78)
             words.append(answer.arrays["words"])
-        with pytest.raises(Refused, match="already answered"):
+        with pytest.raises(Refused, match="already used this dealing"):
             caller(federation).call(path, message(planned, dealing=dealing), most=8 * 78)
         totals.append(sum(words, np.zeros(78, np.uint64)))
         seen.append(np.concatenate(words))
