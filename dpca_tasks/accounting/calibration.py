@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from mpmath import mpf
 
 UNITS = 2**56
-"""Units that represent a mu squared of 1."""
+"""Number of units (the integers in which mu squared is counted) in a mu squared of 1."""
 
 _DIGITS, _MORE_DIGITS = 30, 60
 _ROUNDING = 1e-26  # bound on the relative error of a 30-digit term, divided by its condition number

@@ -128,7 +128,7 @@ def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float)
 
 
 def gain_over_equal_weights(sizes: Sequence[int]) -> float:
-    """Return the noise variance of an unweighted average of the sites' means over the noise variance for pooled data.
+    """Return the ratio of two noise variances: of an unweighted average of site means, and of pooled data.
 
     This ratio of CAPE's Proposition 1 is ``(N / S)^2 sum 1 / n_s^2``, for S sites with ``n_s`` records each and N in
     total. It has its least value S if all sites have equal size. An average with the weights ``n_s / N`` has the ratio

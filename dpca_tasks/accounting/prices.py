@@ -94,7 +94,7 @@ class Unpriced(Exception):
 
 @contextmanager
 def known_prices_only() -> Iterator[None]:
-    """Within this context, raise `Unpriced` instead of computing a price for seconds.
+    """Within this context, raise `Unpriced` for each price that would take seconds to compute.
 
     The caller can then let another process compute the price, and add it to the cache by `learn`.
     """

@@ -105,7 +105,7 @@ possible integer is exact to 2^-190, and noise stays below 2^38 steps. So noise 
 SPARE = 2.0**-60
 """Largest allowed total variation distance between the noise of a release and the ideal noise, divided by delta."""
 PURE_TAIL = 2.0**-80
-"""Largest allowed total variation distance between the noise and the ideal noise of a pure guarantee (delta 0)."""
+"""Largest allowed total variation distance between the noise and the ideal noise, if the guarantee has delta 0."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
@@ -126,7 +126,7 @@ class NoiseDistribution(ABC):
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` to which the distribution applies."""
     norm: ClassVar[Norm]
-    """The norm in which the sensitivity is measured: of the full tensor, not of its packed coordinates."""
+    """The norm in which the sensitivity is measured. It is a norm of the full tensor, not of the packed coordinates."""
     noise_multiplier: float
     """The scale of the noise (a std for normals) divided by the sensitivity."""
     tail_mass: ClassVar[float]
@@ -366,7 +366,7 @@ class Sampled(Protocol):
 
 
 def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
-    """Refuse draws whose distribution may differ from the ideal one by more than `SPARE` of delta.
+    """Refuse noise whose distribution may differ from the ideal distribution by more than `SPARE` times delta.
 
     Parameters
     ----------
@@ -394,8 +394,8 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     mass = distribution.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
-            f"{draws} draws of {distribution.name} are within {mass:.1e} of the ideal distribution, which must be at "
-            f"most 2^-60 of delta={delta} (for a pure claim {PURE_TAIL:.1e}); use a larger delta"
+            f"{draws} draws of {distribution.name} differ from the ideal distribution by up to {mass:.1e}, which must "
+            f"be at most 2^-60 of delta={delta} (or {PURE_TAIL:.1e} if delta is 0); use a larger delta"
         )
 
 

@@ -77,10 +77,10 @@ class SecretKey:
     def __post_init__(self) -> None:
         """Check the length."""
         if len(self.secret) != KEY_BYTES:
-            raise InvalidInput(f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)")
+            raise InvalidInput(f"a key must have {KEY_BYTES} bytes, not {len(self.secret)}; derive it with subkey(...)")
 
     def __repr__(self) -> str:
-        """Return the type name alone."""
+        """Return the type name only, so that no log shows the key."""
         return "SecretKey(...)"
 
 

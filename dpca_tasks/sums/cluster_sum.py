@@ -279,9 +279,9 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
     done = itertools.count(1)
 
     def report(future: "Future[Partial]") -> None:
-        if future.status != "finished":  # abandoned, and possibly submitted again
+        if future.status != "finished":  # the task was abandoned, and may be submitted again
             return
-        if release:  # only the merges on the cluster need this result
+        if release:  # the client does not need this result; merges on the cluster do
             future.release()
         progress(next(done), len(futures))
 
@@ -332,8 +332,8 @@ def gather[T](
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
             if is_stranded and was_stranded:  # seen twice, because a finished task may be reported late
                 raise Stranded(
-                    "workers of the cluster were lost repeatedly, perhaps for lack of memory; start others or give "
-                    "them more memory, and run the same request again."
+                    "workers of the cluster were lost repeatedly, perhaps for lack of memory; start other "
+                    "workers or give them more memory, and run the same request again."
                 )
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
@@ -386,8 +386,8 @@ def _known_workers(client: Client) -> dict[str, Any]:
 def _give_up_after(start: float) -> None:
     if time.monotonic() - start > PATIENCE:
         raise WorkerFailed(
-            f"the cluster has had no worker that accepts tasks for {PATIENCE:.0f} seconds; start some, and run the "
-            "same request again: it resumes after the last stored step."
+            f"the cluster has had no worker that accepts tasks for {PATIENCE:.0f} seconds; start workers, and "
+            "run the same request again: it resumes after the last stored step."
         )
 
 
@@ -416,7 +416,7 @@ def _sum_tile(
     missing = [at for at in range(len(bounds)) if at not in residency.prepared]
     sources: list[Any] = []
     queries: list[Any] = []
-    if missing:  # the query contains all factors, so it is sent once per step
+    if missing:  # the query is large, because it contains all factors, so it is sent only once per step
         sources, queries = graph.ship("source", source), graph.ship("query", query)
     rows: dict[int, str] = {}
     prepared: dict[int, Any] = dict(residency.prepared)
