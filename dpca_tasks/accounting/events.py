@@ -224,7 +224,7 @@ def composed(*events: Event) -> Composed:
 
 
 def self_composed(event: Event, count: int) -> SelfComposed:
-    """Return the event of the same event, `count` times on the same records."""
+    """Return the event of a repetition: an event, `count` times on the same records."""
     kind_of(event)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInput(f"count={count!r} must be a positive int; pass the number of steps")

@@ -342,7 +342,7 @@ def choose_weights(
 
 
 def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, noise_multiplier: float) -> Event:
-    """Return the event that charges further ticks of a stream, as an installment or as an extension.
+    """Return the event that charges further ticks (versions) of a stream, as an installment or as an extension.
 
     Parameters
     ----------

@@ -196,7 +196,7 @@ def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float)
         points = points.reshape(count, order) * spread
         points /= np.sqrt(np.einsum("ij,ij->i", points, points))[:, None]
         chances = log_acceptance(points**2 @ excess, width=width, order=order)
-        waits = np.abs(laplaces(coins_key, start=batch * count, stop=(batch + 1) * count))  # minus log of a uniform
+        waits = np.abs(laplaces(coins_key, start=batch * count, stop=(batch + 1) * count))  # minus the log of uniforms
         accepted = np.flatnonzero(waits > -chances)
         if accepted.size:
             return np.asarray(vectors @ points[accepted[0]])

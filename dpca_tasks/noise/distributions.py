@@ -71,9 +71,9 @@ def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
         low, high = max(start - base, 0), min(stop - base, rest * (rest + 1) // 2)
         part = weights[base + low - start : base + high - start]
         part[:] = _triangle(rest, low, high, diagonal=math.sqrt(1 / 3), off_diagonal=math.sqrt(1 / 6))
-        part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # (i, i, k)
+        part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # entries (i, i, k)
         if low == 0:
-            part[0] = 1.0  # (i, i, i)
+            part[0] = 1.0  # entry (i, i, i)
         i += 1
     return weights
 
@@ -135,7 +135,7 @@ class NoiseDistribution(ABC):
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """The event of a draw, for the ledger."""
+        """The privacy event of a draw of noise, as stored in the ledger."""
 
     @abstractmethod
     def draw(
@@ -331,7 +331,7 @@ def add_noise(
     scale_in_steps: float,
     first: int = 0,
 ) -> None:
-    """Add a draw to packed sums, in one thread per processor; cluster workers do not call it.
+    """Add a draw of noise to packed sums, in one thread per processor; cluster workers do not call this function.
 
     Parameters
     ----------
@@ -446,7 +446,7 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
         raise InvalidInput(f"noise_std={noise_std!r} must be positive and finite; choose a larger epsilon.")
     limit = min(MAX_NOISE_STEPS / noise_std, MAX_STEPS_PER_UNIT)
     bits = math.floor(math.log2(limit) / degree) if limit >= 1 else 0
-    while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
+    while bits and 2.0 ** (degree * bits) > limit:  # because log2 may round up
         bits -= 1
     if bits < 1:
         raise InvalidInput(

@@ -108,7 +108,7 @@ def subkey(key: bytes, *, label: str, info: bytes) -> SecretKey:
 
 
 def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.uint64]:
-    """Return words ``start`` to ``stop - 1`` of one stream of a key.
+    """Return the random 64-bit words number ``start`` to ``stop - 1`` of one stream of a key.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ Query = TypeVar("Query", bound=RowSum | Eigensolver)
 
 
 class Curator:
-    """Answer the steps of one charged release, in order and once each.
+    """The only object that answers requests about private rows: it answers each step of a charged release once.
 
     Parameters
     ----------
@@ -282,7 +282,7 @@ class Curator:
                 f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because the masks "
                 f"would not cancel; pass the seeds of site {noise.site!r}."
             )
-        check_room(roster, steps_per_unit=query.steps_per_unit)  # a record contributes a norm of at most this
+        check_room(roster, steps_per_unit=query.steps_per_unit)  # the norm of a record's contribution is at most this
         first = address.round * roster.attempts
         steps = range(first, first + roster.attempts)
         request = self._gate.admit_among(steps, query, noise, _share_numbers, bound_to=roster.digest)

@@ -88,7 +88,7 @@ class Eigenpairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigensolver:
-    """Compute the leading k directions of clipped records, and a lower bound on the eigengap after them.
+    """An eigensolver for the leading k directions of clipped records, and for a lower bound on the eigengap.
 
     Parameters
     ----------

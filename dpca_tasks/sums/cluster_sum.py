@@ -228,14 +228,14 @@ class Graph:
         return {key: self.homes[at] for key, at in self._partition_of.items()}
 
     def add(self, name: str, at: int, *task: Any) -> str:
-        """Add a task (a function and its arguments) at the home of partition ``at``, and return the key of the task."""
+        """Add a task (a function and its arguments) for the worker of partition ``at``, and return the task's key."""
         key = f"{name}-{self._run}-{at}"
         self._tasks[key] = task
         self._partition_of[key] = at
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Add merges of neighbouring partial sums, each at the home of its first partial sum, and return their keys."""
+        """Add merges of neighbouring partial sums, each on the worker of its first partial sum, and return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
@@ -251,7 +251,7 @@ class Graph:
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
         """Send all tasks to the scheduler at once, and return the futures of the given keys."""
         wanted = [*keys]
-        home_of = self.home_of  # Dask keeps this, so it must not reference rows
+        home_of = self.home_of  # Dask keeps this mapping, so it must not reference rows
         with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
             return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
 
@@ -338,7 +338,7 @@ def gather[T](
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
-    except KilledWorker:  # its message contains keys and addresses
+    except KilledWorker:  # hide its message, which contains keys and addresses
         raise WorkerFailed(
             "each worker that summed the same rows was lost, perhaps for lack of memory; give workers more memory, or "
             "ingest again with a smaller --block-nnz, and run the same request again."
