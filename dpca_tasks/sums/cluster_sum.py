@@ -235,7 +235,7 @@ class Graph:
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Add merges of neighbouring partial sums, each on the worker of its first partial sum, and return their keys."""
+        """Add tasks that merge neighbouring partial sums, each on the worker of the first, and return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
