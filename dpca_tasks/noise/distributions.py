@@ -479,7 +479,7 @@ class SymmetricStack(Gaussian):
 
     def _checked_stop(self, order: int, start: int, stop: int | None) -> int:
         if stop is None or not 0 <= start <= stop or order < 1:
-            raise InvalidInput(f"coordinates {start}:{stop} of a stack must be a range with an end; state its end")
+            raise InvalidInput(f"coordinates {start}:{stop} of a stack must be a range with an end; pass its end")
         return stop
 
 

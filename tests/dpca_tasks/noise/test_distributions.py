@@ -317,7 +317,7 @@ def test_a_tile_is_drawn_alone(start):
 
 
 def test_a_stack_states_its_end_and_joint_noise_finds_its_distribution():
-    with pytest.raises(InvalidInput, match="state its end"):
+    with pytest.raises(InvalidInput, match="pass its end"):
         NOISE.draw(KEY, ORDER, scale_in_steps=1.0)
     assert isinstance(JointGaussian(noise_multiplier=2.0).part("stack"), SymmetricStack)
 
