@@ -55,15 +55,15 @@ _CENTERS: tuple[Center, ...] = get_args(Center)
 type Vector = NDArray[np.float64]
 
 RANDOM = 1.25
-"""Components expected to capture at most this many times what random directions capture count as noise."""
+"""Components that are expected to capture at most this many times the variance of random directions count as noise."""
 BARELY = 0.02
-"""Where no component can exceed the noise, captured variance within this margin of random directions is noise too."""
+"""If no component can exceed the noise, a captured variance at most this much above random directions is noise too."""
 GAINED = 0.7
 """Largest observed share of the missing variance that refinement recovered, on real and synthetic data."""
 CERTAIN = 0.2
 """Widest interval whose midpoint is reported as the expected captured variance."""
 
-_UNSEEN = 10.0  # largest gain of refinement where noise exceeds all components, in multiples of the excess over random
+_UNSEEN = 10.0  # if noise hides all components: largest gain of refinement over the (captured - random) variance
 
 _SCORED = ("isometric", "upper_triangle")  # kinds of noise for which releases can be refined
 _MUCH_MEMORY = 4e9
@@ -168,7 +168,7 @@ def advise(
     releases: int = 1,
     only: Iterable[str] | None = None,
 ) -> list[Advice]:
-    """Rank mechanisms by expected captured variance, and mechanisms with about equal captured variance by cost.
+    """Rank mechanisms by expected captured variance, or by cost if the captured variances are about equal.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def advise(
     Returns
     -------
     list of Advice, the best one first
-        Mechanisms that refuse the request are left out.
+        The mechanisms that accept the request.
 
     Raises
     ------
@@ -285,7 +285,7 @@ def _rank(advice: Advice) -> tuple[bool, int, float, float, str]:
     alike = round((low + high) / 2.0 / _ALIKE)
     passes = 0.0 if advice.expects_noise else advice.cost.passes  # if all results are noise, the least noisy is first
     if advice.plan.rounds > 1:
-        passes = min(passes, 1.0)  # rounds=1 is the same mechanism, and captures as much where rounds gain nothing
+        passes = min(passes, 1.0)  # the user can choose rounds=1, which captures as much if more rounds gain nothing
     return heavy, -alike, passes, advice.forecast.level, advice.plan.mechanism
 
 
@@ -367,7 +367,7 @@ def _overlaps(mechanism: Any, plan: Plan, strengths: Vector) -> list[list[Vector
 
 
 def _mean(cases: list[list[Vector]], strengths: Vector) -> float:
-    """Return the mean energy that simulated releases capture."""
+    """Return the mean variance that the subspaces of simulated releases capture."""
     return float(np.mean([[draw @ strengths for draw in draws] for draws in cases]))
 
 

@@ -75,7 +75,7 @@ def _quotas() -> Iterator[int]:
         quota, period = (int((groups / "cpu" / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
         if quota > 0:
             yield math.ceil(quota / period)
-    with suppress(OSError, ValueError):  # int("max") fails where there is no quota
+    with suppress(OSError, ValueError):  # without a quota the file contains "max", which is no integer
         here = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
         quota, period = map(int, (groups / here.strip("/") / "cpu.max").read_text().split())
         yield math.ceil(quota / period)

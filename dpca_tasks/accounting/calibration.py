@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from mpmath import mpf
 
 UNITS = 2**56
-"""Units that represent a mu squared of 1."""
+"""Number of units (the integers in which mu squared is counted) in a mu squared of 1."""
 
 _DIGITS, _MORE_DIGITS = 30, 60
 _ROUNDING = 1e-26  # bound on the relative error of a 30-digit term, divided by its condition number
@@ -78,7 +78,7 @@ _MOST_STEPS, _SETTLED = 60, 1e-13
 
 
 def units_of(noise_multiplier: float, count: int = 1) -> int:
-    """Return the total squared mu of ``count`` Gaussian releases as a number of units of ``1 / UNITS``, rounded up."""
+    """Return the sum of mu squared (GDP) over ``count`` Gaussian releases, in units of ``1 / UNITS``, rounded up."""
     return math.ceil(count * UNITS / Fraction(noise_multiplier) ** 2)
 
 
@@ -92,7 +92,7 @@ def multiplier_of(units: int, *, releases: int = 1) -> float:
 
 
 def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
-    """Return whether Gaussian releases are (epsilon, delta)-DP, given their total mu squared in `UNITS`."""
+    """Return whether Gaussian releases are (epsilon, delta)-DP, given the sum of their mu squared (GDP) in `UNITS`."""
     import mpmath
 
     if units <= 0:
@@ -110,7 +110,7 @@ def is_private(units: int | Fraction, *, epsilon: float, delta: float) -> bool:
 
 @lru_cache(maxsize=256)
 def largest_units(epsilon: float, delta: float) -> int:
-    """Return the largest total mu squared, in `UNITS`, that is (epsilon, delta)-DP; 0 if delta is not positive."""
+    """Return the largest mu squared, in `UNITS`, with which mu-GDP is (epsilon, delta)-DP; 0 if delta is 0 or less."""
     if not delta > 0:
         return 0
     guess = _nearer_units(_rough_mu(epsilon, delta), epsilon=epsilon, delta=delta)
@@ -127,7 +127,7 @@ def largest_units(epsilon: float, delta: float) -> int:
 
 @lru_cache(maxsize=256)
 def smallest_epsilon(units: int, delta: float) -> float:
-    """Return the epsilon at delta of Gaussian releases with a total mu squared of ``units``, rounded up.
+    """Return the epsilon at delta of mu-GDP, rounded up, for a mu squared of ``units`` (in `UNITS`).
 
     The result is infinity if delta is not positive.
     """
@@ -154,7 +154,7 @@ def smallest_epsilon(units: int, delta: float) -> float:
 
 
 def epsilon_at_most(noise_multiplier: float, *, delta: float, releases: int) -> float:
-    """Return an epsilon that some Gaussian releases with the same noise multiplier satisfy together at delta.
+    """Return an epsilon at delta that ``releases`` Gaussian releases with the same noise multiplier satisfy together.
 
     A float estimate is increased until the exact condition holds, so the result may exceed the least such epsilon by a
     few ulps.

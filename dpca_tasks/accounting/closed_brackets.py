@@ -66,7 +66,7 @@ def usual_colluders(sites: int) -> int:
 
 
 def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_variance: float = math.inf) -> float:
-    r"""Return the mu of all messages of one joint sum together, for a record of an honest site.
+    r"""Return the GDP parameter mu of all messages of one joint sum together, for a record of an honest site.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def view_mu(*, sensitivity: float, honest: int, share_variance: float, mask_vari
 
 
 def least_noise(*, weights: Sequence[float], sensitivities: Sequence[float], mus: Sequence[float]) -> float:
-    """Return the least noise variance of a weighted sum over sites for which every site gets the mu that it requires.
+    """Return the least noise variance of a weighted sum over sites that gives every site its required GDP guarantee mu.
 
     The variance is determined by the site that requires the most noise. Let each of H honest sites add ``1 / H`` of
     this variance, with uniform masks. Then that site gets exactly its mu. No smaller Gaussian noise suffices, because
@@ -107,7 +107,7 @@ def least_noise(*, weights: Sequence[float], sensitivities: Sequence[float], mus
 
 
 def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float) -> NDArray[np.float64]:
-    """Return the mu of each honest site if the same noisy messages were part of several published sums.
+    """Return the GDP parameter mu of each honest site, if the same noisy messages are part of several published sums.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float)
 
 
 def gain_over_equal_weights(sizes: Sequence[int]) -> float:
-    """Return the noise variance of an unweighted average of the sites' means over the noise variance for pooled data.
+    """Return the ratio of two noise variances: of an unweighted average of site means, and of pooled data.
 
     This ratio of CAPE's Proposition 1 is ``(N / S)^2 sum 1 / n_s^2``, for S sites with ``n_s`` records each and N in
     total. It has its least value S if all sites have equal size. An average with the weights ``n_s / N`` has the ratio
@@ -151,7 +151,7 @@ def wishart_delta(degrees: float, *, scale: float, epsilon: float) -> float:
     epsilon : float
     """
     power, fall = degrees / 2 - 1, 1 / (2 * scale)
-    if power == 0:  # exponential distribution: at every epsilon, delta is the mass outside the other support
+    if power == 0:  # exponential distribution: delta is the mass outside the other support
         return -math.expm1(-fall)
     from scipy import stats  # slow to import
 
@@ -186,7 +186,7 @@ ROWS = 500
 
 
 def correlated_inflation(*, sites: int, colluders: int) -> float:
-    """Return, for CAPE, the mu of all messages that the aggregator sees, divided by the mu of a single message."""
+    """Return the GDP parameter mu of all CAPE messages that the aggregator sees, divided by the mu of one message."""
     return view_mu(sensitivity=1.0, honest=sites - colluders, share_variance=1 / sites, mask_variance=1.0)
 
 
@@ -219,13 +219,13 @@ _LIKELIER = 1.0 + 2.0**-8  # factor that covers the relative error of delta due 
 
 
 def known(lower: float, upper: float | None = None) -> EpsilonBracket:
-    """Return a bracket from known bounds of epsilon; without an upper bound, epsilon is exactly the lower bound."""
+    """Return an `EpsilonBracket` of known bounds; without an upper bound, epsilon is exactly the lower bound."""
     upper = lower if upper is None else upper
     return EpsilonBracket(lower=lower, upper=upper, agrees=lower == upper)
 
 
 def smooth_gaussian_bracket(*, shift: float, smoothness: float, size: int, delta: float) -> EpsilonBracket:
-    """Bracket the epsilon at delta of smooth Gaussian noise.
+    """Return lower and upper bounds of the epsilon at delta of smooth Gaussian noise.
 
     The lower end is the largest epsilon of three pairs of output distributions that the smooth bound allows.
 
@@ -253,7 +253,7 @@ def smooth_gaussian_bracket(*, shift: float, smoothness: float, size: int, delta
 
 
 def smooth_cauchy_bracket(*, shift: float, smoothness: float, size: int) -> EpsilonBracket:
-    """Bracket the pure epsilon of independent smooth Cauchy noise on ``size`` coordinates.
+    """Return lower and upper bounds of the pure epsilon of independent smooth Cauchy noise on ``size`` coordinates.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def smooth_cauchy_bracket(*, shift: float, smoothness: float, size: int) -> Epsi
 
 
 def wishart_bracket(degrees: float, *, scale: float, delta: float) -> EpsilonBracket:
-    """Bracket the epsilon at delta of adding one Wishart matrix, by the closed form in the module docstring.
+    """Return bounds of the epsilon at delta of adding one Wishart matrix, by the closed form in the module docstring.
 
     The density of each neighbor is 0 on a part of the other neighbor's support. If delta is less than the mass of this
     part, epsilon is infinite.

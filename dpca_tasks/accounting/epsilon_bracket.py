@@ -72,7 +72,7 @@ from dpca_tasks.accounting.events import Parts, Relation, float_down, float_up, 
 from dpca_tasks.accounting.prices import own_price
 from dpca_tasks.errors import InvalidInput
 
-_CELLS, _PARTS = 64, 256  # number of cells that are divided to bound their rounding error, and number of parts per cell
+_CELLS, _PARTS = 64, 256  # to bound rounding errors, this number of cells is divided into this number of parts
 
 type Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 

@@ -123,7 +123,7 @@ class PoissonSampled(TypedDict):
 
 
 class StreamTick(TypedDict):
-    """The release of one tick of a stream, whose Gaussian noise was already charged when the stream was opened."""
+    """The release of one tick (version) of a stream, whose Gaussian noise was charged when the stream was opened."""
 
     name: Literal["stream_tick"]
     stream: str
@@ -153,7 +153,7 @@ class SelfComposed(TypedDict):
 
 
 type Event = Mapping[str, Any]
-"""One of these records as stored: a dict that JSON leaves unchanged, whose name identifies its kind."""
+"""One of the records above, as stored: a dict that JSON leaves unchanged. Its name identifies its kind."""
 
 type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
 """Accounting of a step: the name of a table of `dpca_tasks.accounting.events.Parts`, and the step's key in it."""
@@ -179,7 +179,7 @@ def approximate(epsilon: float, delta: float) -> Approximate:
 
 
 def stream_tick(stream: str, tick: int, noise_multiplier: float) -> StreamTick:
-    """Return the event of one tick of a stream: a Gaussian release that the charge of the stream already covers."""
+    """Return the event of one tick (version) of a stream: a Gaussian release that the stream's charge covers."""
     if not (isinstance(stream, str) and stream):
         raise InvalidInput(f"stream={stream!r} must be the id of a stream; use the ledger to begin a tick")
     if isinstance(tick, bool) or not isinstance(tick, int) or tick < 1:
@@ -224,7 +224,7 @@ def composed(*events: Event) -> Composed:
 
 
 def self_composed(event: Event, count: int) -> SelfComposed:
-    """Return the event of the same event, `count` times on the same records."""
+    """Return the event of a repetition: an event, `count` times on the same records."""
     kind_of(event)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InvalidInput(f"count={count!r} must be a positive int; pass the number of steps")
@@ -273,10 +273,10 @@ def _sampled_part(event: Event, replaced: bool) -> Part:  # noqa: FBT001 - same 
 
 
 def _tick_part(event: Event, _: bool) -> Part:  # noqa: FBT001 - same signature as the other parts
-    """Refuse to price a tick of a stream, because the stream was charged for all of its ticks together."""
+    """Refuse to price one tick (version) of a stream, because the stream was charged for all of its ticks together."""
     raise InvalidInput(
-        f"tick {event['tick']} of a stream has no separate price, because the stream is charged for all ticks; begin "
-        "the tick through the stream."
+        f"tick {event['tick']} of a stream has no separate price, because one charge covers all ticks; begin the tick "
+        "with `dpca stream tick`."
     )
 
 
@@ -409,12 +409,12 @@ def check_reserved(requested: Event, reserved: Event, *, first: int, count: int 
         raise StepMismatch(f"step {first} was not reserved; plan and reserve every step before the release.")
     elif step_at(reserved, first) != requested:
         raise StepMismatch(
-            f"step {first} requests another event than the event that was reserved for it; plan the release again."
+            f"step {first} requests a different event than the event that was reserved for it; plan the release again."
         )
 
 
 def is_tick(event: Event) -> bool:
-    """Return whether an event is a tick of a stream."""
+    """Return whether an event is a tick (one version of a stream)."""
     return event.get("name") == "stream_tick"
 
 

@@ -7,12 +7,12 @@ products and inverses of such matrices correspond to products and inverses of se
 >>> coefficients_of("sqrt", 5).tolist()
 [1.0, 0.5, 0.375, 0.3125, 0.2734375]
 
-*Weights of a stream.* At tick t, a stream releases the noisy moment ``y_t = sum_u c_{t-j(u)} M_u + noise``. Here
-``M_u`` is the contribution of record u, which arrived at tick ``j(u)``, and ``c_i`` is the weight of age i. The series
-c is public, so sums over ticks are recovered from the answers by ``1 / c``. The answers of T ticks together are private
-like one Gaussian release of sensitivity ``zeta_T = sqrt(c_0^2 + ... + c_{T-1}^2)``. This is the norm of what a record
-that arrives at tick 1 contributes to all answers together. Weights are integers divided by ``2^bits``, so all
-sensitivities are exact.
+*Weights of a stream.* At tick t (its t-th release), a stream releases the noisy moment
+``y_t = sum_u c_{t-j(u)} M_u + noise``. Here ``M_u`` is the contribution of record u, which arrived at tick ``j(u)``,
+and ``c_i`` is the weight of age i. The series c is public, so sums over ticks are recovered from the answers by
+``1 / c``. The answers of T ticks together are private like one Gaussian release of sensitivity
+``zeta_T = sqrt(c_0^2 + ... + c_{T-1}^2)``. This is the norm of what a record that arrives at tick 1 contributes to all
+answers together. Weights are integers divided by ``2^bits``, so all sensitivities are exact.
 
 >>> year = choose_weights("sqrt", ticks=365)
 >>> year.bits, year.weights[:5], round(float(year.zeta_squared(365)), 6)
@@ -93,7 +93,7 @@ def divided(wanted: Series, series: Series) -> Series:
 def exact_zeta(exact: Series, *, strategy: Strategy, window: int | None, half_life: float | None) -> float:
     """Return zeta, the L2 norm of the unrounded coefficients of a strategy.
 
-    For ``sqrt`` this is the norm of the given coefficients, for the other strategies that of the infinite series.
+    For ``sqrt`` this is the norm of the given coefficients; for the other strategies, of the infinite series.
     """
     if strategy == "sqrt":
         return float(np.linalg.norm(exact))
@@ -342,7 +342,7 @@ def choose_weights(
 
 
 def extension_event(weights: Weights, *, horizon: int, charged: int, to: int, noise_multiplier: float) -> Event:
-    """Return the event that charges further ticks of a stream, as an installment or as an extension.
+    """Return the event that charges further ticks (versions) of a stream, as an installment or as an extension.
 
     Parameters
     ----------

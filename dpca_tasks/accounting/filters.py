@@ -559,7 +559,7 @@ def burn_down(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[tuple[floa
 
 def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     if not isinstance(rules, GdpFilter):
-        return [rules.spent(total) for total in totals]  # a Renyi filter only adds a few floats per total
+        return [rules.spent(total) for total in totals]  # fast: it only adds a few floats per total
     deltas = {failed: 0.0 for failed in {total[1] + total[-1] for total in totals}}
     for failed in deltas:
         deltas[failed] = rules.delta_unspent((0, failed, 0, 0))
@@ -576,9 +576,9 @@ def _spent(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
 def _remaining(rules: PrivacyFilter, totals: Sequence[Charge]) -> list[float]:
     unspent = {
         (total[0], total[1], *(0,) * (len(total) - 3), total[-1]) for total in totals
-    }  # totals with mu squared set to 0
+    }  # the totals without their Gaussian charges (mu squared is 0)
     within = {(total[0], total[1], total[-1]): rules.admits(total) for total in unspent}
-    if isinstance(rules, GdpFilter):  # the remaining mu squared is the limit of mu squared minus the charged one
+    if isinstance(rules, GdpFilter):  # what remains is the largest allowed mu squared minus the charged mu squared
         limits = {(total[0], total[1], total[-1]): rules.units_left(total) for total in unspent}
         lefts = [limits[total[0], total[1], total[-1]] - total[2] for total in totals]
     else:

@@ -73,7 +73,7 @@ RENYI_UNITS = 2**40
 MOST = 2**127  # the cap of each number of a charge, so large that no budget admits the charge
 
 _DIGITS = 40
-_FARTHEST = 512.0  # the largest epsilon for which a search looks
+_FARTHEST = 512.0  # the largest epsilon that a search tries
 _FINEST, _MOST_POINTS = 1e-9, 2**21  # the least spacing and the largest number of points of a refined grid of losses
 
 _MOST_KNOWN = 256
@@ -94,7 +94,7 @@ class Unpriced(Exception):
 
 @contextmanager
 def known_prices_only() -> Iterator[None]:
-    """Within this context, raise `Unpriced` instead of computing a price for seconds.
+    """Within this context, raise `Unpriced` for each price that would take seconds to compute.
 
     The caller can then let another process compute the price, and add it to the cache by `learn`.
     """

@@ -333,7 +333,7 @@ ELSEWHERE: Mapping[str, Formula] = {
         measures="std of one matrix of noise that all providers add, each over its number of rows",
         noise=_dps_pca,
         event=lambda _: events.non_private(),
-        broken=lambda _: "all providers add the same draw, so the server takes the difference of two without noise",
+        broken=lambda _: "all providers add the same noise, so the difference of two messages contains no noise",
     ),
     "diffprivlib_eigenvector": _sampler("diffprivlib 0.6.6"),
     "opendp_eigenvector": _sampler("OpenDP 0.16.0"),
@@ -503,7 +503,7 @@ def _below_one(settings: Settings) -> str | None:
 
 def _analyze_gauss_broken(settings: Settings) -> str | None:
     if settings.relation == "replace_one":
-        replaced = "calibration=paper states sensitivity 1, which replace_one breaks (it moves X^T X by sqrt 2)"
+        replaced = "calibration=paper assumes sensitivity 1, but a replaced record moves X^T X by sqrt 2"
         return _below_one(settings) or replaced
     return _below_one(settings)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 MANY_STEPS = 5000
-"""Number of sampled steps above which a calibration stops at 1 %."""
+"""Number of sampled steps above which a calibration stops within 1 % of the least noise multiplier."""
 _LARGEST_EXPONENT = 700.0
 
 

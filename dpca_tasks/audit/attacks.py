@@ -18,8 +18,8 @@ statistic tends to be larger if the left dataset was used:
 - *likelihood*: the log likelihood ratio of all answers of the curator. The attacker computes the exact answer to each
   request for both datasets, and compares the two residuals. This is optimal for Laplace noise and for isotropic
   Gaussian noise. For directions that were drawn by their score, the two scores are compared, which is optimal for a
-  single direction. For directions with added noise, the two densities are compared. If one run fuses several steps, the
-  steps that the released states determine are reconstructed first.
+  single direction. For directions with added noise, the two densities are compared. If one run computes several steps,
+  the answers of the steps that the released states determine are reconstructed first.
 - *reuse*: a test for noise that was used twice. If two answers of a release contain the same noise, their residuals are
   equal for the dataset that was used, but not for the other dataset.
 - *published*: a statistic of the published result alone, such as components and eigenvalues. It contains the part of
@@ -122,7 +122,7 @@ def gapped_neighbours(relation: Relation, *, n_features: int, clip_norm: float) 
 def _differing(
     relation: Relation, mine: Direction, other: Direction, n_features: int, clip_norm: float
 ) -> tuple[list[sparse.csr_array], list[sparse.csr_array]]:
-    """Return the records by which two neighbors differ: one in the left dataset, and its counterpart in the right.
+    """Return the records by which two neighbors differ: one in the left dataset, its counterpart in the right.
 
     By the relation, the counterpart is no record, an empty record, or another record.
     """
@@ -271,11 +271,11 @@ class RecordingCurator(Curator):
 
 
 def rebuilt_products(passes: SampledPasses, states: NDArray[np.float64]) -> list[tuple[RowSum, NDArray[np.float64]]]:
-    """Reconstruct the noisy products G of a fused run, in data units, for steps with known states before and after.
+    """Reconstruct the noisy products G of steps that one run computed, if the states before and after are released.
 
-    A step maps the directions V to V' by ``V' R = V + f G`` with an upper triangular R and a known factor f. So
-    ``V^T V' R = I + f V^T G``, from which R and then G follow. ``V^T G`` is released as a mean over an interval of
-    steps. If the interval has one step, this mean is the value of the step.
+    G is in data units. A step maps the directions V to V' by ``V' R = V + f G`` with an upper triangular R and a known
+    factor f. So ``V^T V' R = I + f V^T G``, from which R and then G follow. ``V^T G`` is released as a mean over an
+    interval of steps. If the interval has one step, this mean is the value of the step.
     """
     sample = passes.query
     query = sample.query if isinstance(sample, PoissonSampled) else sample

@@ -208,7 +208,7 @@ def add_long_products(
                 for j in range(width):
                     squares += np.float64(product[column, j]) * np.float64(product[column, j])
             scale = min(step, np.float64(limit) * (1.0 - 2.0**-24) / np.sqrt(squares))
-        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # else nothing is added
+        fits = scale == 0.0 or is_short(product, met, scale, direction_bits, limit)  # otherwise the record adds nothing
         for column in met:
             for j in range(width):
                 if fits:

@@ -201,9 +201,9 @@ def grid_records(
     """
     half_range = np.sqrt(np.float64(bound))
     gridded = np.empty(values.size, np.int32)
-    for at in range(values.size):  # first assume that no record needs clipping: one loop without branches
+    for at in range(values.size):  # try without clipping first: one loop without branches
         part = np.float64(values[at]) / clip_norm * half_range
-        part = part if part < half_range + 1.0 else half_range + 1.0  # also for NaN; exceeds the bound
+        part = part if part < half_range + 1.0 else half_range + 1.0  # NaN becomes a value beyond the bound too
         part = part if part > -half_range - 1.0 else -half_range - 1.0
         gridded[at] = np.int32(np.rint(part))
     for record in range(record_ptr.size - 1):

@@ -77,7 +77,7 @@ class DirectionMechanism(ABC):
     epsilon: float
     delta: float
     noise_multiplier: float = field(init=False)
-    """The scale of the scores divided by the sensitivity; its reciprocal is the range of a draw's privacy loss."""
+    """The scale of the scores divided by their sensitivity. Its reciprocal is the range of one draw's privacy loss."""
 
     def __post_init__(self) -> None:
         """Calibrate the scale, rounded up."""
@@ -196,11 +196,11 @@ def draw_direction(key: SecretKey, matrix: NDArray[np.float64], *, scale: float)
         points = points.reshape(count, order) * spread
         points /= np.sqrt(np.einsum("ij,ij->i", points, points))[:, None]
         chances = log_acceptance(points**2 @ excess, width=width, order=order)
-        waits = np.abs(laplaces(coins_key, start=batch * count, stop=(batch + 1) * count))  # minus log of a uniform
+        waits = np.abs(laplaces(coins_key, start=batch * count, stop=(batch + 1) * count))  # minus the log of uniforms
         accepted = np.flatnonzero(waits > -chances)
         if accepted.size:
             return np.asarray(vectors @ points[accepted[0]])
-    raise AssertionError("proposals have no end")
+    raise AssertionError("the loop over proposals is endless")
 
 
 def log_acceptance(u: NDArray[np.float64], *, width: float, order: int) -> NDArray[np.float64]:

@@ -120,11 +120,11 @@ LARGEST = 1 << 26
 _WORDS = 24 * TILE  # number of random words that are read for a tile; doubled if they do not suffice
 MARGIN = 1000
 """Least number of unread words when a proposal begins. If a proposal exhausts them, the whole tile is drawn again."""
-_FAR = 1 << 31  # a proposal this far out is rejected: its exponent is above 500, and its square may overflow
+_FAR = 1 << 31  # a proposal this far in the tail is rejected: its exponent is above 500, and its square may overflow
 
 
 def discrete_gaussians(key: SecretKey, *, start: int, stop: int, squared_scale: int) -> NDArray[np.int64]:
-    """Return draws ``start`` to ``stop - 1`` of the discrete Gaussian integers that a key determines.
+    """Return numbers ``start`` to ``stop - 1`` of the sequence of discrete Gaussian integers that a key determines.
 
     Parameters
     ----------
@@ -233,9 +233,9 @@ WIDEST = {2: LARGEST * 2**20, 6: LARGEST * 2**18}
 
 
 def drawable(squared_scale: int, *, parts: int = 2) -> int:
-    """Return the least squared scale from ``squared_scale`` on that `wide_discrete_gaussians` can draw.
+    """Return the least squared scale, at least ``squared_scale``, that `wide_discrete_gaussians` can draw.
 
-    It can be drawn for each ``part`` that divides ``parts``.
+    The result divided by ``part`` can be drawn too, for each ``part`` that divides ``parts``.
     """
     grain = parts * _coarseness(squared_scale, parts) ** 2
     found = -(-squared_scale // grain) * grain

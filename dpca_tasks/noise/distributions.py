@@ -71,9 +71,9 @@ def cube_weights(order: int, *, start: int, stop: int) -> NDArray[np.float64]:
         low, high = max(start - base, 0), min(stop - base, rest * (rest + 1) // 2)
         part = weights[base + low - start : base + high - start]
         part[:] = _triangle(rest, low, high, diagonal=math.sqrt(1 / 3), off_diagonal=math.sqrt(1 / 6))
-        part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # (i, i, k)
+        part[: max(rest - low, 0)] = math.sqrt(1 / 3)  # entries (i, i, k)
         if low == 0:
-            part[0] = 1.0  # (i, i, i)
+            part[0] = 1.0  # entry (i, i, i)
         i += 1
     return weights
 
@@ -105,7 +105,7 @@ possible integer is exact to 2^-190, and noise stays below 2^38 steps. So noise 
 SPARE = 2.0**-60
 """Largest allowed total variation distance between the noise of a release and the ideal noise, divided by delta."""
 PURE_TAIL = 2.0**-80
-"""Largest allowed total variation distance between the noise and the ideal noise of a pure guarantee (delta 0)."""
+"""Largest allowed total variation distance between the noise and the ideal noise, if the guarantee has delta 0."""
 
 _PIECE = 1 << 16
 _WORTH_THREADS = 1 << 18  # coordinates
@@ -126,7 +126,7 @@ class NoiseDistribution(ABC):
     layout: ClassVar[LayoutKind]
     """The kind of `dpca_tasks.layouts.Layout` to which the distribution applies."""
     norm: ClassVar[Norm]
-    """The norm in which the sensitivity is measured: of the full tensor, not of its packed coordinates."""
+    """The norm in which the sensitivity is measured. It is a norm of the full tensor, not of the packed coordinates."""
     noise_multiplier: float
     """The scale of the noise (a std for normals) divided by the sensitivity."""
     tail_mass: ClassVar[float]
@@ -135,7 +135,7 @@ class NoiseDistribution(ABC):
     @property
     @abstractmethod
     def event(self) -> events.Event:
-        """The event of a draw, for the ledger."""
+        """The privacy event of a draw of noise, as stored in the ledger."""
 
     @abstractmethod
     def draw(
@@ -331,7 +331,7 @@ def add_noise(
     scale_in_steps: float,
     first: int = 0,
 ) -> None:
-    """Add a draw to packed sums, in one thread per processor; cluster workers do not call it.
+    """Add a draw of noise to packed sums, in one thread per processor; cluster workers do not call this function.
 
     Parameters
     ----------
@@ -366,7 +366,7 @@ class Sampled(Protocol):
 
 
 def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
-    """Refuse draws whose distribution may differ from the ideal one by more than `SPARE` of delta.
+    """Refuse noise whose distribution may differ from the ideal distribution by more than `SPARE` times delta.
 
     Parameters
     ----------
@@ -394,8 +394,8 @@ def check_tail(distribution: Sampled, *, draws: int, delta: float) -> None:
     mass = distribution.tail_mass * draws
     if not mass <= (SPARE * delta if delta else PURE_TAIL):
         raise Refused(
-            f"{draws} draws of {distribution.name} are within {mass:.1e} of the ideal distribution, which must be at "
-            f"most 2^-60 of delta={delta} (for a pure claim {PURE_TAIL:.1e}); use a larger delta"
+            f"{draws} draws of {distribution.name} differ from the ideal distribution by up to {mass:.1e}, which must "
+            f"be at most 2^-60 of delta={delta} (or {PURE_TAIL:.1e} if delta is 0); use a larger delta"
         )
 
 
@@ -446,7 +446,7 @@ def grid_bits(*, noise_std: float, degree: int) -> int:
         raise InvalidInput(f"noise_std={noise_std!r} must be positive and finite; choose a larger epsilon.")
     limit = min(MAX_NOISE_STEPS / noise_std, MAX_STEPS_PER_UNIT)
     bits = math.floor(math.log2(limit) / degree) if limit >= 1 else 0
-    while bits and 2.0 ** (degree * bits) > limit:  # log2 may round up
+    while bits and 2.0 ** (degree * bits) > limit:  # because log2 may round up
         bits -= 1
     if bits < 1:
         raise InvalidInput(
@@ -479,7 +479,7 @@ class SymmetricStack(Gaussian):
 
     def _checked_stop(self, order: int, start: int, stop: int | None) -> int:
         if stop is None or not 0 <= start <= stop or order < 1:
-            raise InvalidInput(f"coordinates {start}:{stop} of a stack must be a range with an end; state its end")
+            raise InvalidInput(f"coordinates {start}:{stop} of a stack must be a range with an end; pass its end")
         return stop
 
 

@@ -77,10 +77,10 @@ class SecretKey:
     def __post_init__(self) -> None:
         """Check the length."""
         if len(self.secret) != KEY_BYTES:
-            raise InvalidInput(f"a key of {len(self.secret)} bytes must have {KEY_BYTES}; derive it with subkey(...)")
+            raise InvalidInput(f"a key must have {KEY_BYTES} bytes, not {len(self.secret)}; derive it with subkey(...)")
 
     def __repr__(self) -> str:
-        """Return the type name alone."""
+        """Return the type name only, so that no log shows the key."""
         return "SecretKey(...)"
 
 
@@ -108,7 +108,7 @@ def subkey(key: bytes, *, label: str, info: bytes) -> SecretKey:
 
 
 def words(key: SecretKey, *, stream: int, start: int, stop: int) -> NDArray[np.uint64]:
-    """Return words ``start`` to ``stop - 1`` of one stream of a key.
+    """Return the random 64-bit words number ``start`` to ``stop - 1`` of one stream of a key.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ class _RadialLaplace(NoiseDistribution):
     noise_multiplier: float
 
     norm: ClassVar[Norm] = "l2"
-    tail_mass: ClassVar[float] = 5 * RESOLUTION  # p exact coordinates, and p + 1 float normals of the length
+    tail_mass: ClassVar[float] = 5 * RESOLUTION  # p exact coordinates, and p + 1 float normals for R
     """A bound, per coordinate, on the probability that a uniform runs out of bits; see the notes on floats."""
     given_length: ClassVar[type[Symmetric | Cube]]
     """The distribution of the noise if the random factor R of its scale is given."""
@@ -89,7 +89,7 @@ class _RadialLaplace(NoiseDistribution):
         """Check that the multiplier is positive and finite."""
         if not 0 < self.noise_multiplier < math.inf:
             raise InvalidInput(
-                f"noise_multiplier={self.noise_multiplier!r} must be positive and finite; it is 1 / epsilon."
+                f"noise_multiplier={self.noise_multiplier!r} must be positive and finite; pass 1 / epsilon."
             )
 
     @property
@@ -99,13 +99,13 @@ class _RadialLaplace(NoiseDistribution):
 
     @classmethod
     def spread(cls, order: int) -> float:
-        """Return the std of a coordinate of weight 1, in units of s: ``sqrt(p + 1)``."""
+        """Return the std of a coordinate of weight 1, ``sqrt(p + 1)`` times s, for p packed coordinates."""
         return math.sqrt(Layout(kind=cls.layout, order=order).size + 1)
 
     def draw(
         self, key: SecretKey, order: int, *, scale_in_steps: float, start: int = 0, stop: int | None = None
     ) -> NDArray[np.int64]:
-        """Return the noise of a range of coordinates; every call computes the random factor R from all of its normals.
+        """Return the noise of a range of coordinates. Every call computes R, the random factor of the scale, anew.
 
         ``scale_in_steps`` is s in grid steps. The std of a coordinate must stay below `LARGEST_SCALE`.
         """

@@ -53,7 +53,7 @@ Query = TypeVar("Query", bound=RowSum | Eigensolver)
 
 
 class Curator:
-    """Answer the steps of one charged release, in order and once each.
+    """The only object that answers requests about private rows: it answers each step of a charged release once.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class Curator:
         return {name: part_in_data_units(part, query.parts[name]) for name, part in request.query.split(packed).items()}
 
     def release_tiles(self, query: TiledSum, distribution: JointGaussian) -> "TiledAnswer":
-        """Answer the next step with a joint statistic that is too large for memory, in tiles of some items each.
+        """Answer the next step with a joint statistic that is too large for memory, in tiles (ranges of items).
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ class Curator:
                 f"the seeds of site {seeds.site!r} do not mask messages of site {noise.site!r}, because the masks "
                 f"would not cancel; pass the seeds of site {noise.site!r}."
             )
-        check_room(roster, steps_per_unit=query.steps_per_unit)  # the contribution of a record is at most one unit long
+        check_room(roster, steps_per_unit=query.steps_per_unit)  # the norm of a record's contribution is at most this
         first = address.round * roster.attempts
         steps = range(first, first + roster.attempts)
         request = self._gate.admit_among(steps, query, noise, _share_numbers, bound_to=roster.digest)
@@ -595,7 +595,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNoise:
-    """The noise distribution of a request for an exact sum, which adds nothing."""
+    """The noise distribution of a request for an exact sum: no noise is added."""
 
     name: ClassVar[str] = "NoneType"
     norm: ClassVar[str] = "none"

@@ -77,7 +77,7 @@ _FACTS = ("n_features", "clip_norm", "relation", "n_components", "passes", "over
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigenpairs:
-    """The exact leading directions of shape (d, k), and a lower bound on the eigengap after them. Secret.
+    """Secret: the exact leading directions, of shape (d, k), and a lower bound on the eigengap after them.
 
     The bound ``gap`` is in records at the clip norm, and 0 if nothing is certified.
     """
@@ -88,7 +88,7 @@ class Eigenpairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Eigensolver:
-    """Compute the leading k directions of clipped records, and a lower bound on the eigengap after them.
+    """An eigensolver for the leading k directions of clipped records, and for a lower bound on the eigengap.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class Eigensolver:
         return self.relation if self.shift is None else relation_around(self.relation)
 
     def event_of(self, noise: Event) -> Event:
-        """Return the privacy event of an answer: the event of the mechanism that adds the noise, unchanged."""
+        """Return the privacy event of a noised answer, which is the event of the mechanism that adds the noise."""
         return noise
 
     def public_inputs(self) -> dict[str, NDArray[Any]]:

@@ -159,7 +159,7 @@ class SmoothNoise(PerturbationMechanism):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedGap(PerturbationMechanism):
-    r"""Release a noisy lower bound on the eigengap, and the directions with Gaussian noise calibrated to this bound.
+    r"""A mechanism that releases a noisy lower bound on the eigengap, and directions with noise calibrated to it.
 
     Parameters
     ----------

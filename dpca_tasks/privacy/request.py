@@ -44,7 +44,7 @@ class Row(NamedTuple):
     zero_out: Bound
     replace_one: Bound
     is_sharp: bool = True  # False if the stated number is only an upper bound of the query's sensitivity
-    per_zeta: bool = False  # True if the sensitivity is for all ticks of a stream, in units of the query's `zeta`
+    per_zeta: bool = False  # True if the sensitivity is for all answers of a stream, in units of `zeta`
 
 
 _FROBENIUS = ("Symmetric", "UpperTriangle")
@@ -93,7 +93,7 @@ _SHARED = (
     Row("replaced_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
     Row("clipped_product 1", ("VectorShare",), "l2", 1.0, 1.0, 2.0, is_sharp=False),
 )
-"""Sums over several sites, each of which adds a share of noise; the contribution of a record has norm at most 1."""
+"""Sums over several sites, each of which adds a part of the noise; a record's contribution has norm at most 1."""
 
 _TENSORS = (
     Row("second_moment 1", ("SymmetricRadial",), "l2", 1.0, 1.0, _ROOT_2),
@@ -117,7 +117,7 @@ _STREAMED = tuple(
     for kind in ("second_moment 1", "centred_moment 1", "mapped_moment 1", _AROUND)
     for signs, replaced in (("", _ROOT_2), (" with signs", 2.0))
 )
-"""Answers of a stream. If weights have signs, the row states only an upper bound for a replaced record."""
+"""Answers of streams (sums with weights by age). With negative weights, `replace_one` is only an upper bound."""
 
 TABLE = (
     *_SUMS,
@@ -190,7 +190,7 @@ def check_row(query: TableQuery, distribution: Named) -> None:
 
 
 class PublicQuery(TableQuery, Protocol):
-    """The interface of a query for the gate."""
+    """The part of a query's interface that the gate uses, before it releases an answer."""
 
     def event_of(self, noise: Event, /) -> Event: ...  # noqa: D102
     def public_inputs(self) -> dict[str, NDArray[Any]]: ...  # noqa: D102
@@ -199,7 +199,7 @@ class PublicQuery(TableQuery, Protocol):
 
 
 class Drawn(Named, Protocol):
-    """The interface of a noise distribution, or of a mechanism with random output, for the gate."""
+    """The part of the interface of a noise distribution, or of a randomised mechanism, that the gate uses."""
 
     @property
     def event(self) -> Event: ...  # noqa: D102

@@ -175,7 +175,7 @@ class NoiseOperator:
         self._homes = [at for at in memory for _ in range(PANELS_PER_WORKER)]
         room = SHARE * len(memory) * min(memory.values()) if memory else OWN_MEMORY
         self._keeps = 4 * order * (order + 1) <= room
-        self._drawn: list[Any] = []  # panels with noise in memory; on a cluster, futures of these panels
+        self._drawn: list[Any] = []  # panels whose noise is kept in memory; on a cluster, futures of these panels
         self._home_of: dict[str, str] = {}  # the address of the worker for each submitted task
 
     def begin(self, directions: NDArray[np.integer]) -> Callable[[], NDArray[np.int64]]:

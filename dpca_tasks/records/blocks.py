@@ -121,7 +121,7 @@ def canonical(block: Block, *, n_features: int) -> Block:
     columns = np.asarray(block.indices, np.int64)
     inside = (columns >= 0) & (columns < n_features)
     rows = np.repeat(np.arange(block.row_ptr.size - 1), np.diff(block.row_ptr))
-    order = np.lexsort((columns[inside], rows[inside]))  # stable, so that the sums of a record have a fixed order
+    order = np.lexsort((columns[inside], rows[inside]))  # a stable sort gives sums a fixed order
     values = np.asarray(block.values, np.float64)[inside][order]
     merged, rows, columns = gridding.merge_duplicates(values, rows[inside][order], columns[inside][order])
     row_ptr = np.searchsorted(rows, np.arange(block.row_ptr.size)).astype(np.int64)
@@ -204,7 +204,7 @@ class ArrayBlocks:
         first_seen: ArrayLike | None = None,
     ) -> None:
         if np.ma.is_masked(rows):
-            raise InvalidInput("rows has masked values, which are missing data; fill them in, or drop their rows.")
+            raise InvalidInput("the rows have masked values, which are missing; fill them in, or drop such rows.")
         self._density = 1.0 if density is None and not sparse.issparse(rows) else density
         matrix = sparse.csr_array(rows if sparse.issparse(rows) else np.atleast_2d(np.asarray(rows)))
         n_rows, self.n_features = (int(size) for size in matrix.shape)
@@ -310,5 +310,5 @@ def _block_bounds(n_records: int, block_records: int, seen: NDArray[np.int64] | 
 
 
 def snapshot_content(source: BlockSource) -> str:
-    """Return the secret digest of the stored rows, which does not depend on a row policy such as ``normalise``."""
+    """Return the secret digest of the stored rows, before a row policy such as ``normalise`` is applied."""
     return snapshot_content(source.snapshot) if isinstance(source, NormalisedBlocks) else source.content

@@ -228,14 +228,14 @@ class Graph:
         return {key: self.homes[at] for key, at in self._partition_of.items()}
 
     def add(self, name: str, at: int, *task: Any) -> str:
-        """Add a task (a function and its arguments) at the home of partition ``at``, and return the key of the task."""
+        """Add a task (a function and its arguments) for the worker of partition ``at``, and return the task's key."""
         key = f"{name}-{self._run}-{at}"
         self._tasks[key] = task
         self._partition_of[key] = at
         return key
 
     def add_merges(self, keys: Sequence[str]) -> list[str]:
-        """Add merges of neighbouring partial sums, each at the home of its first partial sum, and return their keys."""
+        """Add tasks that merge neighbouring partial sums, each on the worker of the first, and return their keys."""
         depth = len(self._tasks)
         groups = [keys[start : start + FAN_IN] for start in range(0, len(keys), FAN_IN)]
         return [self.add(f"merge-{depth}", self._partition_of[group[0]], merge, [*group]) for group in groups]
@@ -251,7 +251,7 @@ class Graph:
     def submit(self, client: Client, keys: Iterable[str]) -> dict[str, "Future[Any]"]:
         """Send all tasks to the scheduler at once, and return the futures of the given keys."""
         wanted = [*keys]
-        home_of = self.home_of  # Dask keeps this, so it must not reference rows
+        home_of = self.home_of  # Dask keeps this mapping, so it must not reference rows
         with annotate(workers=home_of.__getitem__, allow_other_workers=True, retries=RETRIES):
             return dict(zip(wanted, client.get(self._tasks, wanted, sync=False), strict=True))
 
@@ -279,9 +279,9 @@ def _report(progress: Callable[[int, int], None], futures: Sequence["Future[Part
     done = itertools.count(1)
 
     def report(future: "Future[Partial]") -> None:
-        if future.status != "finished":  # abandoned, and possibly submitted again
+        if future.status != "finished":  # the task was abandoned, and may be submitted again
             return
-        if release:  # only the merges on the cluster need this result
+        if release:  # the client does not need this result; merges on the cluster do
             future.release()
         progress(next(done), len(futures))
 
@@ -332,13 +332,13 @@ def gather[T](
             is_stranded = not workers.keys() >= {*home_of.values()} and _running(workers) and _rests(client, home_of)
             if is_stranded and was_stranded:  # seen twice, because a finished task may be reported late
                 raise Stranded(
-                    "workers of the cluster were lost repeatedly, perhaps for lack of memory; start others or give "
-                    "them more memory, and run the same request again."
+                    "workers of the cluster were lost repeatedly, perhaps for lack of memory; start other "
+                    "workers or give them more memory, and run the same request again."
                 )
             was_stranded = bool(is_stranded)
     except Stranded:  # the wait ends when the futures are released
         raise
-    except KilledWorker:  # its message contains keys and addresses
+    except KilledWorker:  # hide its message, which contains keys and addresses
         raise WorkerFailed(
             "each worker that summed the same rows was lost, perhaps for lack of memory; give workers more memory, or "
             "ingest again with a smaller --block-nnz, and run the same request again."
@@ -386,8 +386,8 @@ def _known_workers(client: Client) -> dict[str, Any]:
 def _give_up_after(start: float) -> None:
     if time.monotonic() - start > PATIENCE:
         raise WorkerFailed(
-            f"the cluster has had no worker that accepts tasks for {PATIENCE:.0f} seconds; start some, and run the "
-            "same request again: it resumes after the last stored step."
+            f"the cluster has had no worker that accepts tasks for {PATIENCE:.0f} seconds; start workers, and "
+            "run the same request again: it resumes after the last stored step."
         )
 
 
@@ -416,7 +416,7 @@ def _sum_tile(
     missing = [at for at in range(len(bounds)) if at not in residency.prepared]
     sources: list[Any] = []
     queries: list[Any] = []
-    if missing:  # the query contains all factors, so it is sent once per step
+    if missing:  # the query is large, because it contains all factors, so it is sent only once per step
         sources, queries = graph.ship("source", source), graph.ship("query", query)
     rows: dict[int, str] = {}
     prepared: dict[int, Any] = dict(residency.prepared)

@@ -81,7 +81,7 @@ def tile_sum(
     client: "Client | None" = None,
     residency: "Residency",
 ) -> NDArray[np.int64]:
-    """Sum the items of a tile over every block of a source, exactly.
+    """Sum the items of a tile (a range of items of a statistic) over every block of a source, exactly.
 
     Parameters
     ----------

@@ -204,7 +204,10 @@ def without_cause[T](work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PreparedBlocks:
-    """Prepared blocks ``first <= i < last``. The repr hides the data, because schedulers log reprs."""
+    """Blocks ``first <= i < last``, prepared for the tiles of one step.
+
+    The repr hides the data, because schedulers log reprs.
+    """
 
     first: int = field(repr=False)
     last: int = field(repr=False)
