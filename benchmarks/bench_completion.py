@@ -1,7 +1,7 @@
 """Processor time of a round of private alternating least squares, and its growth with the number of ratings.
 
 If the library `implicit` is installed, its alternating least squares is timed too. `implicit` is not in the lock file
-of the peers.
+of the compared libraries, so install it by hand.
 """
 
 import importlib.util

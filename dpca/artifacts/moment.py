@@ -315,7 +315,7 @@ class PrivateMoment(FeatureArtifact):
         n_components : int
             The number of components.
         whiten : bool
-            Whether to divide each score by its standard deviation, estimated without the noise.
+            Whether to divide each score by its standard deviation: the released variance minus the part of the noise.
         scale : {"none", "standard", "mca", "famd"}
             Weights of the columns. ``standard``: one over the standard deviation. ``mca``: one over the root of the
             share of each value, for tables of categories only. ``famd``: ``mca`` for categories, and ``standard`` for

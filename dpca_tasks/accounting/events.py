@@ -156,7 +156,7 @@ type Event = Mapping[str, Any]
 """One of the records above, as stored: a dict that JSON leaves unchanged. Its name identifies its kind."""
 
 type Part = tuple[Literal["gaussians", "sampled", "approximate"], Any]
-"""Accounting of a step: the name of a table of `dpca_tasks.accounting.events.Parts`, and the step's key in it."""
+"""A pair (table, key): the entry of the table of `dpca_tasks.accounting.events.Parts` in which a step is counted."""
 
 
 def gaussian(noise_multiplier: float) -> Gaussian:

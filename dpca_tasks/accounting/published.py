@@ -175,7 +175,7 @@ def _agn_event_of_mixtures(requested: Settings) -> events.Event:
 AGN: dict[str, Formula] = {
     "agn_of_topics": Formula(
         source=f"{_AGN_SOURCE}, single topics",
-        measures="std of the second and of the third moment, each over its sensitivity",
+        measures="stds of the noise in the second and the third moment, each divided by its sensitivity",
         noise=_agn_noise,
         event=lambda requested: events.self_composed(events.gaussian(_agn_noise(requested)), 2),
         broken=_agn_too_large,
@@ -316,21 +316,21 @@ ELSEWHERE: Mapping[str, Formula] = {
     ),
     "cape": Formula(
         source=f"{_CAPE}, with sqrt(2 ln(1.25 / delta)) / epsilon",
-        measures="std of one site's message over its sensitivity",
+        measures="std of the noise in one site's message, divided by the sensitivity of the message",
         noise=_classical,
         event=lambda requested: _view(requested, _classical(requested)),
         broken=lambda _: _JOINT,
     ),
     "cape_of_least_noise": Formula(
         source=f"{_CAPE}, with the least noise that keeps one message's claim",
-        measures="std of one site's message over its sensitivity",
+        measures="std of the noise in one site's message, divided by the sensitivity of the message",
         noise=_least,
         event=lambda requested: _view(requested, _least(requested)),
         broken=lambda _: _JOINT,
     ),
     "dps_pca": Formula(
         source="Ge, Wang, Wang and Liu (2018), Minimax-optimal privacy-preserving sparse PCA, Algorithm 1 as printed",
-        measures="std of one matrix of noise that all providers add, each over its number of rows",
+        measures="std of the one noise matrix that every provider adds, divided by its number of rows",
         noise=_dps_pca,
         event=lambda _: events.non_private(),
         broken=lambda _: "all providers add the same noise, so the difference of two messages contains no noise",
@@ -503,7 +503,7 @@ def _below_one(settings: Settings) -> str | None:
 
 def _analyze_gauss_broken(settings: Settings) -> str | None:
     if settings.relation == "replace_one":
-        replaced = "calibration=paper assumes sensitivity 1, but a replaced record moves X^T X by sqrt 2"
+        replaced = "calibration=paper assumes sensitivity 1, but under replace_one, one record changes X^T X by sqrt 2"
         return _below_one(settings) or replaced
     return _below_one(settings)
 

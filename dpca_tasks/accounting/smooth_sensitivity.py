@@ -133,15 +133,16 @@ def smooth_bound(
     r"""Return U, an upper bound of L(g) (`local_sensitivity`) that is smooth: one record changes log U by at most beta.
 
     ``U = max_j e^{-beta j} L(max(g - j m, 0))`` over ``j = 0, 1, ..., ceil(g / m)``, where beta is ``smoothness``. Here
-    m is the largest change of ``gap`` by one record: `gap_movement` for an exact eigengap, `computed_movement` for a
-    computed lower bound.
+    m is the largest change of ``gap`` by one record. If ``tolerance`` is 0, ``gap`` is the exact eigengap, and m is
+    `gap_movement`. Otherwise ``gap`` is a lower bound from computed eigenpairs whose residual is at most ``tolerance``,
+    and m is `computed_movement`.
 
     Guarantees
     ----------
     Let a neighbor have the gap g' and the bound U'. Then ``g - j m >= g' - (j + 1) m``, and L decreases with g. So for
     every term of U there is a term of U' that is at least ``e^{-beta}`` times as large. Hence ``U <= e^beta U'``. The
-    term of j = 0 is L(g), so U is at least L(g). Terms are left out from the first j on for which
-    ``e^{-beta j} cap <= L(g)`` (cap is the largest value of L), because they cannot exceed the term of j = 0.
+    term of j = 0 is L(g), so U is at least L(g). No term exceeds ``e^{-beta j} cap``, where cap is the largest
+    value of L. So terms with ``e^{-beta j} cap <= L(g)`` cannot exceed the term of j = 0, and are not computed.
     """
     movement = computed_movement(relation) if tolerance else gap_movement(relation)
 

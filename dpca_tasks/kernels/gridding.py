@@ -346,7 +346,7 @@ def shifted_squares(
     """Return the squared norm of each record minus the public mean, in squared grid steps, rounded down.
 
     The given records are results of `grid_shifted_records`: rows ``[x, t]`` that represent ``x - t m`` for the mean m.
-    So each squared norm is at most ``4^bits``.
+    Gridding clips each record to a norm of ``2^bits`` grid steps, so each squared norm is at most ``4^bits``.
     """
     squared_shift = np.int64(0)
     for entry in shift:

@@ -129,11 +129,11 @@ def _lanes(lanes: Any) -> Any:
 
 
 WIDE = 1_200
-"""Number of columns from which the packed triangle exceeds the fast caches of a processor: 6 MB."""
+"""From this number of columns on, the packed upper triangle of X^T X (6 MB) exceeds the fast caches of a processor."""
 STRIP_SUMS = 1 << 17
-"""Largest number of sums in a strip of a wide triangle, unless a single row has more: 1 MB."""
+"""A wide triangle is computed in strips of rows. A strip has at most this many entries (1 MB), or a single row."""
 SORTED = 1 << 20
-"""Number of stored values that are sorted at a time, exceeded by at most one row: 16 MB."""
+"""About this many stored values (16 MB) are sorted at a time; the last row of a part may exceed the number."""
 
 
 @njit(cache=True, nogil=True)

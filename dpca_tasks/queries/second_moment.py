@@ -215,7 +215,7 @@ _REPLACED = math.nextafter(math.sqrt(3.0) / 2.0, math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordMean(RowSum):
-    r"""Sum rows and count of records, so that a mean can be released without a second moment.
+    r"""Query for the sum of the rows and the number of records, which give a mean without a second moment.
 
     The sum is ``Z_u^T z_u`` over records u. As in `CentredMoment`, ``Z_u = [X_u z_u]``, and the column ``z_u`` appends
     a public constant to each row. The sum is the last column of the matrix of `CentredMoment`: for records of one row,
@@ -224,18 +224,18 @@ class RecordMean(RowSum):
     Notes
     -----
     Sensitivity, in units of ``1 + c^2`` squared clip norms. In these units ``||X_u||_F^2 <= 3/4`` and
-    ``a = ||z_u||^2 <= 1/4``, both compared in integers (`extended`). A record adds ``(X_u^T z_u, a)``, where
-    ``||X_u^T z_u||^2 <= 3 a / 4``. An emptied record may keep rows, and adds ``(0, b)`` with b in [0, 1/4].
+    ``a = ||z_u||^2 <= 1/4``, both ensured in exact integers by `extended`. A record adds ``(X_u^T z_u, a)``, where
+    ``||X_u^T z_u||^2 <= 3 a / 4``. A record whose rows are set to 0 may still count: it adds ``(0, b)``, b in [0, 1/4].
 
     - *l2.* For add_remove the squared change is at most ``3 a / 4 + a^2 <= 1/4``. For zero_out it is at most
       ``3 a / 4 + (a - b)^2``, which is convex in a and in b, and again at most 1/4. So both sensitivities are 1/2. For
-      replace_one, let u be the square root of a, at most 1/2, and ``v <= u`` that of the other record's a. The squared
-      change is at most ``3/4 (u + v)^2 + (u^2 - v^2)^2 = (u + v)^2 (3/4 + (u - v)^2)``. Since ``u + v <= 1 - (u - v)``,
-      this is at most 3/4, at ``u = v = 1/2``.
+      replace_one, let r be the square root of a, at most 1/2, and ``s <= r`` that of the other record's a. The squared
+      change is at most ``3/4 (r + s)^2 + (r^2 - s^2)^2 = (r + s)^2 (3/4 + (r - s)^2)``. Since ``r + s <= 1 - (r - s)``,
+      this is at most 3/4, at ``r = s = 1/2``.
     - *l1.* ``||X_u^T z_u||_1 <= sqrt(d) ||X_u^T z_u||_2 <= sqrt(3 d) / 4``, and the last entry changes by at most 1/4.
       So the bound for add_remove and zero_out is ``(sqrt(3 d) + 1) / 4``, which rows of equal entries attain for
-      add_remove. For replace_one the change is at most ``(u + v) (k + u - v)`` with ``k = sqrt(3 d) / 2``. This is at
-      most k if ``d > 1``, at ``u = v = 1/2``, and otherwise at most 7/8.
+      add_remove. For replace_one the change is at most ``(r + s) (k + r - s)`` with ``k = sqrt(3 d) / 2``. This is at
+      most k if ``d > 1``, at ``r = s = 1/2``, and otherwise at most 7/8.
     """
 
     name: ClassVar[str] = "record_mean"

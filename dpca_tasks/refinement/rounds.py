@@ -43,7 +43,10 @@ LEAST_FACTOR_OF_MAP = 2.0**-6
 LEAST_FACTOR, MOST_FACTOR = 0.5, 2.5
 """The least and the largest value of kappa (`clip_factor`). Without a map, kappa has the least value."""
 ACCEPTED_LOSS = 0.003
-"""If noise costs this share of the energy (squared norms) of the k leading directions, kappa is 1 (`clip_factor`)."""
+"""The relative loss of captured variance by noise for which `clip_factor` returns 1.
+
+A larger loss gives a smaller clip norm, and so less noise.
+"""
 USELESS = 0.85
 """A map is not used if the mean squared norm of mapped records, times the larger of kappa and 1, is at least this."""
 LEAST_KEPT = 0.3

@@ -198,7 +198,10 @@ def shown_name(address: str) -> str:
 def _moved_or_held(
     workspace: Workspace, found: Resolved, *, alias: str, drift_at_most: float
 ) -> tuple[bool, dict[str, Any]]:
-    """Return whether the alias moved to the version, in this call or earlier, and the public facts of the decision."""
+    """Move an alias to a release that passes `judge`; return whether it passed, and the public facts of the decision.
+
+    If an earlier call has already moved the alias to this release, nothing changes, and the release counts as passed.
+    """
     registry, name = workspace.registry, found.name
     for _ in range(_ATTEMPTS):
         moves = [move for move in workspace.alias_history(name) if (move.alias, move.version) == (alias, found.version)]

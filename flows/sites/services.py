@@ -192,7 +192,7 @@ class SiteService:
         return encode(facts, arrays)
 
     def _part(self, release: SiteRelease, frame: Frame) -> bytes:
-        """Return the array that the method sends from the site's separate noised release."""
+        """Return the array that this site sends in a method without rounds: a part of the site's own noised moments."""
         planned = release.planned
         mechanism: SeparateSums = planned.mechanism
         if planned.plan.roster is not None:

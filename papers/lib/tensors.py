@@ -78,7 +78,7 @@ class Maker:
         return self._components(np.random.default_rng([_SEED, self.n_features, draw]))
 
     def random_components(self, *, draw: int) -> Matrix:
-        """Return random components that are independent of the draw, as a baseline that uses no records."""
+        """Return random components that are independent of the records of a draw, as a baseline without data."""
         return self._components(np.random.default_rng([_SEED, self.n_features, draw, 1]))
 
     def records(self, n_records: int, *, draw: int) -> Records:

@@ -1,9 +1,10 @@
 """Baselines over several sites, each of which adds noise independently to the moments that it sends.
 
-Three mechanisms release a subspace. `Conv` sums the second moments of all sites, `DpDis` sums their leading parts, and
-`Local` uses the moment of one site. Two mechanisms release components. `ConvAgn` sums the moments of all sites, and
-`LocalAgn` uses the moments of one site. The records of different sites belong to different people. So each site keeps
-its whole guarantee with the noise of a release by one data owner.
+Three mechanisms release a subspace. `Conv` sums the second moments of all sites. `DpDis` sums their low-rank
+approximations. `Local` uses the second moment of one site. Two mechanisms release the components of a topic or mixture
+model. `ConvAgn` sums the moments of all sites, and `LocalAgn` uses the moments of one site. The records of different
+sites belong to different people. So each site can use its whole privacy budget, and adds as much noise as a data owner
+who releases alone.
 """
 
 import math

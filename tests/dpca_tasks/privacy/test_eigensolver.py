@@ -378,7 +378,7 @@ class TestCurator:
 
     def test_a_distribution_that_was_not_reserved_is_refused(self, law):
         curator = Curator(ArrayBlocks(ROWS), InMemoryReservation(event=events.approximate(0.5, 1e-3)))
-        with pytest.raises(StepMismatch, match="another event"):
+        with pytest.raises(StepMismatch, match="a different event"):
             curator.perturb(REQUESTED, law)
 
     def test_blocks_are_a_performance_setting(self, law):

@@ -326,7 +326,7 @@ def test_a_step_that_was_not_reserved_is_refused():
 
 
 def test_a_step_with_less_noise_than_reserved_is_refused():
-    with pytest.raises(StepMismatch, match="another event"):
+    with pytest.raises(StepMismatch, match="a different event"):
         Curator(ArrayBlocks(CURATOR_ROWS), reserved()).release(QUERY, Symmetric(noise_multiplier=3.999))
 
 

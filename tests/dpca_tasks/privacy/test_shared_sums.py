@@ -138,7 +138,7 @@ def test_a_reservation_of_another_event_than_the_joint_one_is_refused(event):
     roster = roster_of(4)
     reservation = InMemoryReservation(event=event, relation="replace_one")
     site = Site(name="a", curator=Curator(SOURCES["a"], reservation), seeds=deal_masks(roster)["a"])
-    with pytest.raises(StepMismatch, match="another event"):
+    with pytest.raises(StepMismatch, match="a different event"):
         site.message(MOMENT, roster=roster, address=Address(round=0))
     assert reservation.steps == {}
 

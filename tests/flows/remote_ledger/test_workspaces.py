@@ -338,7 +338,7 @@ def test_another_version_and_another_key_are_refused(
         def call(self, name: str, kind: object, **_: object) -> str:
             return bytes(32).hex()
 
-    with pytest.raises(Corrupt, match="another key"):
+    with pytest.raises(Corrupt, match="does not belong to release"):
         RemoteKeys(Other()).read("0" * 32)  # type: ignore[arg-type]
     monkeypatch.setattr(remote_workspace, "PROTOCOL", PROTOCOL + 1)
     assert "another version" in dpca("budget", "show", PEOPLE).complaint(1)

@@ -322,7 +322,7 @@ def test_the_disclosing_curator_requires_an_explicit_acknowledgment(word):
 
 
 def test_a_step_reserved_for_noise_is_never_disclosed():
-    with pytest.raises(StepMismatch, match="another event"):
+    with pytest.raises(StepMismatch, match="a different event"):
         disclosing(events.gaussian(4.0)).disclose(QUERY)
     once = disclosing()
     once.disclose(QUERY)

@@ -137,7 +137,7 @@ def test_a_private_clip_norm_leaves_the_rest_of_epsilon_for_the_draws():
     assert 1 / histogram["noise_multiplier"] + draws["epsilon"] <= PURE.epsilon
 
 
-# Tests that a release has one stored answer.
+# Tests that a repeated release returns the stored answer and draws no new one.
 
 
 def test_a_stored_draw_is_read_back_without_the_rows():
@@ -176,7 +176,7 @@ def test_a_steeper_law_than_reserved_is_refused():
     mechanism = Exponential(n_components=1)
     plan = mechanism.plan(problem(), PURE)
     steeper = dataclasses.replace(plan, target=dataclasses.replace(PURE, epsilon=2.1))
-    with pytest.raises(StepMismatch, match="another event"):
+    with pytest.raises(StepMismatch, match="a different event"):
         mechanism.run(
             Curator(ArrayBlocks(ROWS), InMemoryReservation(event=plan.event, relation=plan.problem.relation)), steeper
         )
