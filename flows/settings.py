@@ -57,7 +57,7 @@ class Settings(BaseModel):
 
     @property
     def names_cluster(self) -> bool:
-        """True if the user chose a cluster or a number of workers; if not, small datasets use no cluster."""
+        """True if the user chose a cluster or a number of workers; if not, data declared as small use no cluster."""
         return not self.model_fields_set.isdisjoint(("cluster", "workers"))
 
 
