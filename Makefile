@@ -1,7 +1,7 @@
 # Every target uses .venv, which is built from requirements.lock and rebuilt when requirements.lock or pyproject.toml
 # changes. Targets whose tests run other programs also use .venv-tools.
 .DEFAULT_GOAL := help
-.PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-huge bench-ledger bench-wide fuzz model mutants soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
+.PHONY: help demo test audit integration browser screenshots lint docs wheel sbom consumer exports estimators reproduce bench bench-control bench-ingest bench-quick bench-huge bench-ledger bench-wide fuzz model mutants soak soak-sites soak-streams soak-histories soak-restore soak-readers soak-store soak-home data lock pin-images clean
 
 export UV_PYTHON_DOWNLOADS := never
 
@@ -56,6 +56,9 @@ bench: .venv .venv-peers ## Measure speed relative to named peers, and write the
 	.venv/bin/python -m pytest benchmarks -q --timeout=0 --benchmark-columns=min,median,rounds --ratios .benchmarks/$(or $(RUN),quiet).json
 	.venv/bin/python -m benchmarks.table
 	$(if $(filter quiet,$(or $(RUN),quiet)),.venv/bin/python -m benchmarks.projection)
+
+bench-quick: .venv .venv-peers ## Measure ten ratios again, in about five minutes; fail if one is 15 % worse than in benchmarks/README.md.
+	@.venv/bin/python -m benchmarks.quick
 
 docs: .venv ## Build the documents; warnings are errors.
 	.venv/bin/sphinx-build -q -W --keep-going -b html docs docs/_build

@@ -27,6 +27,7 @@ from benchmarks.peers.caller import PeerFailed, Peers, PeerTooSlow
 from benchmarks.projected_costs import CORES, HUGE_ROWS, KINDS, MACHINES, NETWORK, PASSES, ROWS, WORKERS, Costs
 from benchmarks.projection import machine_of, measured
 from benchmarks.projection_tables import DOLLARS, HUGE_SECONDS, PAGE, tables
+from benchmarks.quick import MEASURED, Limit, limits
 from benchmarks.ratios import Ratio, write_report
 from benchmarks.scaling_model import Machine, RowCost, Tree, round_seconds
 from benchmarks.table import README, rewritten, table
@@ -55,6 +56,24 @@ LINE = re.compile(r"^(\w+)(/[\w.-]+){1,2} -?\d+\.\d\d( \d+(\.\d+)? (holds|falls 
 )
 def test_the_printed_ratio_is_the_judged_ratio(value: float, bar: float | None, *, at_most: bool, line: str) -> None:
     assert Ratio(name="gram/syn/scipy", value=value, bar=bar, at_most=at_most).line() == line
+
+
+def test_a_quick_run_compares_only_ratios_of_the_table() -> None:
+    assert set(MEASURED.values()) <= limits(README.read_text(encoding="utf-8")).keys()
+    for node, name in MEASURED.items():
+        path, _, test = node.partition("::bench_")
+        assert f"def bench_{test.partition('[')[0]}(" in (ROOT / "benchmarks" / path).read_text(encoding="utf-8")
+        assert name.startswith(test.rstrip("]").replace("[", "/"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "allowed", "refused"), [(Limit(2.0, at_most=False), 1.70, 1.69), (Limit(2.0, at_most=True), 2.30, 2.31)]
+)
+def test_a_quick_run_refuses_a_ratio_that_is_15_percent_worse(limit: Limit, allowed: float, refused: float) -> None:
+    assert limit.holds(allowed)
+    assert limit.line("gram", allowed).endswith("holds")
+    assert not limit.holds(refused)
+    assert limit.line("gram", refused).endswith("slower")
 
 
 def test_the_report_has_the_numbers_of_the_printed_lines(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""``make bench-quick``: measure ten ratios again, and compare each with the results of `make bench` in `README.md`.
+
+A ratio may be up to `SLACK` worse than in the table. The exit code is 1 if any ratio is worse than that.
+
+>>> table = "| `gram/syn/scipy-product` | 10.00 | 9.00 | at least 3.5 | holds | 0.1 | 1 |"
+>>> limits(table)
+{'gram/syn/scipy-product': Limit(table=10.0, at_most=False)}
+>>> limits(table)["gram/syn/scipy-product"].line("gram/syn/scipy-product", 8.4)
+'gram/syn/scipy-product 8.40, table 10.00, limit 8.50: slower'
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.table import README
+
+SLACK = 0.15
+"""The part by which a ratio may be worse than in the table, because timings vary from run to run."""
+MEASURED = {
+    "bench_kernels.py::bench_gram[a9a-like]": "gram/a9a-like/scipy-product",
+    "bench_kernels.py::bench_dense_gram": "dense_gram/dsyrk",
+    "bench_kernels.py::bench_packed_gram[uniform-20]": "packed_gram/uniform-20/loop",
+    "bench_kernels.py::bench_moment_product[a9a-like-20]": "moment_product/a9a-like-20/scipy-products",
+    "bench_noise.py::bench_normals[12m]": "normals/12m/numpy-pcg64",
+    "bench_noise.py::bench_symmetric_noise[2000]": "symmetric_noise/2000/numpy-pcg64",
+    "bench_reads.py::bench_read[a9a-like]": "read/a9a-like/anndata",
+    "bench_spine.py::bench_ingest_svmlight[a9a-like]": "ingest_svmlight/a9a-like/sklearn-read",
+    "bench_cluster.py::bench_over_numpy": "over_numpy/numpy-gram-eigh",
+    "bench_cluster.py::bench_empty_round[product]": "empty_round/product/over-bare-dask",
+}
+"""The ten benchmarks, and the ratio of each that is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A ratio of the table, and whether dpca is faster if the ratio is smaller (``at_most``)."""
+
+    table: float
+    at_most: bool
+
+    @property
+    def worst(self) -> float:
+        """The worst allowed ratio."""
+        return self.table * (1 + SLACK if self.at_most else 1 - SLACK)
+
+    def holds(self, ratio: float) -> bool:
+        """Return whether a measured ratio is not worse than allowed."""
+        return ratio <= self.worst if self.at_most else ratio >= self.worst
+
+    def line(self, name: str, ratio: float) -> str:
+        """Return one line with the measured ratio, the ratio of the table, the limit and the verdict."""
+        verdict = "holds" if self.holds(ratio) else "slower"
+        return f"{name} {ratio:.2f}, table {self.table:.2f}, limit {self.worst:.2f}: {verdict}"
+
+
+def limits(text: str) -> dict[str, Limit]:
+    """Return the limits of all ratios in a text with a Markdown table of results."""
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    return {
+        row[0].strip("`"): Limit(table=float(row[1]), at_most=row[3].startswith("at most"))
+        for row in cells
+        if len(row) == 7 and row[1]
+    }
+
+
+def main() -> int:
+    """Run the ten benchmarks, print one line for each, and return the exit code."""
+    allowed = limits(README.read_text(encoding="utf-8"))
+    with TemporaryDirectory() as folder:
+        report = Path(folder, "ratios.json")
+        nodes = [f"benchmarks/{node}" for node in MEASURED]
+        command = [sys.executable, "-m", "pytest", *nodes, "-q", "--timeout=0", "--benchmark-columns=median,rounds"]
+        ended = subprocess.run([*command, "--ratios", str(report)], check=False).returncode
+        if ended:
+            return ended
+        found = {ratio["name"]: ratio["ratio"] for ratio in json.loads(report.read_text())["ratios"]}
+    print(*(allowed[name].line(name, found[name]) for name in MEASURED.values()), sep="\n")
+    return 0 if all(allowed[name].holds(found[name]) for name in MEASURED.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
