@@ -20,7 +20,7 @@ import httpx
 import websockets
 from distributed.comm.core import connect
 
-from tests.certificates import issue
+from tests.web_server import issue
 
 UID = 65_534
 PATIENCE, LEISURE = 2.5, 20.0

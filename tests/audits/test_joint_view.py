@@ -45,7 +45,7 @@ from dpca_tasks.sites.roster import Address, MaskSeeds, deal_masks, open_total
 from dpca_tasks.sites.rounds import CubeShare, Share, SymmetricShare
 from dpca_tasks.sums.exact_sum import exact_sum
 from tests.dpca_tasks.queries.query_table import full
-from tests.dpca_tasks.sites.rosters import roster_of
+from tests.dpca_tasks.sites.secure_sum.scenes import roster_of
 
 MULTIPLIER = gaussian_noise_multiplier(epsilon=TARGET.epsilon, delta=TARGET.delta)
 SITES, ROUNDS = 4, 2

@@ -6,7 +6,10 @@ contain the canary record, the exact sums of all rows, or anything that identifi
 
 import hashlib
 import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +24,8 @@ from numpy.typing import NDArray
 
 from flows.cli import PREFECT_DEFAULTS, main
 from storage.ledger import journal, releases
-from tests.flows.web.sample_home import SITES, Maker, items, subspace, topics
-from tests.leaks.canaries import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
+from tests.flows.web.conftest import SITES, Maker, items, subspace, topics
+from tests.leaks.guessing import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
 
 FEATURES = (
     *("age", "blood pressure", "body mass", "cholesterol", "glucose", "heart rate", "iron", "kidney function"),
@@ -137,3 +140,24 @@ def _texts(root: Path, keys: int) -> tuple[bytes, ...]:
     files = [path for path in (root / "home" / "keys").rglob("*") if path.is_file() and path.suffix == ".key"]
     words = [text.encode() for text in (str(root), *kept, *(key.hexdigest() for key in made))]
     return tuple({*words, *(key.digest() for key in made), *(path.read_bytes() for path in files)})
+
+
+TOKEN = "browser-0123456789abcdef"
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the current home; yield the server's address. Any other output of the server is an error."""
+    token = folder / "token"
+    token.write_text(f"{TOKEN}\n")
+    token.chmod(0o600)
+    command = [sys.executable, "-c", "import sys; from flows.cli import main; sys.exit(main(sys.argv[1:]))"]
+    words = [*command, "serve", "--port", "0", "--curator", "--token-file", str(token)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("listening at ").strip()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (out, err) == ("", ""), err

@@ -29,12 +29,11 @@ from dpca.registry.pointers import FOLDER as POINTERS
 from dpca.registry.pointers import Pointer
 from dpca.registry.roots import SIGNED_FOLDER, Publisher, SignedPointer
 from storage.registry.signing import Signer, init_root, update_root
-from tests.certificates import issue
 from tests.consumer.child import UNWANTED
 from tests.deployments.lock import CONSUMER
 from tests.s3 import Server, serve
-from tests.storage.registry.signed_registries import PINNED, ROOT_KEY, Publication, files, put_back
-from tests.web_server import serve_folder
+from tests.storage.registry.conftest import PINNED, ROOT_KEY, Publication, files, put_back
+from tests.web_server import issue, serve_folder
 
 ROOT = CONSUMER.parent
 CHILD = Path(__file__).with_name("child.py")

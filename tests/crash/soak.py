@@ -30,7 +30,6 @@ from dpca.backends.atomic_files import POINTS, write_atomically
 from flows.clusters.certificates import cluster_security
 from flows.clusters.dask_clusters import LOCAL_SETTINGS
 from flows.settings import cluster_settings
-from tests.certificates import issue
 from tests.crash.calm import Undisturbed, trace
 from tests.crash.faults import Cluster, Fault, Kind, Place, strike
 from tests.crash.fuse import LONGEST, Fuse
@@ -38,6 +37,7 @@ from tests.crash.processes import forked, start, stop, wait_for
 from tests.crash.recount import Tally, leftovers, recount
 from tests.crash.world import World, attempt, found_world, open_budget, recover, request_of, warm_up
 from tests.postgres import running_server
+from tests.web_server import issue
 
 RUNS = 25
 """Runs in each world."""

@@ -52,7 +52,7 @@ from flows.sites import releases as stages
 from storage.registry.agreement import compare_artifacts
 from storage.workspace import Workspace
 from tests.crash import processes
-from tests.flows.sites.joint import planned_of
+from tests.flows.sites.conftest import planned_of
 
 KINDS = ("site killed", "server killed", "request lost", "answer lost", "sent twice", "site cut off", "site stopped")
 TIMEOUT = 5.0

@@ -5,8 +5,12 @@
 - No wrong answer is accepted in the soak of a lying store; a client that accepts one is detected.
 """
 
+import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,8 @@ from storage.ledger import witness
 from storage.registry import restored
 from tests.crash.lying_store import lying_store
 from tests.crash.restored_history import Place, live
+from tests.crash.soak_home import found
+from tests.crash.soak_home import soak as soak_home_soak
 from tests.crash.soak_readers import is_sound, soak
 from tests.crash.soak_restore import COMBINATIONS, History, spread
 from tests.crash.soak_restore import soak as soak_restore_soak
@@ -139,3 +145,37 @@ def test_each_lie_is_detected_by_the_client_or_by_the_soak(
         believer = tmp_path / f"believer-of-{lie}"
         believer.mkdir()
         assert soak_store_soak(believer, server, proxy, [lie], is_brief=True).wrong
+
+
+ROOT = Path(__file__).parents[2]
+RELEASES, FEW = 60, 15
+
+
+@pytest.mark.audit_only
+def test_sixty_releases_leave_nothing_and_have_constant_cost(tmp_path: Path) -> None:
+    """Run `check` in a separate process without other threads, because `check` starts a Dask cluster."""
+    run = [sys.executable, "-m", "tests.crash.test_soaks", str(tmp_path / "home")]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def check(home: Path) -> None:
+    """Make sixty releases and check their samples; then check samples changed for the worse, which must be reported."""
+    world, temporary = World(home=home), home.with_name("temporary")
+    for folder in (world.home, temporary):
+        folder.mkdir(mode=0o700)
+    tempfile.tempdir = str(temporary)  # a temporary folder in which no other process leaves files
+    samples = soak_home_soak(world, releases=RELEASES, few=FEW)
+    assert found(world, samples, releases=RELEASES, few=FEW) == []
+    *others, last = samples
+    slow = replace(last, seconds=2 * last.seconds)
+    left = replace(last, files=last.files + 1)
+    large = replace(last, sizes={part: 2 * size for part, size in last.sizes.items()})
+    for worse in (slow, left, large):
+        assert found(world, [*others, worse], releases=RELEASES, few=FEW), worse
+    (world.home / "staging" / "left").mkdir(parents=True)
+    assert found(world, samples, releases=RELEASES, few=FEW) == [f"left: {world.home / 'staging' / 'left'}"]
+
+
+if __name__ == "__main__":
+    check(Path(sys.argv[1]))

@@ -13,11 +13,10 @@ import sqlalchemy as sa
 
 from dpca.errors import Unavailable
 from storage.database.engine import connect, reading
-from tests.certificates import Files
 from tests.deployments.clear_text import findings
 from tests.deployments.manifests import FOLDER, Tree, containers, pods, read, resources, variables
 from tests.postgres import Server, running_server
-from tests.web_server import serve_folder
+from tests.web_server import Files, serve_folder
 
 DIGEST = f"sha256:{'1a' * 32}"
 

@@ -177,7 +177,7 @@ ELSEWHERE = {
     "docs/tutorial.md": "tests/docs/test_documents.py",
     "docs/tutorials/completion.md": "tests/docs/test_documents.py",
     "docs/tutorials/topics.md": "tests/docs/test_documents.py",
-    "docs/how-to/sites-as-parties.md": "tests/flows/sites/test_operators_guide.py",
+    "docs/how-to/sites-as-parties.md": "tests/flows/sites/test_releases.py",
     "docs/how-to/remote-ledger.md": "tests/flows/remote_ledger/test_workspaces.py",
     "docs/how-to/export.md": "tests/docs/test_guides.py",
     "docs/how-to/nightly-streams.md": "tests/docs/test_documents.py",

@@ -22,8 +22,8 @@ from prefect.testing.utilities import prefect_test_harness
 from dpca.registry.reader import Registry
 from flows.cli import PREFECT_DEFAULTS, main
 from flows.reports import activity
-from tests.certificates import Files, issue
 from tests.flows.arriving import Webhook, listening
+from tests.web_server import Files, issue
 
 # prefect.main sets up logging when imported; inside a test, that would close the captured output
 importlib.import_module("prefect.main")

@@ -1,19 +1,34 @@
 """Contract of the ``dpca`` command: exit codes, one-line errors, JSON alone on stdout, refusals without effects."""
 
+import doctest
+import inspect
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
-from dpca.errors import Corrupt
+import dpca as public
+from docs.command_reference import reference
+from dpca.artifacts.subspace import PrivateSubspace
+from dpca.errors import BudgetExhausted, Conflict, Corrupt, Invalid, NotFound
 from dpca.registry.reader import Registry
-from tests.flows.conftest import FIT, Command, facts_of
+from dpca_tasks.errors import InvalidInput
+from flows.calls import fit_subspace, open_budget
+from flows.cli import build_app, main
+from flows.commands.app import COMMAND_GROUPS, GROUPED_FROM, OPTION_GROUPS, TERMS
+from flows.estimators import PrivatePCA
+from storage.workspace import Workspace
+from tests.flows.conftest import FEATURES, FIT, Command, facts_of, isolate
 from tests.flows.loaded_modules import all_loaded_by, loaded_by
 
 COMMANDS = {
@@ -222,8 +237,8 @@ def test_registry_list_and_show_have_the_documented_fields(released: Path, dpca:
 def test_promote_moves_an_alias_that_every_reader_follows(released: Path, dpca: Command) -> None:
     promoted = json.loads(dpca("registry", "promote", "sub@1", "champion", "--json").out)
     assert (promoted["artifact"], promoted["alias"]) == ("sub@1", "champion")
-    for reference in ("sub", "sub@1", "sub@champion", "sub@latest", f"sub@sha256:{promoted['digest']}"):
-        verified = json.loads(dpca("registry", "verify", reference, "--json").out)
+    for name in ("sub", "sub@1", "sub@champion", "sub@latest", f"sub@sha256:{promoted['digest']}"):
+        verified = json.loads(dpca("registry", "verify", name, "--json").out)
         assert verified == {"artifact": "sub@1", "digest": promoted["digest"], "verified": True}
     assert json.loads(dpca("registry", "list", "--json").out)[0]["aliases"] == ["champion"]
 
@@ -424,3 +439,134 @@ def test_the_process_ends_after_all_threads_and_skips_destruction_of_modules(wor
     assert ended.returncode == status
     assert ended.stdout.endswith("a thread\nat exit\n")
     assert "taken apart" not in ended.stderr
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, sub in getattr(command, "commands", {}).items():
+        yield from commands(sub, *path, name)
+
+
+EVERY = list(commands(typer.main.get_command(build_app())))
+
+
+def test_every_noun_is_in_one_of_four_groups(dpca: Command) -> None:
+    nouns = {path[0] for path in EVERY if path}
+    assert sorted(nouns) == sorted(name for names in COMMAND_GROUPS.values() for name in names)
+    assert len(COMMAND_GROUPS) == 4
+    shown = dpca("--help").out
+    assert [shown.index(f"{group}:") for group in COMMAND_GROUPS] == sorted(
+        shown.index(f"{group}:") for group in COMMAND_GROUPS
+    )
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_no_help_line_is_truncated_or_longer_than_80_columns(
+    dpca: Command, monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = dpca(*path, "--help").out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not [line for line in shown.splitlines() if line.endswith("...") and "Usage:" not in line]
+
+
+@pytest.mark.parametrize("path", [("subspace", "fit"), ("subspace", "refresh"), ("dataset", "ingest")], ids=" ".join)
+def test_all_options_are_shown_in_groups(dpca: Command, path: tuple[str, ...]) -> None:
+    shown = dpca(*path, "--help").out
+    assert shown.count("\n  --") >= GROUPED_FROM
+    assert sum(f"\n{group}:\n" in shown for group in OPTION_GROUPS) >= 2
+    left = shown.partition("\nOptions:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in left.splitlines() if line.strip()] == ["--help"]
+
+
+def test_help_of_options_of_privacy_names_the_glossary(dpca: Command) -> None:
+    assert " ".join(TERMS.split()) in " ".join(dpca("subspace", "fit", "--help").out.split())
+
+
+def test_the_reference_has_a_group_for_each_noun() -> None:
+    page = reference(typer.main.get_command(build_app()))
+    assert "## dpca pages build" in page
+    assert "## dpca site build" not in page
+
+
+@pytest.mark.parametrize(("releases", "text"), [(1, " is lost or damaged"), (2, " and 1 more are lost or damaged")])
+def test_a_backup_names_the_first_file_that_is_lost_and_counts_the_others(
+    released: Path, dpca: Command, tmp_path: Path, releases: int, text: str
+) -> None:
+    for number in range(1, releases):
+        assert dpca(*FIT, "--run-key", f"again {number}", "--direct", "--yes").status == 0
+    artifacts = sorted((released / "registry" / "artifacts").iterdir())
+    assert len(artifacts) == releases
+    for artifact in artifacts:
+        (artifact / "manifest.json").unlink()
+    made = dpca("backup", "create", tmp_path / "backup")
+    assert made.err.endswith(f"warning: registry/artifacts/{artifacts[0].name}{text}\n")
+
+
+WORDS: dict[str, Any] = {"components": 2, "epsilon": 1.0, "delta": 1e-6, "clip_norm": 1.5}
+
+
+@pytest.fixture(scope="module")
+def documented_home(tmp_path_factory: pytest.TempPathFactory, rows_file: Path) -> Path:
+    """Return a home with a dataset ``visits``, its budget, and a release ``news@champion``."""
+    place = tmp_path_factory.mktemp("documented")
+    with pytest.MonkeyPatch.context() as patch:
+        isolate(patch, home=place)
+        words = ["dataset", "ingest", str(rows_file), "--name", "visits", "--features", str(FEATURES), "--direct"]
+        assert main(words) == 0
+        open_budget("visits", epsilon=4.0, delta=2e-6)
+        fit_subspace("visits", publish="news", **WORDS)
+        Workspace.open().promote("news", version=1, alias="champion")
+    return place
+
+
+@pytest.mark.parametrize("name", public.__all__)
+def test_the_examples_of_a_docstring_run(name: str, documented_home: Path, home: Path) -> None:
+    shutil.copytree(documented_home, home)
+    shown = doctest.DocTestFinder(recurse=False).find(getattr(public, name), name)
+    assert [len(test.examples) > 1 for test in shown] == [True]
+    reported: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert runner.run(shown[0], out=reported.append).failed == 0, "".join(reported)
+
+
+@pytest.mark.parametrize("name", public.__all__)
+def test_a_docstring_has_a_see_also_section(name: str) -> None:
+    assert "\nSee Also\n" in (inspect.getdoc(getattr(public, name)) or "")
+
+
+def test_a_function_call_gives_the_same_release_as_the_command(ready: Path, dpca: Command) -> None:
+    assert ready.exists()
+    made = fit_subspace("people", publish="sub", **WORDS)
+    assert isinstance(made, PrivateSubspace)
+    assert made.components.shape == (2, FEATURES)
+    again = dpca(
+        *("subspace", "fit", "people", "--components", 2, "--epsilon", 1, "--delta", 1e-6, "--clip-norm", 1.5),
+        *("--publish", "sub", "--direct", "--yes", "--json"),
+    )
+    assert '"reused": true' in again.out
+    assert [row.version for row in Registry.open().versions("sub")] == [1]
+    assert np.array_equal(fit_subspace("people", publish="sub", **WORDS).components, made.components)
+
+
+def test_a_call_that_is_refused_charges_nothing(ready: Path) -> None:
+    assert ready.exists()
+    before = Workspace.open().ledger.budget("people")
+    with pytest.raises(BudgetExhausted):
+        fit_subspace("people", publish="sub", **{**WORDS, "epsilon": 50.0})
+    with pytest.raises((InvalidInput, Invalid)):
+        fit_subspace("people", publish="sub", **{**WORDS, "components": 0})
+    with pytest.raises(NotFound):
+        fit_subspace("nobody", publish="sub", **WORDS)
+    assert Workspace.open().ledger.budget("people") == before
+
+
+def test_a_budget_is_opened_once_and_charged_by_fits(home: Path) -> None:
+    assert not home.exists()
+    budget = open_budget("patients", epsilon=2.0, delta=2e-6, relation="zero_out")
+    rows = np.random.default_rng(0).normal(size=(500, 4))
+    model = PrivatePCA(1, epsilon=1.0, delta=1e-6, clip_norm=2.0, slot="first", budget=budget).fit(rows)
+    assert model.published_ == "subspace.patients@1"
+    assert open_budget("patients", epsilon=2.0, delta=2e-6, relation="zero_out").population == "patients"
+    with pytest.raises(Conflict):
+        open_budget("patients", epsilon=3.0, delta=2e-6, relation="zero_out")

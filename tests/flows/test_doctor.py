@@ -21,9 +21,8 @@ from flows.doctor import examine, shown_address
 from flows.reports.terminal import Finding
 from storage.ledger import checks
 from storage.workspace import Workspace
-from tests.certificates import issue
 from tests.storage.releasing import open_budget, publish
-from tests.web_server import serve_folder
+from tests.web_server import issue, serve_folder
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from storage.workspace import Workspace
 from tests.flows.conftest import Command, facts_of, isolate
 
 WIDTH = 8
-FIT = ("subspace", "fit", "people", "--components", "2", "--epsilon", "1", "--delta", "1e-6", "--clip-norm", "2")
+FIT_PEOPLE = ("subspace", "fit", "people", "--components", "2", "--epsilon", "1", "--delta", "1e-6", "--clip-norm", "2")
 DIRECT = ("--publish", "sub", "--direct", "--yes", "--json")
 
 
@@ -42,7 +42,7 @@ def public(tmp_path: Path, dpca: Command) -> Path:
 @pytest.mark.parametrize("center", ["none", "private"])
 def test_a_release_states_its_public_rows_and_is_charged_alone(public: Path, dpca: Command, center: str) -> None:
     given = ("--like-public", public, "--center", center)
-    report = json.loads(dpca(*FIT, *given, *DIRECT).out)
+    report = json.loads(dpca(*FIT_PEOPLE, *given, *DIRECT).out)
     artifact = Registry.open().load("sub", PrivateSubspace)
     plan = artifact.manifest["plan"]
     assert plan["like_public"] == "public rows in public.npy"
@@ -52,10 +52,10 @@ def test_a_release_states_its_public_rows_and_is_charged_alone(public: Path, dpc
     assert artifact.outcome["rounds"]["directions"][0] > 0
     assert captured_variance(rows_of(1).T @ rows_of(1), artifact.components) > 0.99
     assert len(Workspace.read_only().ledger.statement("people").releases) == 1
-    again = json.loads(dpca(*FIT, *given, *DIRECT).out)
+    again = json.loads(dpca(*FIT_PEOPLE, *given, *DIRECT).out)
     assert (again["release"], again["reused"], again["spent"]) == (report["release"], True, report["spent"])
     moved = public.rename(public.with_name("moved.npy"))
-    assert json.loads(dpca(*FIT, "--like-public", moved, "--center", center, *DIRECT).out)["reused"]
+    assert json.loads(dpca(*FIT_PEOPLE, "--like-public", moved, "--center", center, *DIRECT).out)["reused"]
 
 
 def test_unfit_public_rows_are_refused_in_one_line_and_charge_nothing(
@@ -72,7 +72,7 @@ def test_unfit_public_rows_are_refused_in_one_line_and_charge_nothing(
         (("--like-public", "people"), "was not declared public"),
         (("--like-public", public, "--mechanism", "mod_sulq"), "is for analyze_gauss"),
     ):
-        assert complaint in dpca(*FIT, *words, *DIRECT).complaint(1)
+        assert complaint in dpca(*FIT_PEOPLE, *words, *DIRECT).complaint(1)
     assert facts_of(home) == before
     with pytest.raises(NotFound):
         Registry.open().resolve("sub")
@@ -89,14 +89,14 @@ def test_a_public_dataset_gives_the_start_that_its_file_gives(public: Path, dpca
     from_dataset = PublicRows.of(pinned, n_features=WIDTH).start
     np.testing.assert_allclose(from_dataset.matrix, from_file.matrix, rtol=0, atol=1e-9)
     given = ("--like-public", "survey", "--center", center)
-    report = json.loads(dpca(*FIT, *given, *DIRECT).out)
+    report = json.loads(dpca(*FIT_PEOPLE, *given, *DIRECT).out)
     plan = Registry.open().load("sub", PrivateSubspace).manifest["plan"]
     assert plan["like_public"] == "public rows in survey"
     assert plan["like_public_digest"] == str(pinned.like_public).partition("#snapshot=")[2]
-    assert json.loads(dpca(*FIT, *given, *DIRECT).out)["release"] == report["release"]
+    assert json.loads(dpca(*FIT_PEOPLE, *given, *DIRECT).out)["release"] == report["release"]
     np.save(public, rows_of(4))
     assert dpca("dataset", "ingest", public, *words).status == 0
-    assert json.loads(dpca(*FIT, *given, *DIRECT).out)["release"] != report["release"]
+    assert json.loads(dpca(*FIT_PEOPLE, *given, *DIRECT).out)["release"] != report["release"]
     assert len(Workspace.read_only().ledger.statement("people").releases) == 2
 
 
@@ -105,7 +105,7 @@ def test_a_public_dataset_with_other_columns_is_refused(public: Path, dpca: Comm
     names.write_text("".join(f"c{number}\n" for number in range(WIDTH)))
     words = ("--name", "survey", "--public", "--feature-names", names, "--direct")
     assert dpca("dataset", "ingest", public, *words).status == 0
-    assert "other names" in dpca(*FIT, "--like-public", "survey", *DIRECT).complaint(1)
+    assert "other names" in dpca(*FIT_PEOPLE, "--like-public", "survey", *DIRECT).complaint(1)
 
 
 def _request(named: str, center: str) -> SubspaceRequest:

@@ -30,8 +30,7 @@ from tests.histories.plans import Act, Fault, Plan, plan_of
 from tests.histories.planted import PLANTS
 from tests.histories.playing import History, Plant, play
 from tests.histories.scheduler import Scheduler, Stuck
-from tests.histories.shrinking import least
-from tests.histories.soak import Report
+from tests.histories.soak import Report, least
 from tests.histories.violation import Violation
 from tests.histories.worlds import found_template
 

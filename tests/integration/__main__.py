@@ -26,10 +26,9 @@ def main() -> int:
     from tests.integration.entry_points import keep_strangers_out
     from tests.integration.failover import fail_over
     from tests.integration.faults import survive_faults
-    from tests.integration.federation import release_together
     from tests.integration.ledger_process import run_separately
     from tests.integration.processes import Failure
-    from tests.integration.releases import release_until_refused
+    from tests.integration.releases import release_together, release_until_refused
     from tests.integration.services import running_stack
     from tests.integration.silence import break_every_silence
 

@@ -12,8 +12,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 
 from tests.flows.arriving import DATASET, DELTA, FEATURES, NAME, Webhook, drop, listening
 from tests.integration.processes import BIN, check, wait_until
-from tests.integration.schedules import Job
-from tests.integration.services import Stack
+from tests.integration.services import Job, Stack
 
 # one release of epsilon 4 at this delta leaves 51 percent of the budget, two leave 1 percent
 EPSILON, NOISE, BUDGET = 4.0, 1e-3, 6.0

@@ -13,9 +13,9 @@ from distributed import Client
 from distributed.security import Security
 from obstore.exceptions import BaseError
 
-from tests.certificates import Files, issue
 from tests.integration.processes import BIN, Failure, check
 from tests.integration.services import Stack
+from tests.web_server import Files, issue
 
 
 def keep_strangers_out(stack: Stack) -> int:

@@ -9,8 +9,7 @@ import obstore
 
 from tests.integration.processes import check, wait_until
 from tests.integration.releases import ingest, write_rows
-from tests.integration.schedules import Job
-from tests.integration.services import Stack
+from tests.integration.services import Job, Stack
 
 PEOPLE, NAME = "crowd", "crowd-map"
 FEATURES, PASSES = 60, 100

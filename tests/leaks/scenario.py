@@ -26,7 +26,7 @@ from flows.cli import main
 from flows.clusters.connecting import connect
 from flows.jobs import run_release
 from flows.requests import SubspaceRequest
-from tests.leaks.canaries import RECORD
+from tests.leaks.guessing import RECORD
 
 FEATURES, CLIP_NORM, COMPONENTS = 8, 2.0, 2
 TERMS = ("--epsilon", "8", "--delta", "1e-6")

@@ -54,12 +54,13 @@ from storage.ledger.trail_export import export_trail
 from storage.trail.checkpoints import FIELDS, Subjects
 from storage.workspace import Workspace
 from tests.flows.conftest import isolate
-from tests.leaks.canaries import RECORD, canaries_of
 from tests.leaks.decoding import pieces_of_tree
 from tests.leaks.guessing import (
     CLIP_NORM,
+    RECORD,
     Recorded,
     all_that_left,
+    canaries_of,
     content_of,
     distinguished,
     guesses,

@@ -20,8 +20,8 @@ from dpca_tasks.queries.second_moment import SecondMoment
 from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.sums.exact_sum import exact_sum
 from flows.cli import PREFECT_DEFAULTS
-from tests.leaks.canaries import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
 from tests.leaks.decoding import pieces_of_tree
+from tests.leaks.guessing import RECORD, SMALLEST_TOTAL, Canaries, canaries_of
 from tests.leaks.scenario import CLIP_NORM, COMPONENTS, FEATURES
 
 pytestmark = pytest.mark.audit_only

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.compiled import copy_unchanged
-from tests.mutants.imports import describe, install
 from tests.mutants.operators import Mutation
-from tests.mutants.targets import PRODUCT, ROOT, SHORT, compiled_modules
+from tests.mutants.targets import PRODUCT, ROOT, SHORT, compiled_modules, describe, install
 
 LIBRARIES = (
     *("numpy", "scipy.stats", "hypothesis", "sqlalchemy", "zarr", "mpmath", "distributed", "dp_accounting"),

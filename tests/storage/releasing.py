@@ -118,3 +118,15 @@ def manifest(ledger: str, *, snapshot: str = "s" * 32) -> Manifest:
         code_version="0",
         quarantined=0,
     )
+
+
+class Interrupted:
+    """Interrupts an ingest after a given number of batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, phase: str, done: int, size: int, rows: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt

@@ -28,10 +28,9 @@ from dpca.backends.web import WebPlace
 from dpca.errors import Corrupt, Invalid, NotFound, Refused, StorageError, Unavailable
 from dpca.registry.pointers import Pointer
 from dpca.registry.reader import Registry
-from tests.certificates import Files, issue
 from tests.dpca.artifacts.test_subspace import SUBSPACE
 from tests.storage.hostile import base, change
-from tests.web_server import Answer, WebServer, cut_short, flipped, plain, serve_folder, status
+from tests.web_server import Answer, Files, WebServer, cut_short, flipped, issue, plain, serve_folder, status
 
 COMPONENTS = "components/zarr.json"
 CHUNK = "components/c/0/0"

@@ -29,9 +29,8 @@ from dpca.registry.reader import Registry
 from dpca.registry.roots import SIGNED_FOLDER, Root, SignedPointer, sign, signature_path
 from dpca.registry.trust import Trust, pin, pinned
 from storage.registry.signing import Signer, update_root
-from tests.certificates import issue
 from tests.s3 import Server
-from tests.storage.registry.signed_registries import (
+from tests.storage.registry.conftest import (
     NAME,
     PINNED,
     ROOT_KEY,
@@ -45,7 +44,7 @@ from tests.storage.registry.signed_registries import (
     refusal,
     subspace,
 )
-from tests.web_server import serve_folder
+from tests.web_server import issue, serve_folder
 
 SIGNED, PLAIN = SignedPointer.path(NAME), Pointer.path(NAME)
 

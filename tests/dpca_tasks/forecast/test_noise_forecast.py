@@ -52,7 +52,7 @@ from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.privacy.gate import InMemoryReservation
 from dpca_tasks.queries.words import PointTriples, WordTriples
 from dpca_tasks.records.blocks import ArrayBlocks
-from tests.dpca_tasks.refinement.noisy import isometric_noise
+from tests.dpca_tasks.refinement.rows_in_rounds import isometric_noise
 
 
 @given(

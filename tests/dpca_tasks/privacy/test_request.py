@@ -44,7 +44,7 @@ from dpca_tasks.queries.rounded_product import ClippedProduct, MomentProduct, Re
 from dpca_tasks.queries.second_moment import CentredMoment, RecordMean, SecondMoment
 from dpca_tasks.records.blocks import ArrayBlocks, NormalisedBlocks
 from dpca_tasks.sites.rounds import Share
-from tests.dpca_tasks.privacy.concrete import concrete
+from tests.dpca_tasks.conftest import concrete
 from tests.dpca_tasks.queries.query_table import (
     captured_energies,
     energies_around_a_mean,

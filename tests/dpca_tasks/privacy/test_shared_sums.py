@@ -26,8 +26,7 @@ from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Context, Participants, Scene
 from dpca_tasks.sums.exact_sum import exact_sum
 from storage.workspace import Workspace
-from tests.dpca_tasks.sites.rosters import roster_of
-from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, identity_of
+from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, identity_of, roster_of
 
 FACTS: dict[str, Any] = {"n_features": 5, "clip_norm": 1.0, "relation": "replace_one", "bits": 8}
 MOMENT = SecondMoment(**FACTS)

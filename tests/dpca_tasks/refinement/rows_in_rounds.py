@@ -4,15 +4,20 @@ Rows have norm 1 at most. ``mu`` is the noise level of the whole release: a rele
 standard deviation ``1 / mu`` on the diagonal.
 """
 
+import importlib.util
+import inspect
+import itertools
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from dpca_tasks.refinement import rounds as numerics
+from dpca_tasks.refinement.noisy_moment import NoisyMoment
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.rounds import Answer
-from tests.dpca_tasks.refinement.noisy import isometric_noise
+from dpca_tasks.refinement.schema_constraints import Constraints
 
 SHARES = {2: (0.2, 0.8), 3: (0.1, 0.3, 0.6)}
 
@@ -75,3 +80,66 @@ def in_rounds(rows, *, mu, n_components, n_rounds=3, centred=False, seed=0, modu
 def around_mean(rows):
     centred = rows - rows.mean(axis=0)
     return centred.T @ centred
+
+
+KNOWN = np.diag(np.concatenate([[30.0, 20.0, 14.0], np.linspace(8.0, 0.0, 37)]))
+"""A signal with three components above noise of size 1, and weaker ones."""
+
+
+def isometric_noise(order, *, seed):
+    """Return a symmetric noise matrix with std 1 off the diagonal and sqrt 2 on the diagonal."""
+    square = np.random.default_rng(seed).standard_normal((order, order)) / math.sqrt(2)
+    return square + square.T
+
+
+def noisy(signal, *, seed, noise_std=1.0):
+    return NoisyMoment(matrix=signal + noise_std * isometric_noise(len(signal), seed=seed), noise_std=noise_std)
+
+
+def signal(columns, *strengths):
+    """Return a second moment with these strengths along the columns, which are orthonormalized in order."""
+    directions = np.linalg.qr(columns)[0]
+    moment = (directions * np.array(strengths)) @ directions.T
+    return (moment + moment.T) / 2
+
+
+def held(second_moment, rows):
+    return float(np.einsum("ij,jk,ik->", rows, second_moment, rows))
+
+
+def captured(second_moment, rows):
+    """Return the variance that the given components capture, divided by that of the best components."""
+    return held(second_moment, rows) / float(np.linalg.eigvalsh(second_moment)[-len(rows) :].sum())
+
+
+def planted(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
+    """Return a copy of a module in which pieces of the source text are replaced; each piece must occur once."""
+    source = inspect.getsource(module)
+    for before, after in changes:
+        assert source.count(before) == 1, before
+        source = source.replace(before, after)
+    spec = importlib.util.spec_from_loader(module.__name__, loader=None)
+    assert spec is not None
+    copy = importlib.util.module_from_spec(spec)
+    exec(compile(source, str(module.__file__), "exec"), copy.__dict__)
+    return copy
+
+
+N_ROWS, SIZES = 3_000, (3, 4, 5, 6, 4)
+GROUPS = tuple(itertools.pairwise(itertools.accumulate(SIZES, initial=0)))
+SPACE = Constraints(n_features=24, groups=GROUPS, filled=(True, True, True, True, False))
+
+
+def encoded():
+    """Return rows whose categories depend on two hidden factors, clipped to norm 2."""
+    rng = np.random.default_rng(5)
+    rows, hidden = np.zeros((N_ROWS, 24)), rng.standard_normal((N_ROWS, 2))
+    for full, (start, stop) in zip(SPACE.filled, GROUPS, strict=True):
+        scores = hidden @ rng.standard_normal((2, stop - start)) * 1.5 + rng.gumbel(size=(N_ROWS, stop - start))
+        rows[np.arange(N_ROWS), start + scores.argmax(axis=1)] = 1.0 if full else rng.random(N_ROWS) < 0.6
+    rows[:, 22:] = rng.standard_normal((N_ROWS, 2))
+    return rows / np.maximum(np.linalg.norm(rows, axis=1) / 2.0, 1.0)[:, None]
+
+
+ROWS = encoded()
+S = ROWS.T @ ROWS

@@ -14,9 +14,7 @@ from dpca_tasks.refinement.rounds import Answer, Estimate, Round, combined, comp
 from dpca_tasks.refinement.rounds_assessment import assessed, estimated
 from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.encoded_rows import ROWS, SPACE
-from tests.dpca_tasks.refinement.noisy import held, isometric_noise
-from tests.dpca_tasks.refinement.rows_in_rounds import around_mean, in_rounds
+from tests.dpca_tasks.refinement.rows_in_rounds import ROWS, SPACE, around_mean, held, in_rounds, isometric_noise
 
 SHORT = ROWS / 2.0
 COUNT, MU, DRAWS = 4, 0.15, 12

@@ -18,7 +18,7 @@ from dpca_tasks.refinement import leading_pairs, noisy_moment
 from dpca_tasks.refinement.leading_pairs import SHORT, depth, nearly_leading_eigenpairs, shortened
 from dpca_tasks.refinement.noisy_moment import Method, NoisyMoment, frames, standardised, width
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.noisy import KNOWN, held, isometric_noise, noisy, planted
+from tests.dpca_tasks.refinement.rows_in_rounds import KNOWN, held, isometric_noise, noisy, planted
 
 ORDER, COUNT = 400, 12
 SIGNAL = np.diag(np.r_[np.linspace(200.0, 60.0, 6), np.linspace(38.0, 0.0, ORDER - 6)])

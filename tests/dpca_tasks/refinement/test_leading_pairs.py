@@ -17,7 +17,7 @@ from dpca_tasks.refinement import leading_pairs, noisy_moment
 from dpca_tasks.refinement.leading_pairs import REQUESTS, refine, refine_kept_pairs
 from dpca_tasks.refinement.noisy_moment import METHODS, NoisyMoment
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.noisy import KNOWN, captured, isometric_noise, noisy, planted, signal
+from tests.dpca_tasks.refinement.rows_in_rounds import KNOWN, captured, isometric_noise, noisy, planted, signal
 
 each_method = pytest.mark.parametrize("method", REQUESTS)
 

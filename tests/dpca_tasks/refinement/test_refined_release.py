@@ -29,7 +29,7 @@ from dpca_tasks.refinement.refined_release import (
     verdict,
 )
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.noisy import KNOWN, captured, held, isometric_noise, noisy
+from tests.dpca_tasks.refinement.rows_in_rounds import KNOWN, captured, held, isometric_noise, noisy
 from tests.dpca_tasks.refinement.test_leading_pairs import four_columns
 
 DRAWS = 30

@@ -28,8 +28,15 @@ from dpca_tasks.refinement.rounds import (
     proposed,
 )
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.noisy import captured, isometric_noise, planted
-from tests.dpca_tasks.refinement.rows_in_rounds import around_mean, decaying_rows, in_rounds, moment
+from tests.dpca_tasks.refinement.rows_in_rounds import (
+    around_mean,
+    captured,
+    decaying_rows,
+    in_rounds,
+    isometric_noise,
+    moment,
+    planted,
+)
 
 ROWS = decaying_rows(offset=1.5)
 SECOND_MOMENT = ROWS.T @ ROWS

@@ -19,8 +19,7 @@ from dpca_tasks.refinement.rounds import Answer, around_own_mean, components
 from dpca_tasks.refinement.rounds_assessment import assessed, estimated
 from dpca_tasks.threads import one_thread
 from papers.lib.public_data import a9a_rows
-from tests.dpca_tasks.refinement.noisy import held, planted
-from tests.dpca_tasks.refinement.rows_in_rounds import around_mean, decaying_rows, in_rounds, moment
+from tests.dpca_tasks.refinement.rows_in_rounds import around_mean, decaying_rows, held, in_rounds, moment, planted
 
 ROWS = decaying_rows(offset=3.0)
 COUNT, MU, DRAWS = 6, 0.1, 12

@@ -15,8 +15,7 @@ from dpca_tasks.refinement.noisy_moment import NoisyMoment, Standardised
 from dpca_tasks.refinement.refined_release import assess
 from dpca_tasks.refinement.schema_constraints import Constraints
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.encoded_rows import GROUPS, N_ROWS, ROWS, SPACE, S
-from tests.dpca_tasks.refinement.noisy import isometric_noise
+from tests.dpca_tasks.refinement.rows_in_rounds import GROUPS, N_ROWS, ROWS, SPACE, S, isometric_noise
 
 SHAPES = {
     "two filled": (5, [(0, 2), (2, 5)], [True, True]),

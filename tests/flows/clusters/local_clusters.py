@@ -5,7 +5,7 @@ from typing import Any
 from distributed import LocalCluster
 
 from flows.settings import Settings
-from tests.certificates import Files
+from tests.web_server import Files
 
 
 def in_process(*, n_workers: int) -> LocalCluster:

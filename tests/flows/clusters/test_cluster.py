@@ -23,8 +23,8 @@ from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
 from storage.datasets.catalog import Entry
 from storage.datasets.staging import scratch_folder
-from tests.certificates import Files, issue
 from tests.flows.clusters.local_clusters import in_process, under_tls
+from tests.web_server import Files, issue
 
 
 @pytest.fixture

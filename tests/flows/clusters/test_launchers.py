@@ -25,9 +25,9 @@ from dpca_tasks.errors import InvalidInput, Refused
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.clusters.dask_clusters import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
 from flows.settings import Settings
-from tests.certificates import Files
 from tests.flows.clusters.local_clusters import in_process, under_tls
 from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stranger
+from tests.web_server import Files
 
 
 class _Started:

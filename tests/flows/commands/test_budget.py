@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.reports.budget_facts import balances
 from storage.workspace import Workspace
 from tests.flows.conftest import FIT, Command
-from tests.storage.releasing import POPULATION, reserve
+from tests.storage.releasing import EPSILON, POPULATION, begin, commit, open_budget, reserve
 from tests.storage.releasing import open_budget as open_people
 
 OPEN = ("budget", "open", "patients", "--epsilon", "4", "--delta", "1e-6")
@@ -153,3 +154,20 @@ def test_the_newest_releases_are_shown_and_earlier_ones_counted(dpca: Command) -
     assert "more earlier releases are not shown" in newest.err
     for enough in ("show", "history"):
         assert "earlier" not in dpca("budget", enough, POPULATION).err
+
+
+def test_every_release_that_was_not_abandoned_is_counted(home: Path) -> None:
+    ledger = Workspace.open().ledger
+    open_budget(ledger, "people")
+    open_budget(ledger, "films")
+    reserve(ledger, "waiting", population="people")
+    begin(ledger, "begun", population="people")
+    commit(ledger, begin(ledger, "committed", population="people").release_id)
+    ledger.close(begin(ledger, "closed", population="people").release_id)
+    ledger.abandon(reserve(ledger, "given up", population="people").release_id)
+    films, people = balances(ledger)
+    assert [(row["population"], row["releases"]) for row in (films, people)] == [("films", 0), ("people", 4)]
+    assert (films["spent"], films["remaining"]) == (0.0, pytest.approx(EPSILON, rel=1e-6))
+    assert 0.0 < people["spent"] < EPSILON
+    assert people["remaining"] < films["remaining"]
+    assert home.is_dir()

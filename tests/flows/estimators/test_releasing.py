@@ -15,12 +15,13 @@ import pandas as pd
 import pytest
 import sqlalchemy as sa
 from scipy import sparse
+from sklearn.base import clone
 
 from dpca import errors
 from dpca.errors import BudgetExhausted, Conflict, Invalid, NotFound
 from dpca.registry import Registry
 from dpca_tasks.errors import InvalidInput, Refused
-from flows.estimators import PrivateMatrixFactorization, RepeatedFitWarning, base
+from flows.estimators import InMemoryBudget, PrivateMatrixFactorization, PrivateRidge, RepeatedFitWarning, base
 from flows.estimators.tables import Entries, Table, TableRows
 from storage.database import tables
 from storage.datasets.ingest import ingest
@@ -352,3 +353,49 @@ def test_names_are_checked_when_a_budget_is_requested(budget: PopulationBudget) 
     named = Workspace.open().budget("patients", dataset="visits", publish="visits-map")
     assert model(budget=named).fit(ROWS).published_ == "visits-map@1"
     assert repr(named) == "PopulationBudget('patients')"
+
+
+RNG = np.random.default_rng(2)
+RIDGE_ROWS = RNG.uniform(-1.0, 1.0, (8000, 3))
+TARGET = RIDGE_ROWS @ [1.0, -0.5, 0.0] + 0.3 + RNG.normal(0, 0.1, 8000)
+
+
+def test_a_fit_is_one_charge_and_predicts_within_its_errors() -> None:
+    budget = InMemoryBudget(epsilon=3.0, delta=1e-5)
+    model = PrivateRidge(epsilon=2.0, delta=1e-6, clip_norm=3.0, slot="first", budget=budget).fit(RIDGE_ROWS, TARGET)
+    spent = budget.spent
+    assert spent > 0
+    again = clone(model).fit(RIDGE_ROWS, TARGET)
+    assert budget.spent == spent
+    assert np.array_equal(again.coef_, model.coef_)
+    assert model.artifact_.n_features == 4
+    derived = model.artifact_.ridge("3")
+    assert derived.weights is not None
+    assert derived.errors is not None
+    assert np.array_equal(model.coef_, derived.weights[0])
+    assert np.array_equal(model.ridge_coef_, derived.coefficients[0])
+    assert np.array_equal(model.ridge_coef_errors_, derived.errors[0])
+    assert np.allclose(model.predict(RIDGE_ROWS), derived.predict(RIDGE_ROWS))
+    assert model.score(RIDGE_ROWS, TARGET) > 0.8
+    assert model.r_squared_ > 0.8
+    with pytest.raises(BudgetExhausted):
+        PrivateRidge(epsilon=2.9, delta=1e-6, clip_norm=3.0, budget=budget).fit(RIDGE_ROWS, TARGET)
+
+
+def test_columns_have_names_and_no_intercept_needs_no_mean() -> None:
+    frame = pd.DataFrame(RIDGE_ROWS, columns=["a", "b", "c"])
+    budget = InMemoryBudget(epsilon=9.0, delta=1e-5)
+    model = PrivateRidge(epsilon=4.0, delta=1e-6, clip_norm=3.0, fit_intercept=False, budget=budget).fit(frame, TARGET)
+    assert list(model.feature_names_in_) == ["a", "b", "c"]
+    assert model.intercept_ == 0.0
+    assert not model.artifact_.has_mean
+    assert model.predict(frame).shape == (8000,)
+
+
+def test_a_missing_bound_is_refused_and_noise_is_warned_of() -> None:
+    budget = InMemoryBudget(epsilon=9.0, delta=1e-5)
+    with pytest.raises(InvalidInput, match="clip_norm=None sets no bound"):
+        PrivateRidge(budget=budget).fit(RIDGE_ROWS, TARGET)
+    assert budget.spent == 0
+    with pytest.warns(UserWarning, match="the noise hides whether the columns predict the target"):
+        PrivateRidge(epsilon=0.01, clip_norm=3.0, budget=budget).fit(RIDGE_ROWS[:200], TARGET[:200])

@@ -24,9 +24,12 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
+import dpca
 from dpca.errors import Invalid
+from dpca.schemas.schema import Schema
 from flows.estimators import InMemoryBudget, PrivateMatrixFactorization, PrivatePCA
 from flows.estimators.tables import Columns, Entries, Table, TableRows
+from storage.workspace import Workspace
 from tests.flows.estimators.rows import ROWS, TERMS, model
 
 NAMES = pd.Index(list("abcde"))
@@ -313,3 +316,98 @@ def test_numbers_of_other_types_are_read(kind: Callable[[int], Any]) -> None:
     pca, _ = fitted()
     rows = [[kind(at) for at in range(5)]] * 2
     assert pca.transform(rows).tolist() == pca.transform(np.tile(np.arange(5.0), (2, 1))).tolist()
+
+
+SCHEMA: dict[str, Any] = {
+    "columns": [
+        {"name": "job", "kind": "categorical", "values": ["a", "b", "c"], "others": "refuse"},
+        {"name": "age", "kind": "numeric", "range": [0, 100]},
+        {"name": "city", "kind": "categorical", "values": ["x", "y"], "others": "category"},
+        {"name": "note", "kind": "drop"},
+    ]
+}
+DIFFERENCE = np.array([1.0, 1.0, 1.0, 0.0, -1.0, -1.0, -1.0])
+
+
+def people(n_rows: int = 500) -> pd.DataFrame:
+    rng = np.random.default_rng(1)
+    return pd.DataFrame(
+        {
+            "city": rng.choice(["x", "y", "z"], n_rows),
+            "age": rng.integers(0, 100, n_rows),
+            "note": ["-"] * n_rows,
+            "job": rng.choice(["a", "b", "c"], n_rows),
+        }
+    )
+
+
+def encoded_model(**options: Any) -> dpca.PrivatePCA:
+    return dpca.PrivatePCA(
+        **{"n_components": 2, "epsilon": 5.0, "delta": 1e-7, "clip_norm": 2.0, "schema": SCHEMA, **options}
+    )
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("center", ["none", "private"])
+def test_raw_frames_are_encoded_and_the_constraints_hold(rounds: int, center: str) -> None:
+    budget = dpca.Budget(epsilon=50, delta=1e-5)
+    fitted = encoded_model(rounds=rounds, center=center, budget=budget).fit(people())
+    assert fitted.feature_names_in_.tolist() == [
+        *("job=a", "job=b", "job=c", "age", "city=x", "city=y", "city=(other)"),
+    ]
+    assert np.abs(fitted.components_ @ DIFFERENCE).max() < 1e-6
+    scores = fitted.transform(people(20))
+    assert scores.shape == (20, 2)
+    np.testing.assert_allclose(fitted.artifact_.transform(people(20)), scores, atol=1e-12)
+    assert np.isfinite(fitted.score(people(20))) or (center == "none" and rounds == 1)
+
+
+@pytest.mark.parametrize("form", ["schema", "file"])
+def test_a_schema_may_be_an_object_or_a_file(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.yaml"
+    file.write_text(
+        "columns:\n- {name: job, kind: categorical, values: [a, b, c], others: refuse}\n"
+        "- {name: city, kind: categorical, values: [x, y], others: category}\n"
+    )
+    schema = file if form == "file" else Schema.parse({"columns": [SCHEMA["columns"][0], SCHEMA["columns"][2]]})
+    budget = dpca.Budget(epsilon=50, delta=1e-5)
+    made = clone(encoded_model(schema=schema, budget=budget)).set_params(budget=budget)
+    assert made.fit(people()[["job", "city"]]).components_.shape == (2, 6)
+
+
+def test_rows_that_the_schema_refuses_are_not_charged() -> None:
+    budget = dpca.Budget(epsilon=50, delta=1e-5)
+    rows = people()
+    rows.loc[7, "job"] = "unknown"
+    for table in (rows, people().drop(columns="job")):
+        with pytest.raises(Invalid):
+            encoded_model(budget=budget).fit(table)
+    assert budget.remaining == 50
+
+
+def test_a_slot_returns_its_release_whatever_the_rows() -> None:
+    """The rows of a repeated slot are not encoded."""
+    budget, rows = dpca.Budget(epsilon=50, delta=1e-5), people()
+    fitted = encoded_model(budget=budget, slot="one").fit(rows)
+    rows.loc[7, "job"] = "unknown"
+    again = encoded_model(budget=budget, slot="one").fit(rows)
+    np.testing.assert_array_equal(again.components_, fitted.components_)
+    assert again.feature_names_in_.tolist() == fitted.feature_names_in_.tolist()
+
+
+def test_ids_of_individuals_are_refused() -> None:
+    schema = {"columns": [*SCHEMA["columns"][:3], {"name": "note", "kind": "id"}]}
+    with pytest.raises(Invalid, match="each row of X is the data of one person"):
+        encoded_model(schema=schema).fit(people())
+
+
+def test_a_ledger_stores_the_raw_table_and_states_the_schema(home: Path) -> None:
+    budget = dpca.open_budget("people", epsilon=50, delta=1e-6)
+    fitted = encoded_model(rounds=1, budget=budget, slot="one").fit(people())
+    assert np.abs(fitted.components_ @ DIFFERENCE).max() < 1e-6
+    assert fitted.artifact_.manifest["encoder"]["columns"][0]["name"] == "job"
+    again = encoded_model(rounds=1, budget=budget, slot="one").fit(people())
+    np.testing.assert_array_equal(again.components_, fitted.components_)
+    assert len(list(Workspace.read_only().ledger.history("people"))) == 1
+    following = encoded_model(budget=budget, slot="two", like=fitted.published_).fit(people())
+    assert following.artifact_.manifest["plan"]["like"] == fitted.published_

@@ -11,24 +11,29 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
+from scipy.linalg import block_diag
 
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.reader import Registry
 from dpca_tasks.accounting.factorisation import choose_weights
-from dpca_tasks.errors import Refused
+from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.layouts import unpack_symmetric
 from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.released_moment import moment_query
 from dpca_tasks.mechanisms.streams.stream_estimate import coefficients
 from dpca_tasks.mechanisms.streams.stream_ticks import plan_stream
+from dpca_tasks.refinement.public_map import PublicMap
+from dpca_tasks.refinement.rounds import Answer, begun
 from flows.families.base import FAMILIES, family_named, stored_request
-from flows.families.restated_subspace import packed, restate_subspace
+from flows.families.columns import Columns, check_same_columns
+from flows.families.restated_subspace import _extended_by_map, _extended_by_mean, packed, restate_subspace
 from flows.families.streams import StreamTerms, factor
 from flows.releases import stages
 from flows.releases.arrival_ends import drift_from, judge
@@ -430,3 +435,81 @@ def test_a_family_does_not_import_another_family() -> None:
 def test_each_family_has_the_name_of_its_row(name: str) -> None:
     family = family_named(name)
     assert family.name == family.request.family == name
+
+
+def test_the_moment_of_a_warm_start_around_a_mean_is_that_of_its_rows():
+    """Without noise and clipping, the answer to mapped rows gives the moment of the rows with their constants."""
+    rng = np.random.default_rng(8)
+    rows, constant = rng.standard_normal((50, 4)), 0.25
+    public = PublicMap.on_grid(np.linalg.qr(rng.standard_normal((4, 2)))[0], np.array([0.25, 0.5]))
+    shift = np.array([0.5, -0.25, 0.0, 1.0])
+    images = np.column_stack([public.forward((rows - shift).T).T, np.full(50, constant)])
+    answer = Answer(released=images.T @ images, noise_std=1.0, map=public, constant=constant)
+    estimate = begun(answer, centred=True)
+    assert estimate.mean is not None
+    residual = (rows - shift).mean(axis=0)
+    estimate = replace(estimate, mean=residual)  # not limited to norm 1
+    moment, weights = _extended_by_map(estimate, answer, residual + shift, np.eye(4))
+    extended = np.column_stack([rows, np.full(50, constant)])
+    np.testing.assert_allclose(moment, extended.T @ extended, atol=1e-9)
+    np.testing.assert_allclose(weights[:4, :4], public.inverse_around(np.eye(4)) + np.outer(shift, shift) / constant**2)
+
+
+def test_the_moment_around_a_private_mean_is_that_of_rows_with_their_constant():
+    """The rows around the mean and a separate row of constants give the rows with their constants by a linear map."""
+    rng = np.random.default_rng(3)
+    matrix, weights = np.cov(rng.standard_normal((4, 50))), np.diag([1.0, 2.0, 3.0, 4.0])
+    mean, constant = np.array([0.5, -0.25, 0.0, 1.0]), 0.25
+    first = Answer(
+        released=np.eye(5), noise_std=0.6, map=PublicMap.on_grid(np.empty((4, 0)), np.empty(0)), constant=constant
+    )
+    estimate = replace(begun(first, centred=True), matrix=matrix, n_records=40.0, noise_std=0.2)
+    function = np.eye(5)
+    function[:4, 4] = mean / constant
+    moment, shape = _extended_by_mean(estimate, first, mean, weights)
+    np.testing.assert_allclose(moment, function @ block_diag(matrix, 40.0 * constant**2) @ function.T, atol=1e-12)
+    np.testing.assert_allclose(shape, function @ block_diag(weights, (0.6 / 0.2) ** 2) @ function.T, atol=1e-12)
+
+
+ONE = Columns(table="one", n_features=2, names=("a", "b"))
+
+
+def encoder(low: float) -> dict[str, object]:
+    """Return the stored form of a schema with one numeric column."""
+    return {"missing_texts": [], "columns": [{"name": "a", "kind": "numeric", "range": [low, 1.0]}]}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_equal_columns_are_accepted(*, named: bool) -> None:
+    for other in (ONE, replace(ONE, table="other", names=["a", "b"])):
+        check_same_columns(ONE, other, rule="use it", named=named)
+    check_same_columns(replace(ONE, encoder=encoder(0.0)), replace(ONE, encoder=encoder(0.0)), rule="use it")
+
+
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [
+        (replace(ONE, table="other", n_features=3), "one has 2 columns, but other has 3; use it."),
+        (replace(ONE, table="other", names=("b", "a")), "other names, or another order, than those of other; use it."),
+        (replace(ONE, table="other", encoder=encoder(0.0)), "another schema than those of other; use it."),
+    ],
+)
+def test_a_difference_is_named_in_one_line(other: Columns, refused: str) -> None:
+    for named in (False, True):
+        with pytest.raises(InvalidInput) as found:
+            check_same_columns(ONE, other, rule="use it", named=named)
+        assert str(found.value).endswith(refused)
+
+
+def test_missing_names_are_a_difference_only_if_names_are_required() -> None:
+    unnamed = replace(ONE, names=None)
+    for pair in ((ONE, unnamed), (unnamed, ONE)):
+        check_same_columns(*pair, rule="use it")
+        with pytest.raises(InvalidInput, match="other names"):
+            check_same_columns(*pair, rule="use it", named=True)
+    check_same_columns(unnamed, unnamed, rule="use it", named=True)
+
+
+def test_schemas_with_other_ranges_differ() -> None:
+    with pytest.raises(InvalidInput, match="another schema"):
+        check_same_columns(replace(ONE, encoder=encoder(0.0)), replace(ONE, encoder=encoder(0.5)), rule="use it")

@@ -35,8 +35,7 @@ from dpca_tasks.errors import Refused as FramesRefused
 from flows.parties import listening
 from flows.parties.calling import LONGEST_HEAD, MAGIC, OVERHEAD, REFUSED, UNUSABLE, Frame, decode, encode
 from flows.parties.listening import AT_ONCE, CONNECTIONS, FAILED, PEER, Listener, Route, application, bind, protocol_for
-from tests.flows.parties.conftest import MOST, Party
-from tests.flows.parties.raw_requests import exchanged, raw_requests, statuses
+from tests.flows.parties.conftest import MOST, Party, exchanged, raw_requests, statuses
 from tests.forger import forgeries
 
 SECRET = "/srv/ledger/private"

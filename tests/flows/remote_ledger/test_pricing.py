@@ -22,7 +22,7 @@ from flows.remote_ledger.messages import Answer
 from flows.remote_ledger.pricing import Pricing
 from flows.remote_ledger.remote_workspace import Connection
 from flows.remote_ledger.service import RUNNER, Client, LedgerService
-from tests.flows.remote_ledger.remote_home import Loopback, RemoteHome
+from tests.flows.remote_ledger.conftest import Loopback, RemoteHome
 
 HOSTILE = tuple(f"hostile-{number}" for number in range(4))
 

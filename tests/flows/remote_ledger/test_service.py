@@ -26,7 +26,7 @@ from flows.remote_ledger.service import read_config
 from flows.remote_ledger.workspaces import open_workspace
 from flows.requests import SubspaceRequest
 from storage.ledger.releases import Grant
-from tests.flows.remote_ledger.remote_home import PEOPLE, Loopback, RemoteHome
+from tests.flows.remote_ledger.conftest import PEOPLE, Loopback, RemoteHome
 
 REQUEST = SubspaceRequest(dataset=PEOPLE, components=2, epsilon=1.0, delta=1e-6, clip_norm=1.5, publish="sub", rounds=1)
 

@@ -33,7 +33,7 @@ from flows.remote_ledger.messages import PROTOCOL, written
 from flows.remote_ledger.remote_workspace import RemoteKeys, refusal_of
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import FIT, Command, isolate
-from tests.flows.remote_ledger.remote_home import PEOPLE, SECRET, RemoteHome, move_away
+from tests.flows.remote_ledger.conftest import PEOPLE, SECRET, RemoteHome, move_away
 
 
 @dataclass(frozen=True, kw_only=True)

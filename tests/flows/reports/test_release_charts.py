@@ -5,6 +5,7 @@ a component must be selected correctly.
 """
 
 import itertools
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from dpca.artifacts.derived import Correlations, DerivedModel
+from dpca.artifacts.labels import LABELS, formatted, label, meaning, rounded_down
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import Invalid
+from flows.releases.stages import _MEASURES
+from flows.reports.derived_charts import _spread, derived_chart
 from flows.reports.release_charts import (
     THEMES,
     budget_chart,
@@ -26,7 +31,9 @@ from flows.reports.release_charts import (
     theme_of,
     write_chart,
 )
+from flows.reports.release_page import quality_of, release_page
 from flows.reports.spectrum import Spectrum, top_loadings
+from tests.flows.conftest import Command
 
 LEAST_CONTRAST = 4.5  # minimum contrast of WCAG 2 for text of any size
 SEPARATE = 20.0  # a color difference (CIE 1976) that is seen at a glance; 2.3 is just noticeable
@@ -330,3 +337,110 @@ def test_every_spectrum_can_be_drawn(values: tuple[float, ...], edge: float | No
 def test_a_release_of_directions_alone_has_no_spectrum() -> None:
     with pytest.raises(Invalid, match="directions without eigenvalues"):
         Spectrum.of(PrivateSubspace(components=np.eye(2, 3), manifest={}), noise_edge=None)
+
+
+NAMES = ["age", "job=a", "job=b"]
+
+
+def components(*, above: int) -> DerivedModel:
+    """Return two components of three features."""
+    facts = {"model": "pca", "outputs": ["component 1", "component 2"]}
+    return DerivedModel(
+        coefficients=np.eye(2, 3),
+        intercepts=np.zeros(2),
+        loadings=np.array([[1.0, 0.5, 0.0], [0.1, 0.1, 0.1]]),
+        manifest={"feature_names": NAMES, "derived": facts, "outcome": {"above_noise": above}},
+    )
+
+
+@pytest.mark.parametrize(("above", "axis"), [(2, "loading on component 2"), (1, ""), (0, "")])
+def test_a_biplot_needs_two_components_above_the_noise(above: int, axis: str) -> None:
+    figure = derived_chart(components(above=above), name="map@1")
+    assert figure.get_label() == f"{above} of 2 components are above the noise"
+    assert figure.axes[0].get_ylabel() == axis
+
+
+def test_coefficients_whose_interval_holds_zero_are_grey() -> None:
+    model = DerivedModel(
+        coefficients=np.array([[1.0, 0.1, -1.0]]),
+        intercepts=np.zeros(1),
+        errors=np.full((1, 3), 0.1),
+        manifest={"feature_names": NAMES, "derived": {"model": "ridge", "target": "y", "outputs": ["y"]}},
+    )
+    figure = derived_chart(model)
+    assert figure.get_label() == "y: 2 of 3 coefficients differ from 0"
+    colors = [line.get_color() for line in figure.axes[0].lines[:6:2]]
+    assert len(set(colors)) == 3  # positive, negative and grey
+
+
+def test_correlations_within_the_noise_are_grey() -> None:
+    values = np.array([[1.0, 0.8, 0.1], [0.8, 1.0, -0.5], [0.1, -0.5, 1.0]])
+    facts = {"feature_names": NAMES, "derived": {"model": "correlation"}}
+    errors = np.full((3, 3), 0.1)
+    figure = derived_chart(
+        Correlations(values=values, errors=errors, partial=values, partial_errors=errors, manifest=facts)
+    )
+    assert figure.get_label() == "2 of 3 correlations differ from 0"
+    cells = np.ma.filled(np.ma.asarray(figure.axes[0].images[0].get_array(), float), np.nan)
+    assert np.array_equal(np.isnan(cells), np.array([[1, 0, 1], [0, 1, 0], [1, 0, 1]], bool))
+
+
+def test_labels_of_arrows_keep_a_distance() -> None:
+    heights = np.array([0.3, 0.0, 0.01, 0.0, -0.5])
+    placed = _spread(heights, gap=0.1)
+    assert np.diff(np.sort(placed)).min() >= 0.1 - 1e-12
+    assert placed.mean() == pytest.approx(heights.mean())
+    assert np.array_equal(np.argsort(placed, kind="stable"), np.argsort(heights, kind="stable"))
+    assert len(_spread(np.zeros(0), gap=0.1)) == 0
+
+
+def test_every_fact_of_quality_has_a_label_and_a_meaning_which_the_documents_state() -> None:
+    page = Path("docs/reference/artifact.md").read_text(encoding="utf-8")
+    for name in [name for name in _MEASURES if name != "verdict"]:
+        assert name in LABELS, name
+        assert meaning(name), name
+    for name, (text, means) in LABELS.items():
+        assert f"| `{name}` | {text} | {means} |" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [
+        (0.186191, "share", "0.186"),
+        (0.1869, "share_low", "0.186"),
+        (0.99999, "cv_low", "0.999"),
+        (41.822, "noise_std", "41.8"),
+        (323862.6, "captured", "323,863"),
+        (True, "failed", "yes"),
+        (None, "users", "-"),
+        (49, "above_noise", "49"),
+    ],
+)
+def test_a_fact_is_stated_in_three_digits_and_a_lower_bound_is_rounded_down(
+    value: object, name: str, text: str
+) -> None:
+    assert formatted(value, name=name) == text
+
+
+def test_rounding_down_never_rounds_up() -> None:
+    for value in (0.1, 0.2999, 0.7148, 1.0, 123456.0):
+        assert rounded_down(value, digits=3) <= value
+
+
+def test_a_release_is_shown_as_a_page_and_as_json(released: Path, dpca: Command) -> None:
+    facts = json.loads(dpca("registry", "show", "sub", "--json").out)
+    shown = dpca("registry", "show", "sub").out
+    assert shown == release_page(facts) + "\n"
+    verdict = facts["verdict"]
+    lines = shown.splitlines()
+    assert lines[0].startswith("sub@1")
+    assert verdict[1:30] in " ".join(lines[:6])
+    for text in ("Guarantee\n", facts["statement"], "Quality\n", "Terms\n", "Origin\n", facts["release"]):
+        assert text in shown
+    for name in quality_of(facts["manifest"]["outcome"]):
+        assert label(name) in shown
+    assert max(len(line) for line in lines if "sha256" not in line) <= 80
+
+
+def test_a_result_without_privacy_is_marked() -> None:
+    assert "NOT PRIVATE" in release_page({"artifact": "map@1", "private": False, "manifest": {}})

@@ -21,8 +21,8 @@ from flows.sites.masks import Dealer, FileMemory, longest_exchange
 from flows.sites.parties import RosterSites
 from flows.sites.roster import RosterFile, read_roster
 from storage.workspace import Workspace
-from tests.dpca_tasks.sites.rosters import roster_of
-from tests.flows.sites.joint import (
+from tests.dpca_tasks.sites.secure_sum.scenes import roster_of
+from tests.flows.sites.conftest import (
     METHODS,
     SHARED,
     TOPICS,

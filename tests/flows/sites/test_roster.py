@@ -15,7 +15,7 @@ from flows.cli import main
 from flows.demo import Federation
 from flows.parties.certificates import make_identity
 from flows.sites.roster import Limits, read_config, read_roster
-from tests.flows.sites.joint import at_home, request
+from tests.flows.sites.conftest import at_home, request
 from tests.forger import forgeries
 
 

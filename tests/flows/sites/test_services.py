@@ -26,7 +26,7 @@ from flows.parties.calling import OVERHEAD, Caller, Post, decode, encode
 from flows.parties.certificates import calling_context, make_identity
 from flows.sites import releases as stages
 from flows.sites.roster import read_roster
-from tests.flows.sites.joint import METHODS, at_home, logs, planned_of, request
+from tests.flows.sites.conftest import METHODS, at_home, logs, planned_of, request
 
 OPEN: list[Caller] = []
 

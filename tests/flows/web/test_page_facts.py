@@ -32,7 +32,7 @@ from storage.database.engine import transaction
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.flows.conftest import Command
-from tests.flows.web.sample_home import FEATURES, JOINT, NAMES, SPACED, Maker, add_versions, subspace
+from tests.flows.web.conftest import FEATURES, JOINT, NAMES, SPACED, Maker, add_versions, subspace
 
 
 def lineage(name: str, version: int = 1):

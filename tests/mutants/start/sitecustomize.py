@@ -3,6 +3,6 @@
 import os
 
 if "DPCA_MUTATION" in os.environ:
-    from tests.mutants.imports import install
+    from tests.mutants.targets import install
 
     install(os.environ["DPCA_MUTATION"])

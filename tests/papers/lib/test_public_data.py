@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 from dpca.errors import BadSource, Invalid
+from dpca_tasks.mechanisms.base import PrivacyTarget
+from dpca_tasks.mechanisms.subspace.analyze_gauss import AnalyzeGauss
+from dpca_tasks.mechanisms.subspace.smooth_sensitivity import SmoothSensitivity
+from dpca_tasks.noise.keystream import subkey
+from dpca_tasks.privacy.eigensolver import Eigensolver
 from papers.lib import public_data
+from papers.lib.kept_rows import KeptRows, along_axes, release
 from papers.lib.public_data import (
     CIFAR_FEATURES,
     MNIST,
@@ -202,3 +208,28 @@ def test_generated_images_have_the_shape_of_cifar_10() -> None:
     assert set(found.labels) == set(range(10))
     np.testing.assert_allclose(found.rows.multiply(found.rows).sum(axis=1), 1.0)
     assert (found.rows != made_images(400).rows).nnz == 0
+
+
+TARGET = PrivacyTarget(epsilon=1.0, delta=1e-3, allow_large_delta=True)
+
+
+def test_records_along_the_axes_are_counted() -> None:
+    assert KeptRows(source=along_axes([3, 0, 2])).form_moment().diagonal().tolist() == [3.0, 0.0, 2.0]
+
+
+def test_eigenpairs_are_computed_once_for_each_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = KeptRows(source=along_axes([900, 5, 5]))
+    solvers = [Eigensolver(n_features=3, clip_norm=1.0, relation="add_remove", n_components=count) for count in (1, 2)]
+    start = subkey(bytes(32), label="start", info=b"")
+    first = [rows.solve(solver, start) for solver in solvers]
+    monkeypatch.setattr(Eigensolver, "solve", lambda *_: pytest.fail("it was computed again"))
+    assert [rows.solve(solver, start) for solver in solvers] == first
+    assert first[0].gap == pytest.approx(895, abs=0.1)
+
+
+@pytest.mark.parametrize("mechanism", [SmoothSensitivity(n_components=1), AnalyzeGauss(n_components=1)])
+def test_a_seed_determines_a_release(mechanism: SmoothSensitivity | AnalyzeGauss) -> None:
+    rows = KeptRows(source=along_axes([9_000, 5, 5]))
+    one, same, other = (release(mechanism, TARGET, rows, seed=seed).components for seed in ((1,), (1,), (2,)))
+    np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(one, other)

@@ -26,7 +26,7 @@ from storage.ledger.journal import Head
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
 from storage.workspace import Workspace
-from tests.storage.ledger.edits import EDITS
+from tests.storage.ledger.conftest import EDITS
 from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
 from tests.storage.streaming import open_stream, publish_tick, register
 

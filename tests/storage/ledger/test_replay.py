@@ -17,7 +17,7 @@ from storage.datasets.catalog import Catalog
 from storage.ledger import arrivals
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote, rebuild_pointers
-from tests.storage.ledger.edits import EDITS, drop_triggers
+from tests.storage.ledger.conftest import EDITS, drop_triggers
 from tests.storage.releasing import POPULATION, TENTH, event_names, key_names, open_budget, reserve
 from tests.storage.streaming import begin_tick, open_stream, publish_tick, register
 

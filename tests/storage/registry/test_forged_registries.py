@@ -11,7 +11,7 @@ from dpca.registry.roots import Root, SignedPointer, signature_path
 from dpca.registry.trust import Trust
 from tests.dpca.registry.test_trust import Forgetful
 from tests.forger import forgeries
-from tests.storage.registry.signed_registries import NAME, PINNED, publication
+from tests.storage.registry.conftest import NAME, PINNED, publication
 
 
 def is_refused(folder: Path) -> bool:

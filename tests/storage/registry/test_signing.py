@@ -37,10 +37,10 @@ from dpca.registry.trust import Trust
 from storage.registry import signing
 from storage.registry.signing import NEXT_KEY, Signer, init_root, make_key, make_new_key, read_key, update_root
 from storage.workspace import Workspace
-from tests.storage.registry.signed_registries import (
+from tests.storage.registry.conftest import (
     NAME as ROOTS_NAME,
 )
-from tests.storage.registry.signed_registries import (
+from tests.storage.registry.conftest import (
     PINNED,
     ROOT_KEY,
     Publication,

@@ -21,7 +21,7 @@ from dpca_tasks.records.blocks import ArrayBlocks
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.rounds import begun
 from dpca_tasks.sums.exact_sum import exact_sum
-from tests.dpca_tasks.refinement.noisy import isometric_noise
+from tests.dpca_tasks.refinement.rows_in_rounds import isometric_noise
 
 D, TICKS = 6, 5
 RELATIONS = ("add_remove", "zero_out", "replace_one")

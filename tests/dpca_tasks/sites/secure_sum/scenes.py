@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from dpca_tasks.noise.keystream import SecretKey
-from dpca_tasks.sites.roster import Address, masked
+from dpca_tasks.sites.roster import Address, Member, Roster, masked
 from dpca_tasks.sites.secure_sum.attempt import ServerKeys, SiteMachine, propose
 from dpca_tasks.sites.secure_sum.session import SiteSession
 from dpca_tasks.sites.secure_sum.wire import Context, Identity, Participants, Scene
-from tests.dpca_tasks.sites.rosters import roster_of
 
 REQUESTED = hashlib.sha256(b"a query").digest()
 
@@ -131,3 +130,9 @@ def attempt(world, scene, *, lost=(), order=None, transcript=None):
         if title != PHASES[-1]:
             frames, phase = closed
     return closed
+
+
+def roster_of(size, *, multiplier=4.0, **facts):
+    """Return a roster of ``size`` sites named ``a``, ``b``, ... with equal facts."""
+    members = tuple(Member(name=chr(97 + at), records=1000, noise_multiplier=multiplier) for at in range(size))
+    return Roster(**{"session": "spring", "members": members, "colluders": 0, **facts})

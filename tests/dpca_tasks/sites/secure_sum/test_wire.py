@@ -30,8 +30,7 @@ from dpca_tasks.sites.secure_sum.wire import (
     longest_frame,
     write_places,
 )
-from tests.dpca_tasks.sites.rosters import roster_of
-from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, World, circle_of, identity_of, scene_of
+from tests.dpca_tasks.sites.secure_sum.scenes import Remembered, World, circle_of, identity_of, roster_of, scene_of
 
 
 def one_line(found):
