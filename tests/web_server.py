@@ -1,4 +1,7 @@
-"""Web server on loopback that serves a folder, with or without TLS, and can be made to fail."""
+"""Web server on loopback that serves a folder, with or without TLS, and can be made to fail.
+
+TLS servers and clusters of tests use certificates of a test's own certificate authority.
+"""
 
 import ssl
 from collections.abc import Callable, Iterator

@@ -3,6 +3,8 @@
 A page must work without an error, by keyboard alone, by the rules of the accessibility checker axe, and without
 horizontal scrolling. A job is JSON on standard input: the path of the browser, the name of the job, and its arguments.
 The last line printed is the result.
+
+The responses are searched for secrets of the home: rows, exact sums, ids, keys and paths.
 """
 
 import json

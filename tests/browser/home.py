@@ -2,6 +2,8 @@
 
 Keys and times are fixed, so that pages look alike in each run; the rows are drawn with a fixed seed. No page may
 contain the canary record, the exact sums of all rows, or anything that identifies the home or its secrets.
+
+`dpca serve` runs as a separate process, with a token, for the duration of a check.
 """
 
 import hashlib

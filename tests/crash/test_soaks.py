@@ -3,6 +3,8 @@
 - The soak of readers runs on both databases; `tests.storage.database.test_reading` plants reads of two states.
 - The error count of the soak of restores detects planted errors.
 - No wrong answer is accepted in the soak of a lying store; a client that accepts one is detected.
+
+In the soak of one home, sixty releases cost as much at the end as at the start.
 """
 
 import subprocess

@@ -1,4 +1,8 @@
-"""Contract of the ``dpca`` command: exit codes, one-line errors, JSON alone on stdout, refusals without effects."""
+"""Contract of the ``dpca`` command: exit codes, one-line errors, JSON alone on stdout, refusals without effects.
+
+Help texts have options in groups, lines complete at 80 columns, and a reference to the glossary. The public functions
+and classes of `dpca` can be called as documented, and the examples of their docstrings work.
+"""
 
 import doctest
 import inspect

@@ -1,4 +1,8 @@
-"""Options of an ingest and of a fit: each is declared once, and command, flow, form and storage follow from it."""
+"""Options of an ingest and of a fit: each is declared once, and command, flow, form and storage follow from it.
+
+Options that a command and a flow share have one name and one declaration, with equal text and bounds. Settings of
+mechanisms in forms have the types and bounds of the mechanism's fields.
+"""
 
 import dataclasses
 import importlib

@@ -3,6 +3,8 @@
 ``python -m tests.histories.soak`` plays and checks 2,000 histories in two parallel lanes, then looks for each planted
 fault. The last line of the output is the verdict. ``--seed N`` plays one history alone and prints its story, the
 answers, and the last steps of its trace. A history depends on its seed alone.
+
+A plan whose history fails is minimized: faults, actions and processes are removed one at a time.
 """
 
 import argparse

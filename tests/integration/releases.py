@@ -1,4 +1,7 @@
-"""Scheduled releases of each new snapshot until the budget is spent, and a consumer that uses them."""
+"""Scheduled releases of each new snapshot until the budget is spent, and a consumer that uses them.
+
+A federation of ten site processes on loopback, with and without a helper, gives the bits of one process.
+"""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Services of the pipeline: PostgreSQL, an S3 store, Prefect with its worker, and a Dask cluster under TLS."""
+"""Services of the pipeline: PostgreSQL, an S3 store, Prefect with its worker, and a Dask cluster under TLS.
+
+Schedules of a Prefect deployment are activated, and the start and the end of a run are awaited.
+"""
 
 import json
 import os

@@ -4,6 +4,8 @@ The attacker has all rows but the last, a list of candidates for the last row, a
 the attacker also has every noised answer with its public inputs, and every request except the rows. This is more than a
 publication contains. For each candidate, the attacker computes its content digest and every digest that a program of
 this kind could have stored, and searches the published content for them.
+
+Canaries are values of private data that can be recognized in text, in bytes and in numbers.
 """
 
 import hashlib

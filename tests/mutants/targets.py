@@ -1,4 +1,7 @@
-"""The mutated modules, and the tests that must find a mutation of each."""
+"""The mutated modules, and the tests that must find a mutation of each.
+
+Imports load one module with a mutation. No file of the tree changes.
+"""
 
 import functools
 import json

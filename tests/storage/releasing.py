@@ -1,4 +1,7 @@
-"""Helpers that make releases in tests of the ledger."""
+"""Helpers that make releases in tests of the ledger.
+
+A progress callback stops an ingest halfway, as a user does.
+"""
 
 from collections.abc import Mapping
 from typing import Any

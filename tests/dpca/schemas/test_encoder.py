@@ -1,4 +1,7 @@
-"""Encoder of a schema: cells follow the declared rules of their kind, row by row, within the public norm bound."""
+"""Encoder of a schema: cells follow the declared rules of their kind, row by row, within the public norm bound.
+
+The decoder reverses the encoder, and finds the nearest allowed values of any numbers.
+"""
 
 import datetime as dt
 import json

@@ -3,6 +3,8 @@
 Mechanisms on one moment are tested for charges, refusals, centering and stored answers. Whole releases, from rows to
 published facts, are tested for edge cases, reproducible bits, and invariance to the order and signs of columns. Smooth
 sensitivity and propose-test-release are tested for results, refusals, outcomes, and planted bugs.
+
+The noise of `GaussianMoment` is that of Analyze Gauss in one round, and its result is the matrix itself.
 """
 
 import json

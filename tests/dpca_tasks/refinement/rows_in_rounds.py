@@ -2,6 +2,9 @@
 
 Rows have norm 1 at most. ``mu`` is the noise level of the whole release: a release in one round would have noise of
 standard deviation ``1 / mu`` on the diagonal.
+
+The module also contains rows of a declared schema, noisy second moments of known signals, and copies of modules with
+a planted fault.
 """
 
 import importlib.util

@@ -2,6 +2,9 @@
 
 A roster is public and has one digest. Masks hide each site's integers, and are never reused; seeds are fixed. An opened
 total is the sum of the sites' integers in any order, or it is refused.
+
+Shares of noise must add up to the noise that every site's mu needs, and no more; keys are fixed. A round repeats a
+request to the same roster without charge, then uses a smaller roster with fresh noise, and never opens a void attempt.
 """
 
 import dataclasses

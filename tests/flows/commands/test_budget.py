@@ -1,4 +1,7 @@
-"""Commands ``dpca budget open`` and ``show``: default terms, stated exclusions, and refusal of large deltas."""
+"""Commands ``dpca budget open`` and ``show``: default terms, stated exclusions, and refusal of large deltas.
+
+``dpca budget list`` has one row for each budget, with every release that was charged or may still be.
+"""
 
 import getpass
 import json

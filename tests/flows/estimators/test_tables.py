@@ -2,6 +2,8 @@
 
 Data that need not be in memory as a whole are read in parts. Tables without numbers or without rows are refused in one
 line, by every estimator and by its releases.
+
+Raw data frames are released by a declared schema, in memory and on a ledger.
 """
 
 import functools

@@ -5,6 +5,9 @@ reads two published subspaces only: the verdict of one, and the directions of bo
 release is free, or refused where its artifact does not allow it. The upper triangle of a released matrix is stored up
 to a size, and read back bit for bit. The noise of a stream's estimate is compared with a single release. A family is
 planned without an orchestrator and without a cluster library.
+
+The columns of two tables are compared by number, names and schemas. Moments are also estimated for subspaces that were
+released with a warm start.
 """
 
 import json

@@ -1,4 +1,8 @@
-"""Fixtures: a service on loopback with few connections, and callers with certificates."""
+"""Fixtures: a service on loopback with few connections, and callers with certificates.
+
+`raw_requests` are hostile requests that no regular client sends: broken HTTP, other protocols, and frames that grow
+when read. Each is sent over a connection with a valid certificate.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,8 @@
-"""Fixture: a home with data and budget whose ledger is remote."""
+"""Fixture: a home with data and budget whose ledger is remote.
+
+A remote ledger of tests runs in this process: a separate workspace behind the service's routes, and calls that may be
+cut.
+"""
 
 import asyncio
 import json

@@ -1,6 +1,8 @@
 """Checks of a remote ledger: a stored request must equal the values derived from dataset, budget and charge.
 
 All families of releases are tested.
+
+Larger events than the ledger's limits are refused before any computation.
 """
 
 import json

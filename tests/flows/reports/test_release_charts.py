@@ -2,6 +2,9 @@
 
 Colors must be readable on their background, and distinguishable for all types of color vision. The largest loadings of
 a component must be selected correctly.
+
+Charts of derived artifacts have the finding in the title, greyed numbers, and labels that do not cover each other.
+`registry show` prints a readable page, with the verdict first, then each fact with its meaning.
 """
 
 import itertools

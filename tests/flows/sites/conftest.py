@@ -1,4 +1,7 @@
-"""Fixture: a federation of three sites and a helper, each a process on loopback, started once for all tests."""
+"""Fixture: a federation of three sites and a helper, each a process on loopback, started once for all tests.
+
+Helpers access the sites' homes, which only a test has.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

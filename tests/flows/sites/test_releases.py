@@ -1,4 +1,7 @@
-"""Joint releases of sites in separate processes: the same bits as in one process, and one charge after losses."""
+"""Joint releases of sites in separate processes: the same bits as in one process, and one charge after losses.
+
+The commands of the guide for operators of sites work as typed, from keys and roster to a published version.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Fixtures: a home with versions of every family, and a copy of it for each test."""
+"""Fixtures: a home with versions of every family, and a copy of it for each test.
+
+The sample home has versions of every family, streams, sites and a void budget: made-up released numbers, no rows.
+"""
 
 import shutil
 from collections.abc import Mapping

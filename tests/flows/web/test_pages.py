@@ -2,6 +2,8 @@
 
 Nothing is loaded from other hosts. The static site consists of the served pages as files: complete or absent, with
 links to its own files.
+
+Lists on pages can be filtered, ordered and downloaded; a version's page starts with its key facts.
 """
 
 import csv

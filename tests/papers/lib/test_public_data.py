@@ -1,4 +1,7 @@
-"""Loaders of public labeled data, tested on small files of each format."""
+"""Loaders of public labeled data, tested on small files of each format.
+
+Rows stored in memory between releases give the same release as rows that are read again.
+"""
 
 import bz2
 import gzip

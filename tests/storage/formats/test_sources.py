@@ -1,4 +1,7 @@
-"""Readers of all formats: every source gives the same canonical rows, or one clear refusal."""
+"""Readers of all formats: every source gives the same canonical rows, or one clear refusal.
+
+Files of declared public facts contain the names of the columns, or the factors by which they are scaled.
+"""
 
 import gzip
 import io

@@ -1,4 +1,7 @@
-"""Fixtures: a ledger whose rows can be edited manually."""
+"""Fixtures: a ledger whose rows can be edited manually.
+
+`EDITS` are manual edits of ledger rows, each with the row and the columns that then contradict the journal.
+"""
 
 from collections.abc import Mapping
 

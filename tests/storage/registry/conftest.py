@@ -1,4 +1,7 @@
-"""Fixtures: a separate state folder for each test, and a signed registry."""
+"""Fixtures: a separate state folder for each test, and a signed registry.
+
+A small signed registry, in memory or in a folder, tests what consumers refuse.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
