@@ -3,19 +3,18 @@
 A ratio may be up to `SLACK` worse than in the table. The exit code is 1 if any ratio is worse than that.
 
 >>> table = "| `gram/syn/scipy-product` | 10.00 | 9.00 | at least 3.5 | holds | 0.1 | 1 |"
->>> limits(table)
-{'gram/syn/scipy-product': Limit(table=10.0, at_most=False)}
->>> limits(table)["gram/syn/scipy-product"].line("gram/syn/scipy-product", 8.4)
-'gram/syn/scipy-product 8.40, table 10.00, limit 8.50: slower'
+>>> limited(table)["gram/syn/scipy-product"].line()
+'gram/syn/scipy-product 10.00 8.5 holds'
 """
 
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.ratios import Ratio
 from benchmarks.table import README
 
 SLACK = 0.15
@@ -35,41 +34,19 @@ MEASURED = {
 """The ten benchmarks, and the ratio of each that is compared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A ratio of the table, and whether dpca is faster if the ratio is smaller (``at_most``)."""
-
-    table: float
-    at_most: bool
-
-    @property
-    def worst(self) -> float:
-        """The worst allowed ratio."""
-        return self.table * (1 + SLACK if self.at_most else 1 - SLACK)
-
-    def holds(self, ratio: float) -> bool:
-        """Return whether a measured ratio is not worse than allowed."""
-        return ratio <= self.worst if self.at_most else ratio >= self.worst
-
-    def line(self, name: str, ratio: float) -> str:
-        """Return one line with the measured ratio, the ratio of the table, the limit and the verdict."""
-        verdict = "holds" if self.holds(ratio) else "slower"
-        return f"{name} {ratio:.2f}, table {self.table:.2f}, limit {self.worst:.2f}: {verdict}"
-
-
-def limits(text: str) -> dict[str, Limit]:
-    """Return the limits of all ratios in a text with a Markdown table of results."""
+def limited(text: str) -> dict[str, Ratio]:
+    """Return all ratios in a text with a Markdown table of results, by name; the bar of each is its limit."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
-    return {
-        row[0].strip("`"): Limit(table=float(row[1]), at_most=row[3].startswith("at most"))
-        for row in cells
-        if len(row) == 7 and row[1]
-    }
+    found = {}
+    for row in (row for row in cells if len(row) == 7 and row[1]):
+        name, value, at_most = row[0].strip("`"), float(row[1]), row[3].startswith("at most")
+        found[name] = Ratio(name=name, value=value, bar=value * (1 + SLACK if at_most else 1 - SLACK), at_most=at_most)
+    return found
 
 
 def main() -> int:
     """Run the ten benchmarks, print one line for each, and return the exit code."""
-    allowed = limits(README.read_text(encoding="utf-8"))
+    table = limited(README.read_text(encoding="utf-8"))
     with TemporaryDirectory() as folder:
         report = Path(folder, "ratios.json")
         nodes = [f"benchmarks/{node}" for node in MEASURED]
@@ -78,8 +55,9 @@ def main() -> int:
         if ended:
             return ended
         found = {ratio["name"]: ratio["ratio"] for ratio in json.loads(report.read_text())["ratios"]}
-    print(*(allowed[name].line(name, found[name]) for name in MEASURED.values()), sep="\n")
-    return 0 if all(allowed[name].holds(found[name]) for name in MEASURED.values()) else 1
+    measured = [replace(table[name], value=found[name]) for name in MEASURED.values()]
+    print(*(ratio.line() for ratio in measured), sep="\n")
+    return 0 if all(ratio.holds for ratio in measured) else 1
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from benchmarks.peers.caller import PeerFailed, Peers, PeerTooSlow
 from benchmarks.projected_costs import CORES, HUGE_ROWS, KINDS, MACHINES, NETWORK, PASSES, ROWS, WORKERS, Costs
 from benchmarks.projection import machine_of, measured
 from benchmarks.projection_tables import DOLLARS, HUGE_SECONDS, PAGE, tables
-from benchmarks.quick import MEASURED, Limit, limits
+from benchmarks.quick import MEASURED, limited
 from benchmarks.ratios import Ratio, write_report
 from benchmarks.scaling_model import Machine, RowCost, Tree, round_seconds
 from benchmarks.table import README, rewritten, table
@@ -59,21 +59,18 @@ def test_the_printed_ratio_is_the_judged_ratio(value: float, bar: float | None, 
 
 
 def test_a_quick_run_compares_only_ratios_of_the_table() -> None:
-    assert set(MEASURED.values()) <= limits(README.read_text(encoding="utf-8")).keys()
+    assert set(MEASURED.values()) <= limited(README.read_text(encoding="utf-8")).keys()
     for node, name in MEASURED.items():
         path, _, test = node.partition("::bench_")
         assert f"def bench_{test.partition('[')[0]}(" in (ROOT / "benchmarks" / path).read_text(encoding="utf-8")
         assert name.startswith(test.rstrip("]").replace("[", "/"))
 
 
-@pytest.mark.parametrize(
-    ("limit", "allowed", "refused"), [(Limit(2.0, at_most=False), 1.70, 1.69), (Limit(2.0, at_most=True), 2.30, 2.31)]
-)
-def test_a_quick_run_refuses_a_ratio_that_is_15_percent_worse(limit: Limit, allowed: float, refused: float) -> None:
-    assert limit.holds(allowed)
-    assert limit.line("gram", allowed).endswith("holds")
-    assert not limit.holds(refused)
-    assert limit.line("gram", refused).endswith("slower")
+@pytest.mark.parametrize(("bar", "allowed", "refused"), [("at least 1", 1.70, 1.69), ("at most 3", 2.30, 2.31)])
+def test_a_quick_run_refuses_a_ratio_that_is_15_percent_worse(bar: str, allowed: float, refused: float) -> None:
+    limit = limited(f"| `gram` | 2.00 | 2.00 | {bar} | holds | 1 | 2 |")["gram"]
+    assert replace(limit, value=allowed).line().endswith("holds")
+    assert replace(limit, value=refused).line().endswith("falls short")
 
 
 def test_the_report_has_the_numbers_of_the_printed_lines(tmp_path: Path) -> None:

@@ -85,3 +85,15 @@ def sqlite_budget(sqlite_ledger: Ledger) -> Ledger:
     """Return a ledger on SQLite with the same budget."""
     open_budget(sqlite_ledger)
     return sqlite_ledger
+
+
+class Interrupted:
+    """Interrupts an ingest after a given number of batches."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, phase: str, done: int, size: int, rows: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt

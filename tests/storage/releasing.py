@@ -1,7 +1,4 @@
-"""Helpers that make releases in tests of the ledger.
-
-A progress callback stops an ingest halfway, as a user does.
-"""
+"""Helpers that make releases in tests of the ledger."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -121,15 +118,3 @@ def manifest(ledger: str, *, snapshot: str = "s" * 32) -> Manifest:
         code_version="0",
         quarantined=0,
     )
-
-
-class Interrupted:
-    """Interrupts an ingest after a given number of batches."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def __call__(self, phase: str, done: int, size: int, rows: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt

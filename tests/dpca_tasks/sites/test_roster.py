@@ -282,16 +282,22 @@ def test_every_site_has_its_mu_and_the_strictest_site_determines_the_noise(found
     assert scale * kind.least_weight**2 >= 16 * (1 - 1e-12)
 
 
+def noise_of(share, order, *, squared_scale, weights, stds):
+    """Draw a share of noise; its coordinates of each relative std must have the variance that follows from the std."""
+    noise = share.draw(subkey(bytes(32), label="noise", info=b""), order, squared_scale=squared_scale)
+    for std in stds:
+        part = noise[np.isclose(weights, std)] / (std * math.sqrt(squared_scale))
+        miss = stats.norm.isf(0.5e-3) * math.sqrt(2 / part.size)
+        assert abs(np.mean(part**2) - 1) < miss
+    return noise
+
+
 @pytest.mark.parametrize("squared_scale", [32, 1 << 30])
 def test_a_symmetric_share_has_half_the_variance_off_the_diagonal(squared_scale):
     order = 600
     share = SymmetricShare(roster=roster_of(2), site="a")
-    noise = share.draw(subkey(bytes(32), label="noise", info=b""), order, squared_scale=squared_scale)
-    weights = symmetric_weights(order, start=0, stop=noise.size)
-    for weight in (1.0, math.sqrt(0.5)):
-        part = noise[weights == weight] / (weight * math.sqrt(squared_scale))
-        miss = stats.norm.isf(0.5e-3) * math.sqrt(2 / part.size)
-        assert abs(np.mean(part**2) - 1) < miss
+    weights = symmetric_weights(order, start=0, stop=order * (order + 1) // 2)
+    noise = noise_of(share, order, squared_scale=squared_scale, weights=weights, stds=(1.0, math.sqrt(0.5)))
     assert not np.array_equal(noise[weights == 1], noise[weights < 1][:order])
 
 
@@ -299,12 +305,9 @@ def test_a_symmetric_share_has_half_the_variance_off_the_diagonal(squared_scale)
 def test_a_share_of_a_cube_has_less_variance_where_indices_differ(squared_scale):
     order = 45
     share = CubeShare(roster=roster_of(2), site="a")
-    noise = share.draw(subkey(bytes(32), label="noise", info=b""), order, squared_scale=squared_scale)
-    weights = cube_weights(order, start=0, stop=noise.size)
-    for weight in (1.0, math.sqrt(1 / 3), math.sqrt(1 / 6)):
-        part = noise[np.isclose(weights, weight)] / (weight * math.sqrt(squared_scale))
-        miss = stats.norm.isf(0.5e-3) * math.sqrt(2 / part.size)
-        assert abs(np.mean(part**2) - 1) < miss
+    weights = cube_weights(order, start=0, stop=order * (order + 1) * (order + 2) // 6)
+    stds = (1.0, math.sqrt(1 / 3), math.sqrt(1 / 6))
+    noise_of(share, order, squared_scale=squared_scale, weights=weights, stds=stds)
     assert np.unique(weights.round(3), return_counts=True)[1].tolist() == [14190, 1980, 45]
 
 

@@ -34,7 +34,7 @@ from storage.datasets.snapshot_reader import Dataset
 from storage.datasets.snapshot_writer import _PaddedRows
 from storage.datasets.staging import begin, scratch_folder
 from storage.datasets.whole_records import Progress
-from tests.storage.releasing import Interrupted
+from tests.storage.conftest import Interrupted
 
 ROWS = "1 1:1 3:0.5\n-1\n1 3:3 2:4 1:0\n"
 

@@ -43,7 +43,7 @@ from storage.formats.registry import Format
 from storage.formats.sources import open_file
 from storage.formats.svmlight import SvmlightReader
 from storage.workspace import Workspace
-from tests.storage.releasing import Interrupted
+from tests.storage.conftest import Interrupted
 
 ROWS = 4096
 
