@@ -29,8 +29,19 @@ from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.namespaces import isolated, small_disk
 from tests.storage import streaming
-from tests.storage.releasing import begin, commit, event_names, key_names, manifest, open_budget, publish, reserve
-from tests.storage.streaming import begin_tick, open_stream, register
+from tests.storage.releasing import (
+    begin,
+    begin_tick,
+    commit,
+    event_names,
+    key_names,
+    manifest,
+    open_budget,
+    open_stream,
+    publish,
+    register,
+    reserve,
+)
 
 
 @dataclass(slots=True)
