@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.web.pages import build_site
-from tests.browser.checks import as_shown, found_in, responses
 from tests.browser.home import NAME, POPULATION, TOKEN, Secrets, environment, make_home, served
+from tests.browser.scan import as_shown, found_in, responses
 from tests.flows.web.conftest import Maker, add_versions, subspace
 from tests.leaks.guessing import RECORD
 from tests.tools import python

@@ -3,8 +3,6 @@
 Mechanisms on one moment are tested for charges, refusals, centering and stored answers. Whole releases, from rows to
 published facts, are tested for edge cases, reproducible bits, and invariance to the order and signs of columns. Smooth
 sensitivity and propose-test-release are tested for results, refusals, outcomes, and planted bugs.
-
-The noise of `GaussianMoment` is that of Analyze Gauss in one round, and its result is the matrix itself.
 """
 
 import json
@@ -15,12 +13,11 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from dpca_tasks.accounting import events
-from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_multiplier
+from dpca_tasks.accounting.calibration import gaussian_epsilon
 from dpca_tasks.audit.attacks import Neighbours
 from dpca_tasks.audit.trials import TARGET as PERTURBING_MECHANISMS_TARGET
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.base import Center, PrivacyTarget, Problem
-from dpca_tasks.mechanisms.moments.gaussian_moment import GaussianMoment
+from dpca_tasks.mechanisms.base import PrivacyTarget, Problem
 from dpca_tasks.mechanisms.prior_releases import QuantileClip
 from dpca_tasks.mechanisms.released_moment import KEPT, Moment, decompose
 from dpca_tasks.mechanisms.subspace import MECHANISMS
@@ -455,50 +452,3 @@ def test_a_replaced_record_takes_twice_the_noise():
         ]
         spread[relation] = np.mean([K - np.linalg.norm(one.components[:, :K]) ** 2 for one in found])
     assert 3 < spread["replace_one"] / spread["add_remove"] < 5.5
-
-
-MOMENT_TARGET = PrivacyTarget(epsilon=0.7, delta=1e-6)
-MOMENT_ROWS = np.random.default_rng(3).standard_normal((500, 4)) / 4.0 + 0.1
-
-
-@pytest.mark.parametrize("center", ["none", "private"])
-def test_the_plan_is_that_of_one_round_of_analyze_gauss(center: Center) -> None:
-    problem = Problem(n_features=4, clip_norm=2.0, center=center, records_at_most=500)
-    mine, other = (
-        GaussianMoment().plan(problem, MOMENT_TARGET),
-        AnalyzeGauss(n_components=1, rounds=1).plan(problem, MOMENT_TARGET),
-    )
-    assert (mine.event, mine.noise_multiplier, mine.moment_std) == (
-        other.event,
-        other.noise_multiplier,
-        other.moment_std,
-    )
-    assert mine.noise_multiplier >= gaussian_noise_multiplier(epsilon=0.7, delta=1e-6)
-
-
-@pytest.mark.parametrize("center", ["none", "private"])
-def test_the_result_is_the_moment_with_its_planned_noise(center: Center) -> None:
-    problem = Problem(n_features=4, clip_norm=2.0, center=center, records_at_most=500)
-    plan = GaussianMoment().plan(problem, MOMENT_TARGET)
-    constant = 2.0 / np.sqrt(3.0)
-    rows = MOMENT_ROWS if center == "none" else np.column_stack([MOMENT_ROWS, np.full(500, constant)])
-    residuals = []
-    for draw in range(60):
-        reservation = InMemoryReservation(event=plan.event, relation=problem.relation, key=bytes([draw]) * 32)
-        found = GaussianMoment().run(Curator(ArrayBlocks(MOMENT_ROWS), reservation), plan)
-        assert found.released is not None
-        assert found.noise is not None
-        residuals.append((found.released - rows.T @ rows)[np.triu_indices(len(rows.T), 1)] / found.noise["std"])
-    # at least 360 normal numbers: five standard errors of their spread are .19
-    assert np.std(residuals) == pytest.approx(1.0, abs=0.19)
-    assert abs(np.mean(residuals)) < 0.27
-    assert found.noise is not None
-    assert (found.mean is None) == (center == "none")
-    assert found.noise["constant"] == (None if center == "none" else pytest.approx(constant))
-
-
-def test_a_delta_that_publishes_records_is_refused() -> None:
-    with pytest.raises(Refused, match="delta"):
-        GaussianMoment().plan(
-            Problem(n_features=4, clip_norm=1.0, records_at_most=10), PrivacyTarget(epsilon=1.0, delta=0.2)
-        )
