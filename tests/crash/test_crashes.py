@@ -30,8 +30,7 @@ from dpca.backends.atomic_files import POINTS
 from storage.database import tables
 from storage.ledger import journal, releases
 from storage.workspace import Workspace
-from tests.crash.calm import Undisturbed, trace
-from tests.crash.faults import Place, recorder
+from tests.crash.faults import Place, Undisturbed, recorder, trace
 from tests.crash.processes import UNAVAILABLE, forked
 from tests.crash.recount import Tally, recount
 from tests.crash.soak import OTHERS, plan_kinds
