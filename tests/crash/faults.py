@@ -7,6 +7,8 @@ These faults are simulated:
   at the same time.
 - The clock is set back while rows are ingested.
 - The home is restored from an older copy, in which the run must be refused.
+
+Runs without faults give the crash points that a run reaches, and the artifacts that it publishes.
 """
 
 import json
@@ -17,9 +19,9 @@ import signal
 import socket
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -28,8 +30,17 @@ from dpca_tasks.sums import cluster_sum
 from storage.ledger import journal
 from tests.crash.fuse import Fuse
 from tests.crash.processes import DEADLINE, REFUSED, TIMED_OUT, UNAVAILABLE, forked, start, stop, wait_for
-from tests.crash.recount import query
-from tests.crash.world import Hook, World, attempt, connect_from_outside, ingest_rows
+from tests.crash.recount import Tally, query, recount
+from tests.crash.world import (
+    MECHANISMS,
+    Hook,
+    World,
+    attempt,
+    connect_from_outside,
+    ingest_rows,
+    open_budget,
+    request_of,
+)
 
 Kind = Literal["kill", "disk", "database", "worker", "rival", "crowd", "clock", "restored"]
 TORN_AFTER = 16  # bytes of a file that are still written before the simulated full disk reports an error
@@ -263,3 +274,57 @@ def _dropped(world: World) -> Iterator[None]:
     with closing(sqlite3.connect(world.home / "dpca.sqlite", timeout=5, isolation_level=None)) as file:
         file.execute("BEGIN EXCLUSIVE")
         yield
+
+
+def trace(calm: World) -> list[list[Place]]:
+    """Return the crash points that a run of each mechanism reaches, in order, in a home that already has a release."""
+    world, runs = calm.copy("traced"), range(2 * len(MECHANISMS))  # the first run to publish creates the signing key
+    open_budget(world, runs)
+
+    def body() -> None:
+        for run in runs:
+            seen: list[Place] = []
+            attempt(world, run, 0, hook=recorder(seen))
+            (world.home / f"trace-{run}").write_text(json.dumps([asdict(place) for place in seen]))
+
+    assert forked(body) == 0
+    traces = [json.loads((world.home / f"trace-{run}").read_text()) for run in runs[len(MECHANISMS) :]]
+    world.destroy()
+    return [[Place(**place) for place in seen] for seen in traces]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undisturbed:
+    """Artifact digests of runs without faults, by release id, computed on demand."""
+
+    calm: World
+    name: str
+    known: dict[str, str] = field(default_factory=dict)
+
+    def digests(self, world: World, runs: Sequence[int]) -> dict[str, str]:
+        """Return the artifact digests that the releases of a world would have without faults, by release id.
+
+        The undisturbed runs use the same keys as the releases of the world.
+        """
+        rows = query(world, "SELECT request, id FROM release")
+        drawn = {json.loads(request)["clip_norm"]: release for request, release in rows}
+        for number in (0, 1):
+            missing = [run for run in runs if drawn.get(request_of(run).clip_norm) not in self.known]
+            if missing:
+                self._make(missing, number)
+        return self.known
+
+    def _make(self, runs: Sequence[int], number: int) -> None:
+        world = self.calm.copy(self.name)
+        open_budget(world, runs)
+
+        def body() -> None:
+            for run in runs:
+                attempt(world, run, number)
+
+        assert forked(body) == 0
+        made: dict[str, str] = dict(query(world, "SELECT id, artifact_digest FROM release"))
+        peace = recount(world, [request_of(run) for run in runs], made)
+        assert peace == Tally(digests_equal=len(runs)), peace
+        self.known.update(made)
+        world.destroy()

@@ -26,7 +26,7 @@ from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import export_trail
 from storage.workspace import Workspace
 from tests.crash.prices import mu_squared
-from tests.storage import streaming
+from tests.storage import releasing
 from tests.storage.releasing import POPULATION, begin, open_budget, publish, reserve
 
 PASSPHRASE = "a dozen words or so"
@@ -121,8 +121,8 @@ def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
     """Yield the actions of a history without end, one for each step."""
     yield lambda ledger, _: open_budget(ledger, epsilon=ROOM)
     yield lambda ledger, _: open_budget(ledger, "others", epsilon=ROOM)
-    yield lambda ledger, _: streaming.register(ledger)
-    yield lambda ledger, _: streaming.open_stream(ledger, ticks=9)
+    yield lambda ledger, _: releasing.register(ledger)
+    yield lambda ledger, _: releasing.open_stream(ledger, ticks=9)
     for around in range(1_000):
         yield lambda ledger, step: publish(ledger, f"run {step}", name=NAMES[step % 3])
         yield lambda ledger, step: reserve(ledger, f"waiting {step}")
@@ -131,7 +131,7 @@ def _acts() -> Iterator[Callable[[Ledger, int], Any]]:
         yield lambda ledger, step: publish(ledger, f"run {step}", name=NAMES[step % 2])
         yield lambda _, step: Workspace.open().promote(NAMES[1], version=1, alias=f"alias{step % 3}")
         yield lambda ledger, step: _ingest(ledger, step)
-        yield lambda ledger, step: streaming.publish_tick(ledger, f"night {step}")
+        yield lambda ledger, step: releasing.publish_tick(ledger, f"night {step}")
         yield lambda ledger, step: ledger.begin(reserve(ledger, f"theirs {step}", population="others").release_id)
         yield lambda ledger, step: ledger.abandon(reserve(ledger, f"given up {step}").release_id)
         yield lambda ledger, step: ledger.close(begin(ledger, f"closed {step}").release_id)

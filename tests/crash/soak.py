@@ -30,8 +30,7 @@ from dpca.backends.atomic_files import POINTS, write_atomically
 from flows.clusters.certificates import cluster_security
 from flows.clusters.dask_clusters import LOCAL_SETTINGS
 from flows.settings import cluster_settings
-from tests.crash.calm import Undisturbed, trace
-from tests.crash.faults import Cluster, Fault, Kind, Place, strike
+from tests.crash.faults import Cluster, Fault, Kind, Place, Undisturbed, strike, trace
 from tests.crash.fuse import LONGEST, Fuse
 from tests.crash.processes import forked, start, stop, wait_for
 from tests.crash.recount import Tally, leftovers, recount

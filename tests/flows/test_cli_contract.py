@@ -32,8 +32,7 @@ from flows.cli import build_app, main
 from flows.commands.app import COMMAND_GROUPS, GROUPED_FROM, OPTION_GROUPS, TERMS
 from flows.estimators import PrivatePCA
 from storage.workspace import Workspace
-from tests.flows.conftest import FEATURES, FIT, Command, facts_of, isolate
-from tests.flows.loaded_modules import all_loaded_by, loaded_by
+from tests.flows.conftest import FEATURES, FIT, Command, all_loaded_by, facts_of, isolate, loaded_by
 
 COMMANDS = {
     "dataset": ("ingest", "list", "show", "verify", "remove"),

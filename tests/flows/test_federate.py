@@ -22,8 +22,7 @@ from flows.requests import SitesRequest
 from flows.sites.releases import preview_sites
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
-from tests.flows.conftest import Command, damage, facts_of, isolate
-from tests.flows.loaded_modules import loaded_by
+from tests.flows.conftest import Command, damage, facts_of, isolate, loaded_by
 
 PEOPLE, FEATURES, RECORDS = ("north", "east", "south"), 5, 200
 FIT = (

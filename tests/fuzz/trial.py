@@ -17,10 +17,9 @@ from storage.database.engine import connect, transaction
 from storage.datasets.catalog import Catalog
 from storage.datasets.ingest import ingest
 from storage.datasets.ingest_options import IngestOptions
-from tests.fuzz.mutations import mutate, mutate_json
+from tests.fuzz.mutations import mutate, mutate_json, rebuild
 from tests.fuzz.pool import Verdict
 from tests.fuzz.seeds import Seed, files_of
-from tests.fuzz.structures import rebuild
 
 NAME = "fuzzed"
 MOST_MEMORY = 1_500_000

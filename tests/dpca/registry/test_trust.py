@@ -1,7 +1,7 @@
 """Trust in a registry with a pinned root key: unsigned, revoked or outdated content is refused.
 
 Content must be signed by a publisher whose key is valid, and must not be older than what the consumer has seen. A
-consumer stores the keys that it pinned and the newest content that it saw.
+consumer stores the keys that it pinned and the newest content that it saw. Each field of each signed file is forged.
 """
 
 import json
@@ -29,6 +29,7 @@ from dpca.registry.reader import Registry
 from dpca.registry.roots import SIGNED_FOLDER, Root, SignedPointer, sign, signature_path
 from dpca.registry.trust import Trust, pin, pinned
 from storage.registry.signing import Signer, update_root
+from tests.forger import forgeries
 from tests.s3 import Server
 from tests.storage.registry.conftest import (
     NAME,
@@ -472,3 +473,39 @@ class TestPins:
         path.write_bytes(b"[]")
         with pytest.raises(Corrupt, match="is damaged"):
             Registry.open(made.home)
+
+
+def is_refused(folder: Path) -> bool:
+    """Return whether a changed registry is refused in one line."""
+    registry = Registry(LocalPlace(folder), Trust(keys=(PINNED,), memory=Forgetful()))  # type: ignore[arg-type]
+    try:
+        registry.load(f"{NAME}@1")
+    except StorageError as refused:
+        return "\n" not in str(refused)
+    return False
+
+
+def test_every_forged_part_of_a_registry_is_refused_in_one_line(tmp_path: Path) -> None:
+    made, other = (publication(tmp_path / name, LocalPlace(tmp_path / name)) for name in ("one", "other"))
+    made.publish(epsilon=2.0)
+    other.publish(epsilon=3.0)
+    one, two = tmp_path / "one", tmp_path / "other"
+    digest = made.versions[1]
+    artifact = f"registry/artifacts/{digest}"
+    paths = [Pointer.path(NAME), SignedPointer.path(NAME), Root.path(1), signature_path(digest)]
+    of_another = {path: path for path in paths} | {signature_path(digest): signature_path(made.versions[2])}
+    accepted: list[str] = []
+    for path in [*paths, f"{artifact}/manifest.json"]:
+        honest = (one / path).read_bytes()
+        there = one if path.startswith(("registry/artifacts", "registry/signatures")) else two
+        valid = there / of_another.get(path, path.replace(digest, made.versions[2]))
+        for kind, forged in forgeries(json.loads(honest), json.loads(valid.read_bytes())):
+            (one / path).write_text(json.dumps(forged, sort_keys=True, indent=2) + "\n")
+            accepted += [] if is_refused(one) else [f"{path}: {kind}"]
+        (one / path).write_bytes(valid.read_bytes())
+        accepted += [] if is_refused(one) or valid.read_bytes() == honest else [f"{path}: replaced"]
+        (one / path).unlink()
+        accepted += [] if is_refused(one) else [f"{path}: dropped"]
+        (one / path).write_bytes(honest)
+    assert accepted == []
+    assert not is_refused(one)

@@ -23,8 +23,25 @@ from flows.reports.terminal import STDERR
 from flows.settings import Settings, cluster_settings
 from storage.datasets.catalog import Entry
 from storage.datasets.staging import scratch_folder
-from tests.flows.clusters.local_clusters import in_process, under_tls
 from tests.web_server import Files, issue
+
+
+def in_process(*, n_workers: int) -> LocalCluster:
+    """Start a Dask cluster whose workers are threads of this process."""
+    return LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        scheduler_kwargs={"dashboard": False},
+    )
+
+
+def under_tls(address: str, files: Files, **others: Any) -> Settings:
+    """Return settings that name a cluster, with the certificate that a client presents to it."""
+    return Settings(cluster=address, tls_ca=files.ca, tls_cert=files.cert, tls_key=files.key, **others)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from dpca_tasks.errors import InvalidInput, Refused
 from flows.clusters.connecting import check_address, connect, open_cluster
 from flows.clusters.dask_clusters import ALLOCATOR, LAUNCHERS, WORKER_SETTINGS
 from flows.settings import Settings
-from tests.flows.clusters.local_clusters import in_process, under_tls
+from tests.flows.clusters.test_cluster import in_process, under_tls
 from tests.strangers import NEEDS_ROOT, ROOT, Stranger, family, listening, stranger
 from tests.web_server import Files
 

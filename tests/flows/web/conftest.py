@@ -23,8 +23,7 @@ from storage.ledger import budgets, journal
 from storage.ledger.budgets import read_budget
 from storage.workspace import Workspace
 from tests.flows.conftest import isolate
-from tests.storage.releasing import calibrated, gaussian
-from tests.storage.streaming import open_stream, publish_tick, register
+from tests.storage.releasing import calibrated, gaussian, open_stream, publish_tick, register
 
 
 @pytest.fixture(scope="session")

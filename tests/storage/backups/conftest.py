@@ -13,7 +13,7 @@ from storage.backups.signatures import sign_manifest
 from storage.ledger.ledger import Ledger
 from storage.ledger.trail_export import export_trail, public_key, signing_key
 from storage.workspace import Workspace
-from tests.storage import streaming
+from tests.storage import releasing
 from tests.storage.releasing import POPULATION, begin, open_budget, publish, reserve
 
 Move = Callable[..., Path]
@@ -56,13 +56,13 @@ def filled_on_sqlite(template: Path, tmp_path: Path, state: Path, home: Path) ->
 def fill(ledger: Ledger) -> None:
     """Publish versions and a tick, sign a checkpoint, and leave releases reserved and in progress."""
     open_budget(ledger)
-    streaming.register(ledger)
-    streaming.open_stream(ledger)
-    streaming.publish_tick(ledger, "night 1")
+    releasing.register(ledger)
+    releasing.open_stream(ledger)
+    releasing.publish_tick(ledger, "night 1")
     publish(ledger, "first")
     Workspace.open().promote("map", version=1, alias="champion")
     publish(ledger, "second", name="other")
-    begin(ledger, "third").keep(0, {"a": streaming.STREAMED})
+    begin(ledger, "third").keep(0, {"a": releasing.STREAMED})
     reserve(ledger, "fourth")
     with ledger.transaction() as connection:
         export_trail(connection, POPULATION, place=store(), keys=key_folder())

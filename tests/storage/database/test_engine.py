@@ -28,8 +28,17 @@ from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.postgres import Server, running_server
 from tests.storage.conftest import DATABASES
-from tests.storage.releasing import begin, commit, event_names, open_budget, reserve
-from tests.storage.streaming import answer_tick, begin_tick, open_stream, register
+from tests.storage.releasing import (
+    answer_tick,
+    begin,
+    begin_tick,
+    commit,
+    event_names,
+    open_budget,
+    open_stream,
+    register,
+    reserve,
+)
 
 
 @pytest.fixture

@@ -34,15 +34,18 @@ from tests.storage.releasing import (
     EPSILON,
     POPULATION,
     TENTH,
+    answer_tick,
     begin,
+    begin_tick,
     calibrated,
     event_names,
     gaussian,
     manifest,
     open_budget,
+    open_stream,
+    register,
     reserve,
 )
-from tests.storage.streaming import answer_tick, begin_tick, open_stream, register
 
 TERMS: dict[str, Any] = {"epsilon": 4.0, "delta": DELTA}
 SAMPLED = {

@@ -27,8 +27,17 @@ from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote
 from storage.workspace import Workspace
 from tests.storage.ledger.conftest import EDITS
-from tests.storage.releasing import ANSWER, begin, commit, manifest, open_budget, reserve
-from tests.storage.streaming import open_stream, publish_tick, register
+from tests.storage.releasing import (
+    ANSWER,
+    begin,
+    commit,
+    manifest,
+    open_budget,
+    open_stream,
+    publish_tick,
+    register,
+    reserve,
+)
 
 SOON = 0.3  # seconds after which a call that does not wait for a lock has certainly returned
 FIELDS: dict[str, Any] = {

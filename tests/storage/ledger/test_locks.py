@@ -28,9 +28,20 @@ from storage.ledger.checks import compare
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.namespaces import isolated, small_disk
-from tests.storage import streaming
-from tests.storage.releasing import begin, commit, event_names, key_names, manifest, open_budget, publish, reserve
-from tests.storage.streaming import begin_tick, open_stream, register
+from tests.storage import releasing
+from tests.storage.releasing import (
+    begin,
+    begin_tick,
+    commit,
+    event_names,
+    key_names,
+    manifest,
+    open_budget,
+    open_stream,
+    publish,
+    register,
+    reserve,
+)
 
 
 @dataclass(slots=True)
@@ -86,16 +97,16 @@ def act(ledger: Ledger) -> None:
     """Run every writing operation on releases and streams."""
     open_budget(ledger)
     ledger.abandon(reserve(ledger, "given up").release_id)
-    begin(ledger, "closed").keep(0, {"a": streaming.STREAMED})
+    begin(ledger, "closed").keep(0, {"a": releasing.STREAMED})
     ledger.close(begin(ledger, "closed").release_id)
     commit(ledger, begin(ledger, "committed").release_id)
     publish(ledger, "published")
-    streaming.register(ledger)
-    streaming.open_stream(ledger)
-    streaming.publish_tick(ledger, "night 1")
-    streaming.begin_tick(ledger, "night 2")
-    ledger.streams.close_tick(streaming.NAME, 2)
-    ledger.streams.close(streaming.NAME)
+    releasing.register(ledger)
+    releasing.open_stream(ledger)
+    releasing.publish_tick(ledger, "night 1")
+    releasing.begin_tick(ledger, "night 2")
+    ledger.streams.close_tick(releasing.NAME, 2)
+    ledger.streams.close(releasing.NAME)
 
 
 JOURNAL, BUDGET, RELEASE = ("lock", "journal"), ("lock", "budget"), ("lock", "release")

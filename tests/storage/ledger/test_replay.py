@@ -18,8 +18,18 @@ from storage.ledger import arrivals
 from storage.ledger.ledger import Ledger
 from storage.registry.publishing import add_version, promote, rebuild_pointers
 from tests.storage.ledger.conftest import EDITS, drop_triggers
-from tests.storage.releasing import POPULATION, TENTH, event_names, key_names, open_budget, reserve
-from tests.storage.streaming import begin_tick, open_stream, publish_tick, register
+from tests.storage.releasing import (
+    POPULATION,
+    TENTH,
+    begin_tick,
+    event_names,
+    key_names,
+    open_budget,
+    open_stream,
+    publish_tick,
+    register,
+    reserve,
+)
 
 type Use = Callable[[Ledger], object]
 

@@ -24,8 +24,22 @@ from storage.ledger.ledger import Ledger
 from storage.ledger.stream_rows import enter_tick
 from storage.ledger.streams import fingerprint_of
 from storage.workspace import Workspace
-from tests.storage.releasing import DELTA, POPULATION, TENTH, commit, key_names, open_budget, reserve
-from tests.storage.streaming import NAME, TERMS, answer_tick, begin_tick, open_stream, publish_tick, register
+from tests.storage.releasing import (
+    DELTA,
+    NAME,
+    POPULATION,
+    TENTH,
+    TERMS,
+    answer_tick,
+    begin_tick,
+    commit,
+    key_names,
+    open_budget,
+    open_stream,
+    publish_tick,
+    register,
+    reserve,
+)
 
 SPLIT = gaussian(2 * TENTH["noise_multiplier"])
 

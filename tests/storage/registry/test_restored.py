@@ -25,8 +25,21 @@ from storage.registry.agreement import compare_artifacts
 from storage.registry.publishing import promote, rebuild_pointers
 from storage.workspace import Workspace
 from tests.s3 import Server
-from tests.storage.releasing import POPULATION, TENTH, begin, event_names, open_budget, publish, reserve
-from tests.storage.streaming import NAME, answer_tick, begin_tick, open_stream, publish_tick, register
+from tests.storage.releasing import (
+    NAME,
+    POPULATION,
+    TENTH,
+    answer_tick,
+    begin,
+    begin_tick,
+    event_names,
+    open_budget,
+    open_stream,
+    publish,
+    publish_tick,
+    register,
+    reserve,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from storage.trail.checkpoints import JournalRoots, hash_entry, tree_root, tree_
 from storage.trail.verification import _replayed, _tick_charge, verify_trail
 from storage.workspace import Workspace
 from tests.forger import forgeries
-from tests.storage import streaming
+from tests.storage import releasing
 from tests.storage.releasing import POPULATION, calibrated, open_budget
 from tests.storage.trail.forging import (
     EDITS,
@@ -148,10 +148,10 @@ def test_a_trail_contains_only_hashes_of_other_populations(workspace: Workspace)
 def test_ticks_of_a_stream_are_paid_for_by_its_charge(home: Path) -> None:
     ledger = Workspace.open().ledger
     open_budget(ledger)
-    streaming.register(ledger)
-    streaming.open_stream(ledger, ticks=3)
+    releasing.register(ledger)
+    releasing.open_stream(ledger, ticks=3)
     for night in (1, 2):
-        streaming.publish_tick(ledger, f"night {night}")
+        releasing.publish_tick(ledger, f"night {night}")
     trail = exported(Workspace.open(), POPULATION)
     found = verify_trail(trail)
     assert found["spent"] == ledger.statement(POPULATION).spent
@@ -175,16 +175,16 @@ def _paid_in_parts(*, more_noise: float = 1.0) -> Ledger:
     """
     ledger, weights = Workspace.open().ledger, choose_weights("sqrt", ticks=3)
     open_budget(ledger)
-    streaming.register(ledger)
-    of = {"horizon": 3, "noise_multiplier": streaming.TERMS["noise_multiplier"]}
+    releasing.register(ledger)
+    of = {"horizon": 3, "noise_multiplier": releasing.TERMS["noise_multiplier"]}
     first, second = (extension_event(weights, charged=at, to=at + 1, **of) for at in (0, 1))
     second = gaussian(second["noise_multiplier"] * more_noise)
-    terms = {**streaming.TERMS, "weights": weights.to_json(), "horizon": 3}
+    terms = {**releasing.TERMS, "weights": weights.to_json(), "horizon": 3}
     of_all: dict[str, Any] = {"name": "nightly", "epsilon": 0.1, "delta": 1e-6, "terms": terms}
     stream = ledger.streams.open(POPULATION, ticks=1, event=first, **of_all)
-    streaming.publish_tick(ledger, "night 1", fingerprint=stream.fingerprint)
+    releasing.publish_tick(ledger, "night 1", fingerprint=stream.fingerprint)
     ledger.streams.extend("nightly", ticks=2, event=second, epsilon=0.1, after=1)
-    streaming.publish_tick(ledger, "night 2", fingerprint=stream.fingerprint)
+    releasing.publish_tick(ledger, "night 2", fingerprint=stream.fingerprint)
     return ledger
 
 
