@@ -384,7 +384,7 @@ class PrivateMoment(FeatureArtifact):
         Notes
         -----
         The rows match mean and covariance up to the noise. They match nothing else: neither the shapes of distributions
-        nor dependences among three or more columns. `dpca.schemas.decoder.decode` turns them into a raw table.
+        nor dependences among three or more columns. `dpca.schemas.encoder.decode` turns them into a raw table.
         """
         if n_rows < 1:
             raise Invalid(f"{n_rows} rows were requested; request at least 1")
