@@ -25,7 +25,6 @@ from prefect.exceptions import ParameterTypeError
 from prefect.states import Completed
 
 from dpca.errors import Invalid, NotFound
-from flows.federate import make_sites_release
 from flows.ingest import given_files, ingest_by, ingest_source
 from flows.options import (
     Alias,
@@ -75,6 +74,7 @@ from flows.requests import (
     TensorRequest,
 )
 from flows.settings import cluster_settings
+from flows.sites.releases import make_sites_release
 from storage.datasets.ingest_options import DEFAULTS, IngestOptions
 from storage.datasets.kept_sources import FILES, INBOXES, keep_source, reference_to
 from storage.datasets.whole_records import Progress

@@ -62,7 +62,7 @@ def fit(
         confirm(seen.question, yes=yes)
     with activity("starting"):
         if direct:
-            from flows.federate import fit_sites_directly as run_sites_fit
+            from flows.sites.releases import fit_sites_directly as run_sites_fit
         else:
             from flows.jobs import run_sites_fit
         report = run_sites_fit(requested, workers=workers)
