@@ -43,11 +43,11 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpca.artifacts.labels import formatted, label, meaning, rounded_down
 from dpca.backends.atomic_files import write_folder
 from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
 from flows.reports.budget_facts import populations_in
+from flows.reports.release_page import formatted, label, meaning, rounded_down
 from flows.reports.terminal import json_text, log_event
 from flows.web.differences import difference_facts, draw_burn_down, draw_derived, draw_loadings, draw_scree
 from flows.web.listing import aliases_in, name_facts, overview_facts, versions_in

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dpca.artifacts.labels import LABELS, formatted, label, meaning, rounded_down
 from flows.releases.stages import _MEASURES
-from flows.reports.release_page import quality_of, release_page
+from flows.reports.release_page import LABELS, formatted, label, meaning, quality_of, release_page, rounded_down
 from tests.flows.conftest import Command
 
 
