@@ -12,7 +12,7 @@ import pytest
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.registry.reader import Registry
 from dpca_tasks.privacy.curator import Curator
-from flows.families.parents import Parent
+from flows.families.warm_starts import Parent
 from flows.releases import stages
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace

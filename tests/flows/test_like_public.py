@@ -13,7 +13,7 @@ from dpca.backends import atomic_files
 from dpca.errors import NotFound
 from dpca.registry.reader import Registry
 from dpca_tasks.metrics import captured_variance
-from flows.families.public_rows import PublicRows, pinned_rows
+from flows.families.warm_starts import PublicRows, pinned_rows
 from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest
 from storage.workspace import Workspace
