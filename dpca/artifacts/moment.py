@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from dpca.artifacts.base import frozen
 from dpca.artifacts.derived import Correlations, DerivedModel, FeatureArtifact
 from dpca.errors import Invalid
-from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy
-from dpca.symmetric import nearest_psd
+from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy, nearest_psd
 
 _INHERITED = ("clip_norm", "code_version", "mechanism", "parameters", "plan", "privacy", "release", "warnings")
 _BISECTIONS = 200
