@@ -11,8 +11,8 @@ this identity. They describe the noise of the release only, not the sampling of 
 
 *Inverses.* A regression inverts ``A + M``, where M is the matrix of the ridge penalty. The mean of ``(A + M)^-1`` is
 close to ``(S + M - h K)^-1`` with ``h = s^2 tr(K (A + M)^-1)``: the noise acts like a penalty that is smaller by h K.
-So `dpca.symmetric.resolvent` adds h K before it inverts. It finds the only h for which ``h = s^2 tr(K G)`` with the
-positive definite inverse ``G = (A + M + h K)^-1``.
+So `resolvent` adds h K before it inverts. It finds the only h for which ``h = s^2 tr(K G)`` with the positive definite
+inverse ``G = (A + M + h K)^-1``.
 
 References
 ----------
@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from dpca.errors import Invalid
 from dpca.predictors import Quality, ShrunkInverse, quality_of
-from dpca.symmetric import Matrix, entry_errors, resolvent
 
+type Matrix = NDArray[np.float64]
 type Columns = NDArray[np.intp]
 
 DEFAULT_L2 = 1.0
@@ -55,6 +55,7 @@ MARGIN = 2.0
 _INFLATED, _DOUBLINGS = 0.35, 40
 _MOST_INFLATED = 3.0
 """The largest relative increase of a variance, by noise in the inverse, for which standard errors are computed."""
+_BISECTIONS = 200
 
 
 class Estimate(NamedTuple):
@@ -546,3 +547,55 @@ def centred(matrix: Matrix, total: Matrix, count: float) -> tuple[Matrix, Matrix
     """Return ``matrix - count mean mean^T`` and ``mean = total / count``; a noisy count below 1 is replaced by 1."""
     mean = total / max(count, 1.0)
     return matrix - np.outer(total, mean), mean
+
+
+def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Matrix, float]:
+    """Return ``G = (matrix + h weights)^-1`` and h, where h corrects the bias of the inverse that noise causes.
+
+    Parameters
+    ----------
+    matrix : array of shape (q, q)
+        A symmetric matrix that contains the noise ``s P E P^T``.
+    weights : array of shape (q, q)
+        ``K = P P^T``, positive definite.
+    noise_std : float
+        s, the scale of the noise.
+
+    Returns
+    -------
+    tuple of array of shape (q, q) and float
+        G, which is positive definite, and ``h = s^2 tr(K G)``.
+    """
+    root = np.linalg.inv(np.linalg.cholesky(weights))
+    values, vectors = np.linalg.eigh(root @ matrix @ root.T)
+    low = max(-float(values[0]), 0.0)
+    high = low + noise_std * math.sqrt(len(values))
+    for _ in range(_BISECTIONS):
+        shift = (low + high) / 2.0
+        if values[0] + shift <= 0.0 or shift < noise_std**2 * float((1.0 / (values + shift)).sum()):
+            low = shift
+        else:
+            high = shift
+    vectors = root.T @ vectors
+    return (vectors / (values + high)) @ vectors.T, high
+
+
+def nearest_psd(matrix: Matrix) -> Matrix:
+    """Return the positive semidefinite matrix that is nearest in the Frobenius norm; a unit diagonal is restored.
+
+    The unit diagonal of a correlation matrix is restored by rescaling, after which the matrix is no longer the nearest.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    if values[0] >= 0.0:
+        return matrix
+    found = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    if (np.diag(matrix) == 1.0).all():
+        roots = np.sqrt(np.diag(found))
+        found = found / np.outer(roots, roots)
+    return np.asarray((found + found.T) / 2.0)
+
+
+def entry_errors(noise: Matrix) -> Matrix:
+    """Return the standard deviation of each entry of ``P E P^T``, given ``noise = P P^T``."""
+    own = np.diag(noise)
+    return np.asarray(np.sqrt(np.outer(own, own) + noise**2))

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dpca.symmetric import Matrix
+type Matrix = NDArray[np.float64]
 
 _LEAST_ROOT = 0.02
 """A lower bound, as a fraction of the noise edge, of the divisor in a derivative that is infinite at the edge."""

@@ -43,7 +43,7 @@ NOUNS = {
     "moment": "flows.commands.moment:app",
     "derive": "flows.commands.moment:derive_app",
     "sites": "flows.commands.sites:app",
-    "site": "flows.commands.one_site:app",
+    "site": "flows.commands.sites:site_app",
     "stream": "flows.commands.subspace:stream_app",
     "registry": "flows.commands.registry:app",
     "transform": "flows.commands.consuming:transform",

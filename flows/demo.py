@@ -280,7 +280,7 @@ def run_demo(
     The report includes the distance of the release from the exact subspace of all rows.
     """
     from dpca.registry.reader import Registry
-    from flows.federate import fit_sites_directly
+    from flows.sites.releases import fit_sites_directly
 
     if method not in METHODS:
         raise InvalidInput(f"method={method!r} releases no subspace; choose one of {', '.join(sorted(METHODS))}.")

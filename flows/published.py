@@ -187,7 +187,7 @@ def sample_release(reference: str, output: Path, *, n_rows: int, seed: int = 0) 
     drawn = moment.sample(n_rows, seed=seed)
     table, again = pa.table(dict(zip(moment.feature_names, drawn.T, strict=True))), drawn
     if moment.encoder is not None:
-        from dpca.schemas.decoder import decode
+        from dpca.schemas.encoder import decode
 
         table = decode(moment.encoder.schema, drawn)
         again = moment.encoder.transform(table) if table.num_columns else drawn

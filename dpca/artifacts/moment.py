@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from dpca.artifacts.base import frozen
 from dpca.artifacts.derived import Correlations, DerivedModel, FeatureArtifact
 from dpca.errors import Invalid
-from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy
-from dpca.symmetric import nearest_psd
+from dpca.moments import LEAST_SHARE, MARGIN, Estimate, Moment, TooNoisy, nearest_psd
 
 _INHERITED = ("clip_norm", "code_version", "mechanism", "parameters", "plan", "privacy", "release", "warnings")
 _BISECTIONS = 200
@@ -384,7 +383,7 @@ class PrivateMoment(FeatureArtifact):
         Notes
         -----
         The rows match mean and covariance up to the noise. They match nothing else: neither the shapes of distributions
-        nor dependences among three or more columns. `dpca.schemas.decoder.decode` turns them into a raw table.
+        nor dependences among three or more columns. `dpca.schemas.encoder.decode` turns them into a raw table.
         """
         if n_rows < 1:
             raise Invalid(f"{n_rows} rows were requested; request at least 1")

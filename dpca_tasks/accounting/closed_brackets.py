@@ -52,9 +52,6 @@ instead of the numerator. So the actual density is proportional to ``e^-u (1 + 2
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from dpca_tasks.accounting.epsilon_bracket import EpsilonBracket
 from dpca_tasks.accounting.smooth_sensitivity import UP, gaussian_pair_epsilon, hockey_stick, is_gaussian_pair_private
 from dpca_tasks.errors import InvalidInput
@@ -104,27 +101,6 @@ def least_noise(*, weights: Sequence[float], sensitivities: Sequence[float], mus
     even the published sum alone requires this variance.
     """
     return max((w * delta / mu) ** 2 for w, delta, mu in zip(weights, sensitivities, mus, strict=True))
-
-
-def rosters_mu(rosters: ArrayLike, *, sensitivity: float, share_variance: float) -> NDArray[np.float64]:
-    """Return the GDP parameter mu of each honest site, if the same noisy messages are part of several published sums.
-
-    Parameters
-    ----------
-    rosters : array-like of shape (n_sums, n_sites)
-        M: 1 where the message of a site is part of a sum, else 0. Masks are assumed to be uniform.
-    sensitivity, share_variance : float
-        Delta and v, as for `view_mu`.
-
-    Notes
-    -----
-    Let b be the messages, with noise variance v. The sums ``M b`` determine exactly the projection ``M^+ M b``. Hence
-    ``mu_j^2 = Delta^2 / v (M^+ M)_jj``. For example, a sum with site j and the same sum without site j together
-    determine the message of site j.
-    """
-    opened = np.asarray(rosters, np.float64)
-    shown = np.clip(np.diag(np.linalg.pinv(opened) @ opened), 0.0, 1.0)
-    return sensitivity * np.sqrt(shown / share_variance)
 
 
 def gain_over_equal_weights(sizes: Sequence[int]) -> float:

@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from dpca_tasks.forecast.expected_rounds import LastRound
 from dpca_tasks.mechanisms.noisy_products import Iterate, is_averaged, iterate_truncated, orthonormal
+from dpca_tasks.mechanisms.released_rounds import LastRound
 from dpca_tasks.noise.bingham import STEPS_PER_UNIT, Peeling
 from dpca_tasks.noise.keystream import subkey
 from dpca_tasks.threads import one_thread

@@ -1,11 +1,11 @@
 """Plan and release of a second moment in rounds, where each round uses earlier answers to need less noise.
 
 For the target's (epsilon, delta), let mu be the parameter of the equivalent Gaussian DP. Round 1 takes a small share of
-mu^2. It releases a rough second moment and the number of records, and also
-their mean if the problem is centred. Each further round subtracts the mean from the records, multiplies them by a
-public map that shrinks the directions found so far, and clips them at a smaller norm (`dpca_tasks.refinement.rounds`).
-The smaller norm reduces the noise. The map, the mean and the norm are computed from earlier answers. They are public
-inputs of the round's query (`dpca_tasks.queries.mapped_moment`).
+mu^2. It releases a rough second moment and the number of records, and also their mean if the problem is centred. Each
+further round subtracts the mean from the records, multiplies them by a public map that shrinks the directions found so
+far, and clips them at a smaller norm (`dpca_tasks.refinement.rounds`). The smaller norm reduces the noise. The map, the
+mean and the norm are computed from earlier answers. They are public inputs of the round's query
+(`dpca_tasks.queries.mapped_moment`).
 
 *Privacy.* The plan fixes the noise multiplier z of each round. Given the earlier answers, a round is a Gaussian answer
 whose sensitivity is at most 1 / z, in units of its noise. So the round is (1 / z)-GDP, whatever its map, mean and norm
@@ -17,6 +17,17 @@ are. The adaptive composition of such answers is Gaussian, and the squares of 1 
 >>> [step["name"] for step in steps(plan.event)], round(plan.epsilon_at_most, 9)
 (['gaussian', 'gaussian', 'gaussian'], 1.0)
 
+*Forecast.* A release computes the map from noisy answers of earlier rounds. The forecast of the last round computes the
+map from the exact strengths of all components instead, and applies the same rules for the map, the clip norm and the
+noise. The energy (sum of squared norms) that clipping removes depends on the norms of single records, which a spectrum
+does not describe. So the part of the energy that clipping keeps is an argument, ``kept``.
+
+>>> strengths = 20_000.0 * 0.6 ** np.arange(30)
+>>> stds = [950.0, 550.0, 390.0]
+>>> last = last_round(strengths, n_components=4, noise_stds=stds, n_records=50_000.0, centred=False, kept=0.9)
+>>> last.factors[:6].round(2).tolist(), round(last.noise_std)
+([0.42, 0.55, 0.71, 1.0, 1.0, 1.0], 153)
+
 References
 ----------
 Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the martingale in the notes of
@@ -26,6 +37,7 @@ Dong, Roth and Su (2022), Gaussian differential privacy, Corollary 3.3; the mart
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -35,7 +47,6 @@ from numpy.typing import NDArray
 from dpca_tasks.accounting.calibration import gaussian_noise_multiplier
 from dpca_tasks.accounting.events import Event, composed, steps
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.forecast.expected_rounds import LastRound, last_round
 from dpca_tasks.forecast.noise_forecast import forecast, spectrum_shares
 from dpca_tasks.mechanisms.base import Plan, PrivacyTarget, Problem, Subspace, grid_warnings
 from dpca_tasks.mechanisms.noise_level import edge_quantile, least_visible, semicircle_edge, widened_edge
@@ -46,7 +57,19 @@ from dpca_tasks.queries.mapped_moment import FIRST_CENTRED, NEXT, MappedMoment, 
 from dpca_tasks.queries.recentred_moment import on_shift_grid
 from dpca_tasks.refinement.public_map import PublicMap
 from dpca_tasks.refinement.refined_rounds import Rounds
-from dpca_tasks.refinement.rounds import Answer, Estimate, Proposal, begun, best_rounds, continued, proposed
+from dpca_tasks.refinement.rounds import (
+    USELESS,
+    WIDEST,
+    Answer,
+    Estimate,
+    Proposal,
+    begun,
+    best_rounds,
+    continued,
+    factor_for,
+    factors_of,
+    proposed,
+)
 
 SHARES = {
     2: (Fraction(1, 5), Fraction(4, 5)),
@@ -58,12 +81,17 @@ STORED = ("clip_norm", "constant", "energy", "noise_std", "step")
 CLIPPED, BLURRED = 0.7, 3.0
 """Assumptions of forecasts: the least share of the sum of squared norms that remains after clipping, and the factor by
 which the error of a released mean increases the noise of round 1."""
+FIRST_CONSTANT = math.sqrt(1.0 / 3.0)
+"""The constant that is appended to each record in round 1 if the mean is released, in clip norms."""
+REACH = 2.0
+"""The largest clip norm of a record from which a mean was subtracted, in clip norms of the original records."""
 LARGEST = 1 << 46
 """The largest ``n d^2`` for which sparse rows are made dense.
 
 Here n is the public bound on the number of records, and d the number of columns.
 """
 
+type Vector = NDArray[np.float64]
 type Ask = Callable[[MappedMoment, Symmetric, float | None], Answer]
 """A function that releases the answer of a round, from its query, its noise, and its `Proposal.energy`."""
 
@@ -152,8 +180,25 @@ def check_size(problem: Problem, *, setting: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRound:
+    """The public map and the noise of the last round of a release in rounds.
+
+    Parameters
+    ----------
+    factors : float64 array of shape (d,)
+        The factor t by which the map multiplies each component; 1 for components that the map leaves unchanged.
+    noise_std : float
+        The standard deviation of noise off the diagonal, in the estimate of the mapped moment from all rounds, in
+        squared clip norms.
+    """
+
+    factors: Vector
+    noise_std: float
+
+
 def last_rounds(
-    problem: Problem, noises: Sequence[Symmetric], strengths: NDArray[np.float64], *, n_components: int
+    problem: Problem, noises: Sequence[Symmetric], strengths: Vector, *, n_components: int
 ) -> list[LastRound]:
     """Forecast the last round of a release for components of given strengths, under two or three assumptions.
 
@@ -175,6 +220,66 @@ def last_rounds(
         )
         for kept, blurred in ((1.0, 1.0), (CLIPPED, 1.0), *(((CLIPPED, BLURRED),) if centred else ()))
     ]
+
+
+def last_round(
+    strengths: Vector,
+    *,
+    n_components: int,
+    noise_stds: Sequence[float],
+    n_records: float,
+    centred: bool,
+    kept: float,
+) -> LastRound:
+    """Return the expected public map and noise of the last round of a release in rounds.
+
+    Parameters
+    ----------
+    strengths : float64 array of shape (d,), in squared clip norms
+        The eigenvalues of the second moment, around the mean if ``centred``.
+    n_components : int
+        The number k for which the rounds are designed.
+    noise_stds : sequence of float
+        For each round, the standard deviation that its noise has off the diagonal if the round's clip norm is 1.
+    n_records : float
+        The number of records.
+    centred : bool
+        Whether a released mean is subtracted from the records.
+    kept : float
+        The assumed part of the records' energy (the sum of their squared norms) that remains after clipping. If a
+        round's clip norm permits only a smaller part, the smaller part is assumed.
+    """
+    order, total = len(strengths), float(strengths.sum())
+    extra = order * (noise_stds[0] / FIRST_CONSTANT) ** 2 / n_records if centred else 0.0
+    precision = noise_stds[0] ** -2
+    found = LastRound(factors=np.ones(order), noise_std=noise_stds[0])
+    for planned in noise_stds[1:]:
+        factors, energy = _designed(strengths, found, n_components=n_components, total=total)
+        share = (energy + extra) / n_records
+        leading = np.argsort(-strengths, kind="stable")[:n_components]
+        leading = leading[factors[leading] < 1.0]
+        factor = factor_for(strengths[leading], factors[leading], order=order, noise_std=share * planned)
+        if max(factor, 1.0) * share >= USELESS:
+            factors, share = np.ones(order), (total + extra) / n_records
+        noise_std = planned
+        if centred or (factors < 1.0).any():  # a record that is clipped at norm c has a squared norm of at most c^2
+            noise_std *= max(min(factor * share, REACH**2) / kept, share)
+        precision += noise_std**-2
+        found = LastRound(factors=factors, noise_std=precision**-0.5)
+    return found
+
+
+def _designed(strengths: Vector, last: LastRound, *, n_components: int, total: float) -> tuple[Vector, float]:
+    """Return the factors of the next round's map, and the sum of squared norms of all records after this map."""
+    order = len(strengths)
+    above = np.flatnonzero(last.factors**2 * strengths > last.noise_std * edge_quantile(order))
+    above = above[np.argsort(-strengths[above], kind="stable")][: min(WIDEST, order - 1)]
+    factors = np.ones(order)
+    if len(above):
+        outside = max(total - float(strengths[above].sum()), math.sqrt(2.0 * order) * last.noise_std / 2.0)
+        factors[above] = factors_of(strengths[above], outside, n_components=n_components, order=order)
+        return factors, float(factors[above] ** 2 @ strengths[above]) + outside
+    return factors, total
 
 
 def release_rounds(ask: Ask, plan: Plan, *, n_components: int, served: int) -> Subspace:

@@ -1,6 +1,7 @@
-"""Commands of ``dpca sites``.
+"""Commands of ``dpca sites`` and ``dpca site``.
 
-They fit one subspace or set of components over several datasets, each with its own population and budget.
+``dpca sites`` fits one subspace or set of components over several datasets, each with its own population and budget.
+``dpca site`` is for the operator of one party of a roster: a site, or the helper, which provides masks.
 """
 
 from pathlib import Path
@@ -18,6 +19,9 @@ from flows.requests import SitesRequest
 app = App(
     help="Fit one private subspace, or components of a model, over several datasets, each charged to its own budget."
 )
+site_app = App(help="Take part in joint releases as a site, with its own keys, dataset and budget.")
+
+Config = Annotated[Path, typer.Option("--config", help="The configuration file of this party.")]
 
 
 @app.callback()
@@ -58,7 +62,7 @@ def fit(
         confirm(seen.question, yes=yes)
     with activity("starting"):
         if direct:
-            from flows.federate import fit_sites_directly as run_sites_fit
+            from flows.sites.releases import fit_sites_directly as run_sites_fit
         else:
             from flows.jobs import run_sites_fit
         report = run_sites_fit(requested, workers=workers)
@@ -101,3 +105,59 @@ def demo(
             folder=folder,
         )
     print_facts(report, as_json=as_json)
+
+
+@site_app.callback()
+def site() -> None:
+    """Take part in joint releases as a site, with its own keys, dataset and budget."""
+
+
+@site_app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Name of the party in the roster.")],
+    folder: Annotated[Path, typer.Option(help="Folder of both files.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Create a private key and its certificate; NAME.key stays here, NAME.pem goes into the roster."""
+    from flows.parties.certificates import identity_facts
+
+    print_facts(identity_facts(name, folder), as_json=as_json)
+
+
+@site_app.command()
+def serve(*, config: Config) -> None:
+    """Answer the aggregator that the roster names, within this operator's limits, until the process is terminated.
+
+    Each request is planned here and charged to the budget of the dataset's population. Only noised, masked sums or
+    noised releases leave the site.
+    """
+    from flows.sites.roster import read_config
+    from flows.sites.services import serve_site
+
+    serve_site(read_config(config), ready=_print)
+
+
+@site_app.command()
+def helper(*, config: Config) -> None:
+    """Distribute the seeds of masks to the roster's sites, until the process is terminated.
+
+    Masks hide each site's sum and cancel in the total. The helper has no dataset and sees no message. Run it where
+    neither the aggregator nor a site has control.
+    """
+    from flows.sites.masks import serve_helper
+    from flows.sites.roster import read_config
+
+    serve_helper(read_config(config), ready=_print)
+
+
+@site_app.command()
+def status(*, config: Config, as_json: Json = False) -> None:
+    """Show the roster, dataset, limits, budget and joint releases of this site, for its operator."""
+    from flows.sites.roster import read_config
+    from flows.sites.services import status_of
+
+    print_facts(status_of(read_config(config)), as_json=as_json)
+
+
+def _print(address: str) -> None:
+    typer.echo(f"listening at {address}")

@@ -30,7 +30,7 @@ from dpca_tasks.mechanisms.streams.stream_maps import (
 )
 from dpca_tasks.mechanisms.streams.stream_ticks import norm_one_std, tick_query
 from dpca_tasks.refinement.rounds import Answer
-from flows.families.parents import Parent
+from flows.families.warm_starts import Parent
 from storage.ledger.stream_rows import Answers
 
 DOUBLING = "doubling"

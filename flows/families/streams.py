@@ -53,8 +53,8 @@ from dpca_tasks.refinement.schema_constraints import Constraints
 from flows.families.base import code_version, records_facts
 from flows.families.columns import Columns
 from flows.families.mapped_streams import DOUBLING, MappedEstimate, MappedStream
-from flows.families.parents import Parent, check_start
 from flows.families.restated_subspace import state_subspace
+from flows.families.warm_starts import Parent, check_start
 from flows.requests import StreamRequest
 from storage.datasets.catalog import Entry
 from storage.ledger.stream_rows import Answers, Stream, Tick

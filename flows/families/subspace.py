@@ -42,9 +42,17 @@ from flows.families.base import (
     rows_by_policy,
 )
 from flows.families.columns import Columns
-from flows.families.parents import Parent, check_start, parent_of, with_start
-from flows.families.public_rows import PublicRows, identity_of, pinned_rows, public_columns
 from flows.families.restated_subspace import requested_refinement, restate_subspace, state_subspace
+from flows.families.warm_starts import (
+    Parent,
+    PublicRows,
+    check_start,
+    identity_of,
+    parent_of,
+    pinned_rows,
+    public_columns,
+    with_start,
+)
 from flows.requests import SubspaceRequest
 from storage.datasets.catalog import Entry
 

@@ -33,10 +33,9 @@ from prefect.client.schemas.filters import (
 from prefect.context import TaskRunContext
 
 from dpca.artifacts.base import Artifact
-from dpca.artifacts.labels import formatted, label, meaning
 from flows.remote_ledger.workspaces import read_workspace
 from flows.reports.budget_facts import budget_facts, event_text
-from flows.reports.release_page import quality_of
+from flows.reports.release_page import formatted, label, meaning, quality_of
 
 MOST_ROWS = 100
 """Largest number of releases in the table of a budget; the newest ones are shown."""

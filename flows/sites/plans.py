@@ -29,7 +29,7 @@ from dpca_tasks.mechanisms.sites.joint_plan import JointPlan, Membership
 from dpca_tasks.mechanisms.tensors.tensor_releases import TensorProblem
 from flows.families.base import build_with_settings, records_facts
 from flows.families.columns import Columns, check_same_columns
-from flows.families.parents import Parent, check_start, with_start
+from flows.families.warm_starts import Parent, check_start, with_start
 from flows.releases.stages import check_run_key
 from flows.requests import SitesRequest
 from flows.sites.roster import RosterFile

@@ -1,4 +1,8 @@
-"""Stages of a joint release, and its preview.
+"""Joint releases over several datasets of this home, or over the sites that a roster file lists.
+
+With datasets, this process plays every site; each site has its own rows and its own charge. With a roster, the sites
+are separate processes that plan and charge by themselves. This process then unmasks only the totals over all sites, and
+reads no row.
 
 The stages are: reserve at every site, compute, publish, finish and report. A joint release is one release in each
 site's budget, and one artifact that lists all of these releases. All budgets are checked before any budget is charged.
@@ -9,7 +13,7 @@ reads a row: the sites compute the answers, and `flows.sites.parties` connects t
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +21,7 @@ from dpca.artifacts.files import read_manifest, write_artifact
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.artifacts.tensor import TensorComponents
 from dpca.errors import Finished
+from dpca.home import WORKERS, home
 from dpca_tasks.errors import SiteSilent
 from dpca_tasks.mechanisms.base import Components, Plan
 from dpca_tasks.mechanisms.noise_level import release_warnings
@@ -24,11 +29,15 @@ from dpca_tasks.mechanisms.released_rounds import shares_of
 from dpca_tasks.refinement.constrained_release import constrained_release
 from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import refine_release
+from flows.clusters.connecting import check_address, open_cluster
 from flows.families.base import plan_facts, plan_statement
 from flows.families.restated_subspace import state_subspace
 from flows.families.tensors import state_components
-from flows.reports.terminal import log_event
+from flows.orchestration.stage_calls import Runner, directly
+from flows.reports.activity import begin_step
+from flows.reports.terminal import configure_logs, log_event
 from flows.requests import SitesRequest
+from flows.settings import Settings, cluster_settings
 from flows.sites.parties import Answered, Quotes, Sites, sites_of
 from flows.sites.plans import PlannedJoint, parent_of, with_parent
 from storage.workspace import Workspace
@@ -182,6 +191,37 @@ def report_sites(request: SitesRequest, artifact: str, unfinished: list[str], re
             "sites": sites.published_facts(manifest["plan"]["sites"]),
             **({"unfinished": unfinished} if unfinished else {}),
         }
+
+
+def make_sites_release(run: Runner, request: SitesRequest, settings: Settings) -> dict[str, Any]:
+    """Run all stages of a joint release, and return the public facts of the published version."""
+    configure_logs(settings.log)
+    if request.roster is None:
+        check_address(settings)
+    begin_step("checking the budgets of all sites")
+    digest = run(released_before, request)
+    reused = bool(digest)
+    if not reused:
+        releases = run(reserve_sites, request)
+        begin_step("computing at the sites")
+        with _cluster(request, settings) as address:
+            digest = run(compute_sites, request, releases, address)
+    begin_step("publishing")
+    artifact, digest = run(publish_sites, request, digest)
+    unfinished = run(finish_sites, request, digest)
+    report = run(report_sites, request, artifact, unfinished, reused)
+    log_event("published", artifact=artifact, reused=reused, sites=len(report["sites"]))
+    return report
+
+
+def _cluster(request: SitesRequest, settings: Settings) -> AbstractContextManager[str]:
+    """Return a context with the cluster address for this home's sites; a roster's sites have their own clusters."""
+    return nullcontext("") if request.roster is not None else open_cluster(settings, scratch=home() / WORKERS)
+
+
+def fit_sites_directly(request: SitesRequest, *, workers: int | None = None) -> dict[str, Any]:
+    """Run all stages of a joint release in this process, without Prefect."""
+    return make_sites_release(directly, request, cluster_settings(workers))
 
 
 @contextmanager

@@ -14,13 +14,21 @@ datasets                        the curator's list of datasets, if it is enabled
 ==============================  ======================================================================
 
 An address ends in ``.html`` or ``.json``. The address of a page with a main list may also end in ``.csv``. A served
-page takes ``?find=TEXT&order=COLUMN`` for its main list (`flows.web.lists`). The site also contains the stylesheet and,
-below ``charts``, the charts of versions and budgets, light and dark. If a page cannot be made, an error page is
+page takes ``?find=TEXT&order=COLUMN``, which filters and sorts its main list. The site also contains the stylesheet
+and, below ``charts``, the charts of versions and budgets, light and dark. If a page cannot be made, an error page is
 returned. Its text contains no path, no stored text and no number.
 
 All links are relative, so that pages written as files work from a folder and under any address.
+
+>>> rows = {"names": [{"name": "map", "versions": 2}, {"name": "base", "versions": 9}]}
+>>> [row["name"] for row in arranged("overview", rows, find="", order="-versions")["names"]]
+['base', 'map']
+>>> csv_of("overview", rows).splitlines()[1]
+'map,2'
 """
 
+import csv
+import io
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,15 +43,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpca.artifacts.labels import formatted, label, meaning, rounded_down
 from dpca.backends.atomic_files import write_folder
 from dpca.errors import Corrupt, Invalid, NotFound, Refused, Unavailable
 from dpca.registry.pointers import NAME_PATTERN, VERSION_PATTERN
 from flows.reports.budget_facts import populations_in
+from flows.reports.release_page import formatted, label, meaning, rounded_down
 from flows.reports.terminal import json_text, log_event
 from flows.web.differences import difference_facts, draw_burn_down, draw_derived, draw_loadings, draw_scree
 from flows.web.listing import aliases_in, name_facts, overview_facts, versions_in
-from flows.web.lists import LISTS, arranged, columns_of, csv_of
 from flows.web.page_facts import Absent, address_of, budget_page, dataset_facts, noun_of, version_facts
 from storage.database.engine import reading
 from storage.workspace import Workspace
@@ -52,6 +59,9 @@ HTML, JSON, CSS = "text/html; charset=utf-8", "application/json", "text/css; cha
 CSV = "text/csv; charset=utf-8"
 SVG = "image/svg+xml"
 STYLE = "static/style.css"
+LISTS: Mapping[str, str] = {"overview": "names", "name": "versions", "budget": "releases", "datasets": "datasets"}
+"""For each template of a page with a main list, the name of the fact that is the list."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run text with these beginnings as a formula
 _VERSION = rf"{NAME_PATTERN}@{VERSION_PATTERN}"
 _DOCTOR = "The operator finds the reason with dpca doctor on the ledger's machine."
 _TROUBLES: tuple[tuple[type[Exception], str, str], ...] = (
@@ -101,7 +111,7 @@ class Site:
         """Return the file at an address, such as ``names/news.html``; the empty address is the index.
 
         An error is never raised: an error page is returned instead. ``find`` and ``order`` filter and sort the main
-        list of a page, as in `flows.web.lists.arranged`.
+        list of a page, as in `arranged`.
         """
         path = path or "index.html"
         if path == STYLE:
@@ -263,6 +273,82 @@ def date(text: str | None) -> str:
 def day(text: str | None) -> str:
     """Write the day of a stored time."""
     return date(text)[:10]
+
+
+def columns_of(template: str, facts: Mapping[str, Any]) -> list[str]:
+    """Return those columns of a page's main list whose values are plain, not lists or mappings."""
+    rows = _rows(template, facts)
+    return [name for name in (rows[0] if rows else ()) if all(_is_plain(row.get(name)) for row in rows)]
+
+
+def arranged(template: str, facts: Mapping[str, Any], *, find: str, order: str) -> dict[str, Any]:
+    """Return the facts of a page, with its main list filtered by a text and sorted by a column.
+
+    Parameters
+    ----------
+    find : str
+        The text, matched without regard to case; an empty text matches every row.
+    order : str
+        A column, preceded by a minus for decreasing order; an unknown column changes nothing.
+    """
+    if template not in LISTS:
+        return dict(facts)
+    column, known = order.removeprefix("-"), columns_of(template, facts)
+    pairs = [(row, _flat(row)) for row in facts[LISTS[template]]]
+    found = [(row, flat) for row, flat in pairs if find.lower() in " ".join(_cells(flat)).lower()]
+    if column in known:
+        found.sort(key=lambda pair: _key(pair[1].get(column)), reverse=order.startswith("-"))
+    return {**facts, LISTS[template]: [row for row, _ in found]}
+
+
+def csv_of(template: str, facts: Mapping[str, Any]) -> str:
+    """Return the main list of a page as CSV with a header.
+
+    Text that a spreadsheet would run as a formula is preceded by a quote.
+    """
+    written, columns = io.StringIO(), columns_of(template, facts)
+    out = csv.writer(written, lineterminator="\n")
+    out.writerow(columns)
+    out.writerows([_cell(row.get(name)) for name in columns] for row in _rows(template, facts))
+    return written.getvalue()
+
+
+def _rows(template: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the main list, with the facts of the newest version as further columns."""
+    if template not in LISTS:
+        return []
+    return [_flat(row) for row in facts[LISTS[template]]]
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {f"newest_{name}": value for name, value in (row.get("newest") or {}).items()}
+    return {**row, **nested}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str)) or _is_words(value)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [str(_cell(value)) for value in row.values() if _is_plain(value)]
+
+
+def _cell(value: Any) -> Any:
+    if _is_words(value):
+        value = " ".join(value)
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
+    return "" if value is None else value
+
+
+def _key(value: Any) -> tuple[bool, bool, Any]:
+    """Return a sort key that puts numbers before texts and unknown values last."""
+    value = " ".join(value) if _is_words(value) else value
+    return (value is None, isinstance(value, str), 0 if value is None else value)
 
 
 DRAWN = 100

@@ -34,7 +34,6 @@ from dpca.home import store
 from dpca.registry.reader import Registry
 from dpca_tasks.errors import DpcaError, SiteSilent
 from dpca_tasks.sites.rounds import Opened
-from flows import federate
 from flows.demo import (
     FEDERATION_DELTA,
     Federation,
@@ -170,7 +169,7 @@ def _run(federation: Federation, number: int, fault: Fault | None, *, marks: Pat
             _going_wrong(fault, sites, marks, slow),
             suppress(DpcaError, StorageError),
         ):
-            is_done = not federate.fit_sites_directly(request).get("unfinished")
+            is_done = not stages.fit_sites_directly(request).get("unfinished")
         os._exit(SLOW_CALL if slow else int(not is_done))
 
     pid, end = processes.start(body), time.monotonic() + CALLS * TIMEOUT
@@ -264,7 +263,7 @@ def _accounts(federation: Federation, request: SitesRequest) -> Iterator[None]:
         return finish(requested, digest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(federate, "finish_sites", first_account)
+        patch.setattr(stages, "finish_sites", first_account)
         yield
 
 

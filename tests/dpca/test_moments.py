@@ -12,9 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from dpca.errors import Invalid
-from dpca.moments import Moment, TooNoisy
+from dpca.moments import Moment, TooNoisy, nearest_psd, resolvent
 from dpca.predictors import ShrunkInverse, quality_of
-from dpca.symmetric import nearest_psd, resolvent
 
 type Matrix = NDArray[np.float64]
 

@@ -15,11 +15,10 @@ from dpca.errors import BudgetExhausted
 from dpca.registry.reader import Registry
 from dpca_tasks.mechanisms.sites import METHODS
 from dpca_tasks.mechanisms.sites.joint_plan import LocalParties
-from flows import federate
 from flows.cli import main
-from flows.federate import fit_sites_directly
 from flows.requests import SitesRequest
-from flows.sites.releases import preview_sites
+from flows.sites import releases
+from flows.sites.releases import fit_sites_directly, preview_sites
 from storage.ledger.ledger import Ledger
 from storage.workspace import Workspace
 from tests.flows.conftest import Command, damage, facts_of, isolate, loaded_by
@@ -144,7 +143,7 @@ def test_reservations_are_undone_if_a_later_budget_refuses(
 @pytest.mark.usefixtures("sites")
 def test_a_killed_run_continues_and_is_charged_once(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(federate, stage, lambda *_: 1 / 0)
+        patch.setattr(releases, stage, lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             fit_sites_directly(request())
     charged = spent(*PEOPLE)
@@ -258,7 +257,7 @@ def test_rounds_that_were_cut_continue_with_the_stored_maps(
         with monkeypatch.context() as patch:
             patch.setattr(LocalParties, "open", cut)
             if until == 3:
-                patch.setattr(federate, "publish_sites", lambda *_: 1 / 0)
+                patch.setattr(releases, "publish_sites", lambda *_: 1 / 0)
             with suppress(KeyboardInterrupt, ZeroDivisionError):
                 found: str = fit_sites_directly(request(**CAPE))["digest"]
                 return found

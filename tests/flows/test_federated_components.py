@@ -10,8 +10,8 @@ import pytest
 from dpca.artifacts.tensor import TensorComponents
 from dpca.registry.reader import Registry
 from flows.cli import main
-from flows.federate import fit_sites_directly
 from flows.requests import SitesRequest
+from flows.sites.releases import fit_sites_directly
 from tests.flows.conftest import Command, facts_of, isolate
 from tests.flows.test_federate import spent
 

@@ -18,8 +18,7 @@ from dpca.errors import NotFound
 from dpca.registry.reader import Registry
 from dpca_tasks.metrics import captured_variance
 from dpca_tasks.privacy.curator import Curator
-from flows.families.parents import Parent
-from flows.families.public_rows import PublicRows, pinned_rows
+from flows.families.warm_starts import Parent, PublicRows, pinned_rows
 from flows.releases import stages
 from flows.releases.stages import release_directly
 from flows.requests import SubspaceRequest

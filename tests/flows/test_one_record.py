@@ -21,7 +21,6 @@ from dpca.errors import BadSource, NotFound
 from dpca.registry.reader import Registry
 from flows import ingest, jobs
 from flows.cli import main
-from flows.federate import fit_sites_directly
 from flows.ingest import FILE_FAULT
 from flows.orchestration.stage_calls import directly
 from flows.refresh import refresh_directly
@@ -31,6 +30,7 @@ from flows.releases.streams import make_tick
 from flows.reports.snapshot_facts import REPORTS
 from flows.requests import SitesRequest, SubspaceRequest
 from flows.settings import Settings
+from flows.sites.releases import fit_sites_directly
 from storage.database import tables
 from storage.datasets.ingest import ingest as neighbours_ingest
 from storage.datasets.ingest_options import IngestOptions

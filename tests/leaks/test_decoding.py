@@ -32,7 +32,6 @@ from dpca.registry.pointers import Pointer
 from dpca_tasks.mechanisms import completion, sites, subspace, tensors
 from dpca_tasks.privacy.gate import DIGEST
 from dpca_tasks.queries import joint_sum
-from flows.federate import fit_sites_directly
 from flows.ingest import ingest_source
 from flows.orchestration.stage_calls import ENDINGS, directly
 from flows.releases.stages import make_release
@@ -48,6 +47,7 @@ from flows.requests import (
     TensorRequest,
 )
 from flows.settings import Settings
+from flows.sites.releases import fit_sites_directly
 from storage.datasets.ingest_options import IngestOptions
 from storage.ledger import journal, step_answers
 from storage.ledger.trail_export import export_trail

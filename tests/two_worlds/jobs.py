@@ -212,9 +212,9 @@ def _sites(world: World) -> None:
 def _federation(world: World, *, masks: str) -> None:
     """Make a joint release of three site processes; everything that the aggregator receives is also public."""
     from flows import demo
-    from flows.federate import fit_sites_directly
     from flows.parties.calling import Caller
     from flows.requests import SitesRequest
+    from flows.sites.releases import fit_sites_directly
 
     made = 0
 

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import BadSource, Invalid, NotInstalled
-from dpca.schemas.decoder import decode
-from dpca.schemas.encoder import Encoder
+from dpca.schemas.encoder import Encoder, decode
 from dpca.schemas.schema import Schema
 
 

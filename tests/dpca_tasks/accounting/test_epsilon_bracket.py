@@ -25,7 +25,6 @@ from dpca_tasks.accounting.calibration import gaussian_epsilon, gaussian_noise_m
 from dpca_tasks.accounting.closed_brackets import (
     gain_over_equal_weights,
     least_noise,
-    rosters_mu,
     usual_colluders,
     view_mu,
     wishart_delta,
@@ -295,16 +294,6 @@ def test_the_least_noise_gives_the_strictest_site_its_mu_and_others_a_smaller_lo
         share = least_noise(weights=weights, sensitivities=[1.5] * 8, mus=mus) / honest
         reached = [view_mu(sensitivity=1.5 * w, honest=honest, share_variance=share) for w in weights]
         assert max(np.array(reached) / mus) == pytest.approx(1.0, rel=1e-12)
-
-
-def test_the_same_message_in_two_sums_is_their_difference():
-    everyone, without_last = [1, 1, 1, 1], [1, 1, 1, 0]
-    terms = {"sensitivity": 1.0, "share_variance": 0.25}
-    np.testing.assert_allclose(rosters_mu([everyone], **terms), 1.0)
-    np.testing.assert_allclose(rosters_mu([everyone, everyone], **terms), 1.0, err_msg="a resend tells nothing new")
-    np.testing.assert_allclose(rosters_mu([everyone, without_last], **terms), [2 / 3**0.5] * 3 + [2.0])
-    leave_one_out = 1 - np.eye(4)
-    np.testing.assert_allclose(rosters_mu(leave_one_out, **terms), 2.0)
 
 
 def test_the_gain_over_equal_weights_is_least_for_equal_sizes():

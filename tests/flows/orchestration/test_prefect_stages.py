@@ -130,9 +130,7 @@ def test_prefect_tasks_are_created_in_one_module_only() -> None:
     for path in Path(FOLDER).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "prefect":
-                allowed = {"prefect_stages.py": {"Task"}, "jobs.py": {"Flow"}, "job_flows.py": {"Flow"}}.get(
-                    path.name, set()
-                )
+                allowed = {"prefect_stages.py": {"Task"}, "jobs.py": {"Flow"}}.get(path.name, set())
                 assert {alias.name for alias in node.names} <= allowed, path
             assert not (isinstance(node, ast.Import) and node.names[0].name == "prefect"), path
 

@@ -35,9 +35,8 @@ from dpca.errors import Invalid, NotFound, Refused
 from dpca.privacy_unit import PrivacyUnit, privacy_statement
 from dpca_tasks.errors import InvalidInput
 from flows.families.streams import StreamTerms
-from flows.jobs import fit_subspace, refresh_subspace
+from flows.jobs import check_deployments, fit_subspace, refresh_subspace
 from flows.orchestration import prefect_stages
-from flows.orchestration.job_flows import check_deployments
 from flows.orchestration.prefect_stages import is_deployed, planned_time, schedule_slot
 from flows.releases.stages import reserve_release
 from flows.reports.budget_facts import written_share

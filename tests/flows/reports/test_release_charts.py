@@ -19,7 +19,6 @@ import pytest
 from numpy.typing import NDArray
 
 from dpca.artifacts.derived import Correlations, DerivedModel
-from dpca.artifacts.labels import LABELS, formatted, label, meaning, rounded_down
 from dpca.artifacts.subspace import PrivateSubspace
 from dpca.errors import Invalid
 from flows.releases.stages import _MEASURES
@@ -34,7 +33,7 @@ from flows.reports.release_charts import (
     theme_of,
     write_chart,
 )
-from flows.reports.release_page import quality_of, release_page
+from flows.reports.release_page import LABELS, formatted, label, meaning, quality_of, release_page, rounded_down
 from flows.reports.spectrum import Spectrum, top_loadings
 from tests.flows.conftest import Command
 

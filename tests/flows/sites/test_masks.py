@@ -13,12 +13,12 @@ from dpca_tasks.errors import InvalidInput, Refused
 from dpca_tasks.noise.keystream import SecretKey
 from dpca_tasks.sites.roster import Address, MaskSeeds
 from flows.demo import Federation, aggregator, await_listening, make_federation, running, start, stop
-from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame, packed, unpacked
 from flows.parties.certificates import make_identity, signing_identity, signing_key_of
 from flows.sites import releases as stages
 from flows.sites.masks import Dealer, FileMemory, longest_exchange
 from flows.sites.parties import RosterSites
+from flows.sites.releases import fit_sites_directly
 from flows.sites.roster import RosterFile, read_roster
 from storage.workspace import Workspace
 from tests.dpca_tasks.sites.secure_sum.scenes import roster_of

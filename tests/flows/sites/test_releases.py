@@ -22,10 +22,10 @@ from dpca_tasks.errors import SiteSilent
 from dpca_tasks.mechanisms.sites.joint_plan import noise_ratio
 from flows.cli import main
 from flows.demo import Federation, aggregator, await_listening, free_ports, start, stop
-from flows.federate import fit_sites_directly
 from flows.parties.calling import Caller, Frame
 from flows.sites import releases as stages
 from flows.sites.plans import with_parent
+from flows.sites.releases import fit_sites_directly
 from storage.registry.agreement import compare_artifacts
 from storage.workspace import Workspace
 from tests.docs.reader import DOCS, ROOT, shell_blocks
@@ -175,7 +175,7 @@ def test_a_killed_aggregator_continues_without_new_noise_or_charge(
     messages = []
     with aggregator(federation):
         with monkeypatch.context() as patch:
-            patch.setattr("flows.federate." + stage, lambda *_: 1 / 0)
+            patch.setattr("flows.sites.releases." + stage, lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 fit_sites_directly(requested)
         report = fit_sites_directly(requested)

@@ -24,8 +24,7 @@ from urllib.parse import unquote
 import pytest
 
 from flows.web import differences, pages
-from flows.web.lists import LISTS, csv_of
-from flows.web.pages import Site
+from flows.web.pages import LISTS, Site, csv_of
 from storage.workspace import Workspace
 from tests.docs.reader import DOCS, shell_blocks
 from tests.flows.conftest import Command, facts_of, isolate
