@@ -32,7 +32,8 @@ from storage.ledger.ledger import Ledger
 
 COPY_BAR = 2.0
 TRIPLETS_BAR = 3.0
-CORE_MB = 200.0  # bar: megabytes of svmlight text ingested per second of processor time
+CORE_MB = {"a9a-like": 260.0, "syn": 400.0, "mnist": 400.0}
+"""The least accepted megabytes of svmlight text that are ingested per second of processor time, by input."""
 
 
 @pytest.fixture(params=[SYN], ids=lambda source: source.name)
@@ -91,7 +92,7 @@ def bench_ingest_per_core(written: Input, ledger: Ledger, tmp_path: Path, measur
     def stored() -> None:
         ingest(source, name="rows", home=ledger.home, engine=ledger.engine, options=options)
 
-    measure("megabytes-a-second", size / _processor(stored, toy=toy), at_least=CORE_MB)
+    measure("megabytes-a-second", size / _processor(stored, toy=toy), at_least=CORE_MB[written.name])
     measure("megabytes-a-second-parsed", size / _processor(parse, toy=toy))
 
 

@@ -14,7 +14,7 @@ from dpca_tasks.refinement.leading_pairs import Request
 from dpca_tasks.refinement.refined_release import refine_release
 
 COMPONENTS = 10
-AT_MOST = {150: 0.3, 784: 0.8, 2_000: 3.0}
+AT_MOST = {150: 0.115, 784: 0.19, 2_000: 0.99}
 """The limit on processor seconds of refining, by the number of features."""
 AT_MOST_ALIKE = {150: 0.05, 784: 0.2, 2_000: 0.6}
 """The same limit if all features are alike, so that there is nothing to select."""

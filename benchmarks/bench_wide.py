@@ -119,7 +119,7 @@ def bench_wide(
     bare = Bare(rows)
     with threadpool_limits(limits=1):
         results = compare(
-            release, {"bare-products": partial(bare.run, widths)}, limits={"bare-products": BARE_LIMIT}, rounds=3
+            release, {"bare-products": partial(bare.run, widths)}, limits={"bare-products": BARE_LIMIT}, rounds=1
         )
     assert results["ours"].shape == (COMPONENTS, rows.shape[1])
     measure("products", len(widths))

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, blas, cholesky, eigh, lapack, qr, solve, solve_triangular
+from scipy.linalg import LinAlgError, blas, cholesky, eigh, eigh_tridiagonal, lapack, qr, solve, solve_triangular
 
 from dpca_tasks.mechanisms.base import LARGE
 from dpca_tasks.queries.operator_product import DIRECTION_BITS
@@ -38,6 +38,7 @@ RESIDUAL = 1e-12
 
 _BLOCK = 64  # the number of columns that LAPACK processes at a time
 _SINGLE = 2.0**-20  # expected residual of eigenpairs in single precision, relative to the matrix's norm
+_INVARIANT = 1e-10  # relative length of a Krylov vector outside an invariant subspace, below which it is rounding
 _PRODUCTS = 2  # the number of matrix-vector products with which the spectral norm is estimated
 
 
@@ -91,6 +92,53 @@ def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> 
             found = eigh(matrix, driver="evd")
     values, vectors = found
     return values[::-1].copy(), signed(vectors.T[: -count - 1 : -1])
+
+
+def gauss_rule(matrix: Matrix, vector: Matrix, *, steps: int) -> tuple[Matrix, Matrix]:
+    """Return nodes x and weights w, for which ``sum w f(x)`` approximates ``vector^T f(matrix) vector``.
+
+    Parameters
+    ----------
+    matrix : float64 array of shape (d, d)
+        A symmetric matrix.
+    vector : float64 array of shape (d,)
+    steps : int
+        The largest number of nodes, which is the number of products with the matrix.
+
+    Returns
+    -------
+    nodes, weights : float64 arrays of one shape
+        The weights add up to ``|vector|^2``. Both are empty if the vector is 0.
+
+    Notes
+    -----
+    The rule is exact for polynomials f of degree ``2 steps - 1``. Source: Golub and Meurant (1994), Matrices, moments
+    and quadrature.
+
+    Examples
+    --------
+    >>> nodes, weights = gauss_rule(np.diag([3.0, 1.0, -2.0]), np.array([1.0, 1.0, 0.0]), steps=5)
+    >>> nodes.round(6).tolist(), weights.round(6).tolist()
+    ([1.0, 3.0], [1.0, 1.0])
+    """
+    size = float(np.linalg.norm(vector))
+    if size == 0.0:
+        return np.zeros(0), np.zeros(0)
+    basis, diagonal, beside = np.empty((min(steps, len(vector)), len(vector))), [], []
+    basis[0] = vector / size
+    for step in range(len(basis)):
+        product, spanned = matrix @ basis[step], basis[: step + 1]
+        diagonal.append(float(basis[step] @ product))
+        before = float(np.linalg.norm(product))
+        for _ in range(2):
+            product -= (spanned @ product) @ spanned
+        length = float(np.linalg.norm(product))
+        if step + 1 == len(basis) or length <= _INVARIANT * before:
+            break
+        beside.append(length)
+        basis[step + 1] = product / length
+    nodes, vectors = eigh_tridiagonal(diagonal, beside)
+    return nodes, size * size * vectors[0] ** 2
 
 
 def signed(rows: Matrix) -> Matrix:

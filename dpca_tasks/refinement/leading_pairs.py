@@ -22,6 +22,13 @@ subspace captures nearly as much as the eigenvectors do.
 from k + 1 to d. The identity is exact for every S and d. Proof: by Stein's identity for normal E, the mean of
 ``<E, V V^T>`` is twice the mean of ``div(V V^T)``; the divergence follows from the derivative of a spectral projector.
 
+*After centring*, A is ``B - n m m^T``, where B, the sum n m and the number n of records are released with noise E, e
+and f. To first order, the noise in A is then ``F = E - m e^T - e m^T + f m m^T``. In the basis of eigenvectors of A,
+F_ij for different i and j has the variance ``1 + m_i^2 + m_j^2 + 2 m_i^2 m_j^2``. By Stein's identity for E, e and f,
+each term of the sum over i and j is multiplied by this variance. The second-order part of A,
+``-(e - f m) (e - f m)^T / n``, has the mean ``-(1 + 2 m_i^2) / n`` in entry ii, which is added back. The bias that
+remains falls like 1 / n.
+
 *Score by fission* (for any rule): let Z be a public random matrix with the law of the noise. Then the probe ``A + h Z``
 and the matrix ``A - Z / h`` are independent, given S. So a subspace that is computed from the probe is scored on the
 second matrix without bias. The score is for the same rule at noise ``sqrt(1 + h^2)`` times as large. It requires no
@@ -69,7 +76,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpca_tasks.errors import InvalidInput, Refused
-from dpca_tasks.mechanisms.eigenpairs import leading_eigenpairs, signed
+from dpca_tasks.mechanisms.eigenpairs import gauss_rule, leading_eigenpairs, signed
 from dpca_tasks.mechanisms.noise_level import edge_quantile, spike_strengths
 from dpca_tasks.refinement.noisy_moment import (
     CHOICE,
@@ -99,6 +106,9 @@ SHORT = 2.0**16
 
 Its rounding error is then below a hundredth of the noise.
 """
+
+NODES = 40
+"""The number of nodes that represent the mean of a centred release among the eigenvectors (`gauss_rule`)."""
 
 _SMALL = 2  # if the order is below this multiple of the Krylov space's dimension, eigenpairs are exact
 _LOST = 1e-3  # if the loss of orthogonality is larger than this, exact eigenpairs are computed instead
@@ -198,25 +208,50 @@ class Score:
 def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components: int) -> Score | None:
     """Estimate ``tr(V^T S V)`` for the k leading eigenvectors V, from all d eigenvalues in descending order.
 
-    S is the exact matrix. The result is None if the k-th eigenvalue equals a later one.
+    S is the exact matrix, centred if the release is. The result is None if the k-th eigenvalue equals a later one.
 
     Raises
     ------
     Refused
-        If the noise is not isometric, as after centring.
+        If the noise is not normal, or was projected onto constraints.
     """
-    if standard.least is not None or standard.noise in ("wishart", "laplace"):
+    if standard.noise in ("wishart", "laplace") or standard.source.constraints is not None:
         raise Refused(
-            "a score from eigenvalues needs isotropic normal noise and no centring; use score_by_fission for a centred "
-            "release with normal noise, and no score for other noise."
+            "a score from eigenvalues needs isotropic normal noise and no constraints; use score_by_fission for normal "
+            "noise with constraints, and no score for other noise."
         )
     gaps = values[:n_components, None] - values[n_components:]
     if not (gaps > 0.0).all():
         return None
     inverse = 1.0 / gaps
     with np.errstate(over="ignore"):  # near ties
+        if standard.least is not None:
+            return _centred_score(standard, values, inverse)
         variance = 2.0 * n_components + 4.0 * float((inverse**2).sum())
     return Score(parts=values[:n_components] - 2.0 * inverse.sum(axis=1), std=math.sqrt(variance))
+
+
+def _centred_score(standard: Standardised, values: Matrix, inverse: Matrix) -> Score:
+    """Return the score from eigenvalues of a centred release, whose inverse gaps are given.
+
+    Sums over j of terms with ``m_j^2`` need no eigenvectors: `gauss_rule` gives them from the mean alone. In the std,
+    ``m_j^4`` is replaced by its upper bound, m_j^2 times the sum of all of these squares.
+    """
+    n_components = len(inverse)
+    columns = standard.leading(n_components)[1].T
+    along = columns.T @ standard.mean
+    beside = standard.mean - columns @ along
+    nodes, weights = gauss_rule(standard.moment, beside, steps=NODES)
+    gaps = values[:n_components, None] - np.minimum(nodes, values[n_components:].max(initial=-math.inf))
+    own, both = 1.0 + along**2, 1.0 + 2.0 * along**2
+    moved = own * inverse.sum(axis=1) + both * (weights / gaps).sum(axis=1)
+    squared = own**2 * (inverse**2).sum(axis=1)
+    squared += both * (2.0 * own + both * float(beside @ beside)) * (weights / gaps**2).sum(axis=1)
+    fixed = n_components - 1 + (1.0 + float(along @ along)) ** 2
+    return Score(
+        parts=values[:n_components] - 2.0 * moved + both / _count(standard),
+        std=math.sqrt(2.0 * fixed + 4.0 * float(squared.sum())),
+    )
 
 
 def score_by_fission(
@@ -321,8 +356,13 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
     """Return the variance along a component that centring at a noisy mean removes on average; a score adds it back."""
     if standard.least is None:
         return 0.0
-    variance = standard.isotropic_std**2 * (1.0 + 1.0 / (share * share))
-    return variance / max(float(standard.released[-1, -1]), standard.least)
+    return standard.isotropic_std**2 * (1.0 + 1.0 / (share * share)) / _count(standard)
+
+
+def _count(standard: Standardised) -> float:
+    """Return the released number of records, times the squared constant, in units of the noise."""
+    assert standard.least is not None
+    return max(float(standard.released[-1, -1]), standard.least)
 
 
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:

@@ -140,7 +140,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
         if not moment.guarded:
             return _bounded(shown, moment, standard, values, refinement)
         score: Score | None
-        if refinement.refined_by == "none" and moment.constant is None and moment.constraints is None:
+        if refinement.refined_by == "none" and moment.constraints is None:
             score = score_by_eigenvalues(standard, values, n_components=len(refinement.components))
         else:
             columns = standard.columns(refinement.components)

@@ -18,7 +18,7 @@ from dpca_tasks.refinement import leading_pairs, noisy_moment
 from dpca_tasks.refinement.leading_pairs import SHORT, depth, nearly_leading_eigenpairs, shortened
 from dpca_tasks.refinement.noisy_moment import Method, NoisyMoment, frames, standardised, width
 from dpca_tasks.threads import one_thread
-from tests.dpca_tasks.refinement.rows_in_rounds import KNOWN, held, isometric_noise, noisy, planted
+from tests.dpca_tasks.refinement.rows_in_rounds import KNOWN, SPACE, held, isometric_noise, noisy, planted
 
 ORDER, COUNT = 400, 12
 SIGNAL = np.diag(np.r_[np.linspace(200.0, 60.0, 6), np.linspace(38.0, 0.0, ORDER - 6)])
@@ -191,6 +191,60 @@ def test_a_wrong_inner_sum_is_detected(change):
     assert abs(error_in_standard_errors(eigenvalue_errors(planted(leading_pairs, change)))) > 2 * SURE
 
 
+def around_a_mean(length, *, count=100.0):
+    """Return the extended second moment of records whose centred second moment is KNOWN, and whose mean is not 0."""
+    mean = np.random.default_rng(3).standard_normal(len(KNOWN)) + np.r_[6.0, 3.0, np.zeros(38)]
+    extended = np.append(mean * length / np.linalg.norm(mean), 1.0)
+    whole = count * np.outer(extended, extended)
+    whole[:-1, :-1] += KNOWN
+    return whole
+
+
+def centred_scores(module, *, length, draws=300):
+    """Return the errors of scores from eigenvalues after centring, and the standard deviations that they state."""
+    errors, stated, exact = [], [], around_a_mean(length)
+    for seed in range(draws):
+        matrix = exact + isometric_noise(len(exact), seed=seed)
+        standard = standardised(NoisyMoment(matrix=matrix, noise_std=1.0, constant=0.01))
+        score = module.score_by_eigenvalues(standard, standard.eigenvalues, n_components=3)
+        rows = standard.own_rows(standard.leading(3)[1].T)
+        errors.append(score.total - np.einsum("ij,jk,ik->", rows, KNOWN, rows))
+        stated.append(score.std)
+    return np.array(errors), np.array(stated)
+
+
+@pytest.mark.parametrize("length", [0.0, 0.5, 1.0, 3.0])
+def test_the_score_by_eigenvalues_is_unbiased_after_centring(length):
+    errors, stated = centred_scores(leading_pairs, length=length)
+    assert abs(error_in_standard_errors(errors)) < SURE
+    assert math.sqrt(np.mean(stated**2)) > 0.9 * errors.std()
+    # The bound of two standard deviations fails in about 5 of 100 draws. In 300 draws, a bound that fails as often
+    # fails more than 31 times with probability 1e-4.
+    assert (errors > 2.0 * stated).sum() <= 31
+
+
+def test_a_score_that_ignores_the_noise_of_the_mean_is_detected():
+    wrong = planted(leading_pairs, ("own, both = 1.0 + along**2,", "own, both = np.ones_like(along),"))
+    assert abs(error_in_standard_errors(centred_scores(wrong, length=3.0)[0])) > 2 * SURE
+
+
+def test_the_centred_score_needs_no_eigenvectors_beyond_the_components():
+    """Compare with the formula that uses all eigenvectors."""
+    exact = around_a_mean(2.0)
+    moment = NoisyMoment(matrix=exact + isometric_noise(len(exact), seed=1), noise_std=1.0, constant=0.01)
+    standard = standardised(moment)
+    values, vectors = (found[..., ::-1] for found in np.linalg.eigh(standard.moment))
+    mean = (vectors.T @ standard.mean) ** 2
+    for count in (1, 3, 39):
+        score = leading_pairs.score_by_eigenvalues(standard, values, n_components=count)
+        own, other = mean[:count, None], mean[None, count:]
+        moved = ((1 + own + other + 2 * own * other) / (values[:count, None] - values[None, count:])).sum(axis=1)
+        added = (1 + 2 * mean[:count]) / standard.released[-1, -1]
+        np.testing.assert_allclose(score.parts, values[:count] - 2 * moved + added, rtol=1e-9)
+    of_all = leading_pairs.score_by_eigenvalues(standard, values, n_components=40)
+    np.testing.assert_allclose(of_all.total, values.sum() + (40 + 2 * mean.sum()) / standard.released[-1, -1])
+
+
 @pytest.mark.parametrize("wrong", [math.sqrt(2), math.sqrt(1 / 2)], ids=["s for t", "s/2 for t"])
 def test_a_wrong_noise_size_is_detected(wrong):
     assert abs(error_in_standard_errors(eigenvalue_errors(leading_pairs, declared_std=wrong))) > 2 * SURE
@@ -292,9 +346,9 @@ def test_a_refinement_depends_on_the_released_matrix_and_public_numbers_alone():
 
 
 def test_noise_that_is_not_isometric_and_normal_is_refused():
-    extended = NoisyMoment(matrix=KNOWN + isometric_noise(40, seed=0), noise_std=1.0, constant=0.5)
+    bound = NoisyMoment(matrix=KNOWN[:24, :24], noise_std=1.0, constraints=SPACE)
     with pytest.raises(Refused, match="use score_by_fission"):
-        leading_pairs.score_by_eigenvalues(standardised(extended), np.arange(39.0)[::-1], n_components=3)
+        leading_pairs.score_by_eigenvalues(standardised(bound), np.arange(24.0)[::-1], n_components=3)
     wishart = standardised(NoisyMoment(matrix=KNOWN, noise_std=1.0, noise="wishart"))
     with pytest.raises(Refused, match="needs normal noise"):
         leading_pairs.score_by_fission(wishart, {"none": np.eye(40)[:, :3]}, share=0.5, stream=0)
