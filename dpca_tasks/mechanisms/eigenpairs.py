@@ -94,13 +94,13 @@ def spectrum_and_leading(matrix: Matrix, count: int, *, within: float = 0.0) -> 
     return values[::-1].copy(), signed(vectors.T[: -count - 1 : -1])
 
 
-def gauss_rule(matrix: Matrix, vector: Matrix, *, steps: int) -> tuple[Matrix, Matrix]:
-    """Return nodes x and weights w, for which ``sum w f(x)`` approximates ``vector^T f(matrix) vector``.
+def gauss_rule(product: Callable[[Matrix], Matrix], vector: Matrix, *, steps: int) -> tuple[Matrix, Matrix]:
+    """Return nodes x and weights w, for which ``sum w f(x)`` approximates ``vector^T f(M) vector``.
 
     Parameters
     ----------
-    matrix : float64 array of shape (d, d)
-        A symmetric matrix.
+    product : callable
+        The product of a symmetric matrix M of shape (d, d) with a vector.
     vector : float64 array of shape (d,)
     steps : int
         The largest number of nodes, which is the number of products with the matrix.
@@ -117,7 +117,8 @@ def gauss_rule(matrix: Matrix, vector: Matrix, *, steps: int) -> tuple[Matrix, M
 
     Examples
     --------
-    >>> nodes, weights = gauss_rule(np.diag([3.0, 1.0, -2.0]), np.array([1.0, 1.0, 0.0]), steps=5)
+    >>> diagonal = np.array([3.0, 1.0, -2.0])
+    >>> nodes, weights = gauss_rule(lambda v: diagonal * v, np.array([1.0, 1.0, 0.0]), steps=5)
     >>> nodes.round(6).tolist(), weights.round(6).tolist()
     ([1.0, 3.0], [1.0, 1.0])
     """
@@ -127,16 +128,16 @@ def gauss_rule(matrix: Matrix, vector: Matrix, *, steps: int) -> tuple[Matrix, M
     basis, diagonal, beside = np.empty((min(steps, len(vector)), len(vector))), [], []
     basis[0] = vector / size
     for step in range(len(basis)):
-        product, spanned = matrix @ basis[step], basis[: step + 1]
-        diagonal.append(float(basis[step] @ product))
-        before = float(np.linalg.norm(product))
+        image, spanned = product(basis[step]), basis[: step + 1]
+        diagonal.append(float(basis[step] @ image))
+        before = float(np.linalg.norm(image))
         for _ in range(2):
-            product -= (spanned @ product) @ spanned
-        length = float(np.linalg.norm(product))
+            image -= (spanned @ image) @ spanned
+        length = float(np.linalg.norm(image))
         if step + 1 == len(basis) or length <= _INVARIANT * before:
             break
         beside.append(length)
-        basis[step + 1] = product / length
+        basis[step + 1] = image / length
     nodes, vectors = eigh_tridiagonal(diagonal, beside)
     return nodes, size * size * vectors[0] ** 2
 

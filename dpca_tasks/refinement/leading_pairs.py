@@ -107,8 +107,12 @@ SHORT = 2.0**16
 Its rounding error is then below a hundredth of the noise.
 """
 
-NODES = 40
-"""The number of nodes that represent the mean of a centred release among the eigenvectors (`gauss_rule`)."""
+NODES = 24
+"""The number of nodes that represent the mean of a centred release among the eigenvectors (`gauss_rule`).
+
+For 784 and 2,000 columns, the sums of terms with the mean are then within 0.5 % for components above the noise, and
+within 4 % for components at its edge.
+"""
 
 _SMALL = 2  # if the order is below this multiple of the Krylov space's dimension, eigenpairs are exact
 _LOST = 1e-3  # if the loss of orthogonality is larger than this, exact eigenpairs are computed instead
@@ -213,12 +217,12 @@ def score_by_eigenvalues(standard: Standardised, values: Matrix, *, n_components
     Raises
     ------
     Refused
-        If the noise is not normal, or was projected onto constraints.
+        If the noise is not isotropic and normal.
     """
-    if standard.noise in ("wishart", "laplace") or standard.source.constraints is not None:
+    if not standard.source.isotropic:
         raise Refused(
-            "a score from eigenvalues needs isotropic normal noise and no constraints; use score_by_fission for normal "
-            "noise with constraints, and no score for other noise."
+            "a score from eigenvalues needs isotropic normal noise and no constraints; use score_by_fission for other "
+            "normal noise or constraints, and no score for other noise."
         )
     gaps = values[:n_components, None] - values[n_components:]
     if not (gaps > 0.0).all():
@@ -237,11 +241,19 @@ def _centred_score(standard: Standardised, values: Matrix, inverse: Matrix) -> S
     Sums over j of terms with ``m_j^2`` need no eigenvectors: `gauss_rule` gives them from the mean alone. In the std,
     ``m_j^4`` is replaced by its upper bound, m_j^2 times the sum of all of these squares.
     """
-    n_components = len(inverse)
-    columns = standard.leading(n_components)[1].T
-    along = columns.T @ standard.mean
-    beside = standard.mean - columns @ along
-    nodes, weights = gauss_rule(standard.moment, beside, steps=NODES)
+    moment, n_components = standard.source, len(inverse)
+    known, total = moment.vectors, moment.matrix[:-1, -1] / moment.noise_std
+    if known is None or len(known) < n_components:
+        known = leading_eigenpairs(moment.centred(), n_components)[1]
+    rows = known[:n_components]
+
+    def product(vector: Matrix) -> Matrix:
+        return moment.matrix[:-1, :-1] @ vector / moment.noise_std - total * (total @ vector / standard.count)
+
+    mean = total / standard.count
+    along = rows @ mean
+    beside = mean - along @ rows
+    nodes, weights = gauss_rule(product, beside, steps=NODES)
     gaps = values[:n_components, None] - np.minimum(nodes, values[n_components:].max(initial=-math.inf))
     own, both = 1.0 + along**2, 1.0 + 2.0 * along**2
     moved = own * inverse.sum(axis=1) + both * (weights / gaps).sum(axis=1)
@@ -249,7 +261,7 @@ def _centred_score(standard: Standardised, values: Matrix, inverse: Matrix) -> S
     squared += both * (2.0 * own + both * float(beside @ beside)) * (weights / gaps**2).sum(axis=1)
     fixed = n_components - 1 + (1.0 + float(along @ along)) ** 2
     return Score(
-        parts=values[:n_components] - 2.0 * moved + both / _count(standard),
+        parts=values[:n_components] - 2.0 * moved + both / standard.count,
         std=math.sqrt(2.0 * fixed + 4.0 * float(squared.sum())),
     )
 
@@ -356,13 +368,7 @@ def _bias_of_centring(standard: Standardised, share: float) -> float:
     """Return the variance along a component that centring at a noisy mean removes on average; a score adds it back."""
     if standard.least is None:
         return 0.0
-    return standard.isotropic_std**2 * (1.0 + 1.0 / (share * share)) / _count(standard)
-
-
-def _count(standard: Standardised) -> float:
-    """Return the released number of records, times the squared constant, in units of the noise."""
-    assert standard.least is not None
-    return max(float(standard.released[-1, -1]), standard.least)
+    return standard.isotropic_std**2 * (1.0 + 1.0 / (share * share)) / standard.count
 
 
 def _summary(standard: Standardised, subspace: Matrix, parts: Matrix, turns: Matrix, scale: float) -> Score:

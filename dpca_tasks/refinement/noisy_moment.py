@@ -120,6 +120,12 @@ class NoisyMoment:
         return self.noise in ("isometric", "upper_triangle")
 
     @property
+    def isotropic(self) -> bool:
+        """True if the noise is normal and isotropic, including that of a released mean, and no constraints apply."""
+        topped_up = self.noise == "upper_triangle" and self.constant is None
+        return self.constraints is None and (self.noise == "isometric" or topped_up)
+
+    @property
     def guarded(self) -> bool:
         """True if a refinement can be scored: the noise is normal, and large compared with rounding and grid."""
         return self.resolved and self.isometric and self.step * _COARSEST <= self.noise_std
@@ -242,12 +248,21 @@ class Standardised:
         """Centre a matrix of the shape of `released`, if this shape includes an appended constant; else return it."""
         return released if self.least is None else _centred(released, least=self.least)
 
+    @property
+    def count(self) -> float:
+        """The released number of records times the squared constant, in units of the noise, at least `least`."""
+        assert self.least is not None
+        is_topped_up = self.noise == "upper_triangle"
+        released = self.released[-1, -1] if is_topped_up else self.source.matrix[-1, -1] / self.source.noise_std
+        return max(float(released), self.least)
+
     @cached_property
     def mean(self) -> Matrix:
         """The released mean divided by the appended constant; zeros if the moment is not centred."""
         if self.least is None:
             return np.zeros(self.source.order)
-        return np.asarray(self.released[:-1, -1] / max(float(self.released[-1, -1]), self.least))
+        total = np.abs(self.source.matrix[-1, :-1]) / self.source.noise_std  # the signs make it nonnegative
+        return np.asarray(total[self.order] / self.count)
 
     @cached_property
     def edge(self) -> float:

@@ -140,7 +140,7 @@ def assess(moment: NoisyMoment, refinement: Refinement) -> Assessment:
         if not moment.guarded:
             return _bounded(shown, moment, standard, values, refinement)
         score: Score | None
-        if refinement.refined_by == "none" and moment.constraints is None:
+        if refinement.refined_by == "none" and moment.isotropic:
             score = score_by_eigenvalues(standard, values, n_components=len(refinement.components))
         else:
             columns = standard.columns(refinement.components)
@@ -212,8 +212,7 @@ def _bounded(
     """Add lower bounds to the assessment ``shown`` that depend only on the edge of the noise, not on its law."""
     edge, spread = standard.edge, math.sqrt(2.0 * len(values))
     if standard.least is not None:
-        count = max(float(standard.released[-1, -1]), standard.least)
-        edge = (1.0 + float(standard.mean @ standard.mean)) * edge + 2.0 * len(values) / count
+        edge = (1.0 + float(standard.mean @ standard.mean)) * edge + 2.0 * len(values) / standard.count
     found = refinement.values / moment.noise_std
     low = float(np.maximum(found - edge, 0.0).sum())
     shown = replace(shown, captured_low=low * moment.noise_std)

@@ -228,8 +228,9 @@ def test_a_score_that_ignores_the_noise_of_the_mean_is_detected():
     assert abs(error_in_standard_errors(centred_scores(wrong, length=3.0)[0])) > 2 * SURE
 
 
-def test_the_centred_score_needs_no_eigenvectors_beyond_the_components():
+def test_the_centred_score_needs_no_eigenvectors_beyond_the_components(monkeypatch):
     """Compare with the formula that uses all eigenvectors."""
+    monkeypatch.setattr(leading_pairs, "NODES", 40)
     exact = around_a_mean(2.0)
     moment = NoisyMoment(matrix=exact + isometric_noise(len(exact), seed=1), noise_std=1.0, constant=0.01)
     standard = standardised(moment)
@@ -237,11 +238,13 @@ def test_the_centred_score_needs_no_eigenvectors_beyond_the_components():
     mean = (vectors.T @ standard.mean) ** 2
     for count in (1, 3, 39):
         score = leading_pairs.score_by_eigenvalues(standard, values, n_components=count)
+        assert score is not None
         own, other = mean[:count, None], mean[None, count:]
         moved = ((1 + own + other + 2 * own * other) / (values[:count, None] - values[None, count:])).sum(axis=1)
         added = (1 + 2 * mean[:count]) / standard.released[-1, -1]
         np.testing.assert_allclose(score.parts, values[:count] - 2 * moved + added, rtol=1e-9)
     of_all = leading_pairs.score_by_eigenvalues(standard, values, n_components=40)
+    assert of_all is not None
     np.testing.assert_allclose(of_all.total, values.sum() + (40 + 2 * mean.sum()) / standard.released[-1, -1])
 
 
