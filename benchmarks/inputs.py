@@ -146,7 +146,7 @@ def text_rows(n_rows: int, *, n_features: int = 20_000) -> sp.csr_array:
 
 A9A_LIKE = Input(name="a9a-like", n_rows=1_000_000, n_features=123, clip_norm=14**0.5, make=one_hot_rows)
 SYN = Input(name="syn", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=scattered_rows)
-TOPICAL = Input(name="topical", n_rows=200_000, n_features=2_000, clip_norm=12.0, make=topical_rows)
+TOPICAL = Input(name="topical", n_rows=200_000, n_features=2_000, clip_norm=20.0, make=topical_rows)
 WIDE = Input(name="wide", n_rows=20_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 DENSE = Input(name="dense", n_rows=200_000, n_features=500, clip_norm=1.0, make=partial(decaying_rows, n_features=500))
 MNIST = Input(name="mnist", n_rows=60_000, n_features=784, clip_norm=28.0, make=mnist_rows, density=0.19)

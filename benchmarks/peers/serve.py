@@ -35,7 +35,7 @@ POWER_ITERATIONS = 4
 def read_block(store: str, block: int, n_features: int) -> sp.csr_matrix:
     """Read one block of a snapshot as CSR, as any Zarr reader can."""
     group = _open(store)
-    _, n_rows, nnz, _ = group["extents"][block].tolist()
+    n_rows, nnz = group["extents"][block, 1:3].tolist()
     row_ptr = np.concatenate(([0], np.cumsum(group["row_nnz"][block, :n_rows], dtype=np.int64)))
     values = np.asarray(group["values"][block, :nnz], np.float64)
     return sp.csr_matrix((values, group["indices"][block, :nnz].astype(np.int32), row_ptr), shape=(n_rows, n_features))
@@ -54,7 +54,7 @@ def chunked(store: str, *, dense: bool) -> Any:
     group = _open(store)
     n_features = group.attrs["n_features"]
     chunks = []
-    for block, (_, n_rows, _, _) in enumerate(group["extents"][:].tolist()):
+    for block, n_rows in enumerate(group["extents"][:, 1].tolist()):
         rows = delayed(read_block)(store, block, n_features)
         rows = delayed(sp.csr_matrix.toarray)(rows) if dense else rows
         meta = np.empty((0, 0)) if dense else sp.csr_matrix((0, 0))

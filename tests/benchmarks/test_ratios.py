@@ -18,12 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from benchmarks import inputs
+from benchmarks.homes import ingested, own_ledger
 from benchmarks.huge import FLAT, TOLERANCE, Cost, verdict
-from benchmarks.inputs import A9A_LIKE, A9A_WIDTHS, DENSE, GENERATED, MNIST, SYN, TEXT, Input, one_hot_rows
+from benchmarks.inputs import A9A_LIKE, A9A_WIDTHS, DENSE, GENERATED, MNIST, SYN, TEXT, TOPICAL, Input, one_hot_rows
 from benchmarks.peers import caller
 from benchmarks.peers.caller import PeerFailed, Peers, PeerTooSlow
+from benchmarks.peers.serve import chunked
 from benchmarks.projected_costs import CORES, HUGE_ROWS, KINDS, MACHINES, NETWORK, PASSES, ROWS, WORKERS, Costs
 from benchmarks.projection import machine_of, measured
 from benchmarks.projection_tables import DOLLARS, HUGE_SECONDS, PAGE, tables
@@ -32,6 +35,7 @@ from benchmarks.ratios import Ratio, write_report
 from benchmarks.scaling_model import Machine, RowCost, Tree, round_seconds
 from benchmarks.table import README, rewritten, table
 from dpca_tasks.sums.cluster_sum import NEAR_TOTALS, SMALL_TOTALS, Graph
+from storage.datasets.catalog import Catalog
 
 ROOT = Path(__file__).parent.parent.parent
 ALONE = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -363,6 +367,18 @@ def test_a_crashed_peer_is_an_error_and_not_a_slow_result(peers: Peers) -> None:
         peers.call("die", limit=30)
 
 
+def test_peers_read_the_stored_rows(tmp_path: Path) -> None:
+    source, rows = tmp_path / "rows.npz", A9A_LIKE.rows(toy=True)
+    sparse.save_npz(source, rows)
+    with own_ledger(tmp_path / "home") as ledger:
+        ingested(source, A9A_LIKE, ledger)
+        stored = str(ledger.home / Catalog(ledger.engine, ledger.home).current(A9A_LIKE.name).path)
+    for dense in (False, True):
+        chunks = chunked(stored, dense=dense).to_delayed().ravel()
+        read = [sparse.csr_array(chunk.compute(scheduler="synchronous")) for chunk in chunks]
+        assert (sparse.vstack(read) != rows).nnz == 0
+
+
 def test_the_lock_of_the_peers_names_no_host() -> None:
     lock = LOCK.read_text(encoding="utf-8")
     assert "://" not in lock
@@ -371,7 +387,7 @@ def test_the_lock_of_the_peers_names_no_host() -> None:
     assert [entry for entry in entries if "==" not in entry or "--hash=sha256:" not in entry] == []
 
 
-@pytest.mark.parametrize("generated", [*GENERATED, TEXT], ids=lambda generated: generated.name)
+@pytest.mark.parametrize("generated", [*GENERATED, TEXT, TOPICAL], ids=lambda generated: generated.name)
 def test_rows_are_canonical_within_the_bound_and_the_same_each_time(generated: Input) -> None:
     rows, again = generated.rows(toy=True), generated.rows(toy=True)
     assert rows.shape == (inputs.TOY_ROWS, generated.n_features)
@@ -393,6 +409,14 @@ def test_syn_is_one_percent_dense_in_every_part() -> None:
     rows = SYN.rows(toy=True)
     quarters = [part.nnz / part.shape[0] / part.shape[1] for part in (rows[:250], rows[750:], rows[:, :500])]
     assert quarters == pytest.approx([0.01] * 3, rel=0.05)
+
+
+def test_topical_rows_have_twenty_leading_directions() -> None:
+    rows = TOPICAL.make(20_000)
+    values = np.linalg.eigvalsh((rows.T @ rows).toarray() / rows.shape[0])[::-1]
+    assert rows.nnz / rows.shape[0] / rows.shape[1] == pytest.approx(0.01, rel=0.05)
+    assert values[0] == pytest.approx(0.61, rel=0.1)
+    assert values[19] > 1.5 * values[20]
 
 
 def test_text_has_rows_of_one_length_and_few_words() -> None:
