@@ -38,8 +38,8 @@ def limited(text: str) -> dict[str, Ratio]:
     """Return all ratios in a text with a Markdown table of results, by name; the bar of each is its limit."""
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
     found = {}
-    for row in (row for row in cells if len(row) == 7 and row[1]):
-        name, value, at_most = row[0].strip("`"), float(row[1]), row[3].startswith("at most")
+    for row in (row for row in cells if len(row) in (6, 7) and row[1]):  # a column more if there was a loaded run
+        name, value, at_most = row[0].strip("`"), float(row[1]), row[-4].startswith("at most")
         found[name] = Ratio(name=name, value=value, bar=value * (1 + SLACK if at_most else 1 - SLACK), at_most=at_most)
     return found
 

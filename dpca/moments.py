@@ -52,10 +52,9 @@ LEAST_SHARE = 3.0
 A smaller value is raised to this bound, or the noise is taken to hide it."""
 MARGIN = 2.0
 """A safety factor on a suggested reduction of the noise, since the suggestion is computed from noisy numbers."""
-_INFLATED, _DOUBLINGS = 0.35, 40
+_INFLATED, _DOUBLINGS, _BISECTIONS = 0.35, 40, 200
 _MOST_INFLATED = 3.0
 """The largest relative increase of a variance, by noise in the inverse, for which standard errors are computed."""
-_BISECTIONS = 200
 
 
 class Estimate(NamedTuple):
@@ -581,9 +580,9 @@ def resolvent(matrix: Matrix, weights: Matrix, *, noise_std: float) -> tuple[Mat
 
 
 def nearest_psd(matrix: Matrix) -> Matrix:
-    """Return the positive semidefinite matrix that is nearest in the Frobenius norm; a unit diagonal is restored.
+    """Return the positive semidefinite matrix that is nearest in the Frobenius norm.
 
-    The unit diagonal of a correlation matrix is restored by rescaling, after which the matrix is no longer the nearest.
+    A correlation matrix is then rescaled to a unit diagonal, so it is no longer the nearest.
     """
     values, vectors = np.linalg.eigh(matrix)
     if values[0] >= 0.0:
