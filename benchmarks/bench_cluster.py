@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from benchmarks.conftest import Comparison, Measurement
-from benchmarks.gauges import peak_bytes, seconds_of
+from benchmarks.gauges import peak_bytes, seconds_in_turn, seconds_of
 from benchmarks.homes import ingested_rows, own_ledger
 from benchmarks.inputs import A9A_LIKE, DENSE
 from dpca.artifacts.subspace import PrivateSubspace
@@ -123,10 +123,7 @@ def bench_empty_round(
         "bare": lambda: _bare_round(client, merged=True),
         "bare-unmerged": lambda: _bare_round(client, merged=False),
     }
-    taken: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(1 if toy else 51):
-        for name, work in works.items():
-            taken[name].append(seconds_of(work))
+    taken = seconds_in_turn(works, rounds=1 if toy else 51)
     median = {name: statistics.median(seconds) for name, seconds in taken.items()}
     measure("milliseconds", 1e3 * median["ours"])
     measure("milliseconds-at-best", 1e3 * min(taken["ours"]))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from benchmarks.conftest import ROUNDS, Comparison, Measurement
-from benchmarks.gauges import seconds_of
+from benchmarks.gauges import seconds_in_turn
 from benchmarks.homes import ingested, own_ledger
 from benchmarks.inputs import SYN, TOPICAL, Input, spine_inputs
 from benchmarks.peers.caller import PYTHON, Answer, Peers
@@ -41,7 +41,6 @@ from flows.orchestration.stage_calls import directly
 from flows.releases.stages import make_release
 from flows.requests import SubspaceRequest
 from flows.settings import Settings
-from storage.datasets.catalog import Catalog
 from storage.datasets.snapshot_reader import Dataset
 from storage.ledger.ledger import Ledger
 
@@ -104,13 +103,6 @@ def stored(spine_input: Input, rows: Path, ledger: Ledger) -> Dataset:
     return found
 
 
-@pytest.fixture
-def snapshot(stored: Dataset, ledger: Ledger) -> str:
-    """Return the location of the stored snapshot."""
-    assert stored.n_blocks > 0
-    return str(ledger.home / Catalog(ledger.engine, ledger.home).current("rows").path)
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     """Start a local Dask cluster whose workers have one thread each."""
@@ -120,7 +112,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
 
 
 @pytest.fixture
-def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..., Any]:
+def release(spine_input: Input, stored: Dataset, cluster: Settings) -> Callable[..., Any]:
     """Return a function that makes a new release of one round at each call, on the running cluster."""
     numbers = count(1)
 
@@ -132,7 +124,7 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
         rounds: int = 1,
     ) -> NDArray[np.float64]:
         request = SubspaceRequest(
-            dataset="rows",
+            dataset=stored.manifest.dataset,
             components=COMPONENTS,
             epsilon=epsilon,
             delta=DELTA,
@@ -150,21 +142,21 @@ def release(spine_input: Input, snapshot: str, cluster: Settings) -> Callable[..
 
 
 @pytest.fixture
-def nearby(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
+def nearby(spine_input: Input, rows: Path, stored: Dataset, compare: Comparison, *, toy: bool) -> Callable[..., Any]:
     """Return a function that times a release and its peers in turn, and returns the variance that each captures.
 
     Peers that accept only dense rows are left out if the dense input would exceed `DENSE_BYTES`.
     """
-    size = 8.0 * spine_input.n_rows * spine_input.n_features
+    size, all_bars = 8.0 * spine_input.n_rows * spine_input.n_features, _bars(spine_input)
 
     def timed(
-        ours: Callable[[], Any], peers: Sequence[str], *, bars: Mapping[str, float], centred: bool
+        ours: Callable[[], Any], peers: Sequence[str], *, centred: bool, bars: Mapping[str, float] = all_bars
     ) -> dict[str, float]:
         fitting = [name for name in peers if name not in DENSE or size <= DENSE_BYTES]
         names = fitting if PYTHON.is_file() and not toy else []
         theirs = rows.with_suffix(".zarr")
         anndata.io.write_elem(zarr.create_group(theirs), "X", sparse.csr_matrix(sparse.load_npz(rows)))
-        inputs: dict[str, Any] = {"store": snapshot, "rows": rows, "anndata": theirs}
+        inputs: dict[str, Any] = {"store": stored.address, "rows": rows, "anndata": theirs}
         with Peers(workers=WORKERS) if names else nullcontext() as process:
             requested = {name: partial(process.call, name, **inputs, k=COMPONENTS) for name in names if process}
             results = compare(ours, requested, bars={name: bars[name] for name in names if name in bars})
@@ -173,20 +165,16 @@ def nearby(spine_input: Input, rows: Path, snapshot: str, compare: Comparison, *
     return timed
 
 
-def bench_release(
-    spine_input: Input, release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement
-) -> None:
+def bench_release(release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement) -> None:
     """Time an uncentered release: the same work as peers without centering, and less work than centering peers."""
-    peers, bars = (*BARS, *CENTRED_BARS, *UNBARRED), _bars(spine_input)
-    for name, captured in nearby(partial(release, refine="none"), peers, bars=bars, centred=False).items():
+    peers = (*BARS, *CENTRED_BARS, *UNBARRED)
+    for name, captured in nearby(partial(release, refine="none"), peers, centred=False).items():
         measure(f"captured-by-{name}", captured)
 
 
-def bench_centred_release(
-    spine_input: Input, release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement
-) -> None:
-    ours, peers = partial(release, refine="none", center="private"), (*CENTRED_BARS, *CENTRED_UNBARRED)
-    for name, captured in nearby(ours, peers, bars=_bars(spine_input), centred=True).items():
+def bench_centred_release(release: Callable[..., Any], nearby: Callable[..., Any], measure: Measurement) -> None:
+    ours = partial(release, refine="none", center="private")
+    for name, captured in nearby(ours, (*CENTRED_BARS, *CENTRED_UNBARRED), centred=True).items():
         measure(f"captured-by-{name}", captured)
 
 
@@ -215,10 +203,7 @@ def bench_further_round(
             "three-rounds": partial(release, refine="none", rounds=3),
             "one-pass": partial(exact_sum, stored, query, client=client),
         }
-        taken: dict[str, list[float]] = {name: [] for name in works}
-        for _ in range(1 if toy else ROUNDS + 1):
-            for name, work in works.items():
-                taken[name].append(seconds_of(work))
+        taken = seconds_in_turn(works, rounds=1 if toy else ROUNDS + 1)
     median = {name: statistics.median(seconds[0 if toy else 1 :]) for name, seconds in taken.items()}
     for name, seconds in median.items():
         measure(f"seconds-of-{name}", seconds)

@@ -4,7 +4,7 @@ Dask workers import this module, so it imports no large package.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,18 @@ def seconds_of(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def seconds_in_turn(works: Mapping[str, Callable[[], Any]], *, rounds: int) -> dict[str, list[float]]:
+    """Run several works in turn, and return the wall times of each in seconds, by name.
+
+    Load on the machine then affects all of them alike.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            taken[name].append(seconds_of(work))
+    return taken
 
 
 def peak_bytes() -> int:
